@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Both use .venv, which they create.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format docs benchmarks clean
+
+demo: $(READY)
+	@rm -rf demo
+	@$(BIN)/ropewalk extend demo
+	@echo
+	@echo "Next: open demo/report.html, then point a recipe at your own model and documents:"
+	@echo "      $(BIN)/ropewalk extend --help    (recipes are explained in docs/recipes.md)"
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+	@echo "Next: 'make demo' shows the main job; 'make lint' checks style and types."
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+benchmarks: $(READY)
+	@$(BIN)/python -m benchmarks.attention_cpu
+	@$(BIN)/python -m benchmarks.training_memory
+
+docs: $(READY)
+	@$(BIN)/python scripts/recipe_reference.py
+
+clean:
+	rm -rf $(VENV) demo
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
+	@echo "Setting up $(VENV): torch, transformers and what they need (some minutes on the first run)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
+		--editable '.[dev]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
+	@touch $@

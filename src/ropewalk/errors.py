@@ -1,0 +1,17 @@
+"""The one exception that a user of ropewalk meets: bad input, said in one sentence."""
+
+
+class RopewalkError(ValueError):
+    """Bad input or an impossible request; the message is one sentence that names the offending value.
+
+    The command line prints the message and exits with status 2; a library caller catches it as a
+    ``ValueError``.
+    """
+
+
+class EngineError(RopewalkError):
+    """An attention engine cannot honour a layout, a dtype or a device; the message names one that can."""
+
+
+class RunFailure(RopewalkError):
+    """A run that began well and cannot go on (a loss that is no number, say); exit status 1."""

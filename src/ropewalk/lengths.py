@@ -1,0 +1,44 @@
+"""Lengths in tokens as people write them: 131072, 128k, 1M."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from ropewalk.errors import RopewalkError
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([km]?)", re.IGNORECASE)
+
+
+def parse_length(text: str) -> int:
+    """A length in tokens; ``k`` is 1024 and ``M`` is 1048576, in either case.
+
+    Raises:
+        RopewalkError: if it is no such length, not a whole number of tokens, or less than 1.
+
+    Example:
+        >>> parse_length("128k")
+        131072
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
+        raise RopewalkError(f"{text!r} is no length; write tokens as 131072, 128k or 1M")
+    # A fraction, not a float: 0.1k must not be rounded to a whole number by chance.
+    tokens = Fraction(match[1]) * _UNITS[match[2].lower()]
+    if tokens.denominator != 1 or tokens < 1:
+        raise RopewalkError(f"{text!r} is {float(tokens):g} tokens; a length is a whole number from 1 on")
+    return int(tokens)
+
+
+def format_length(tokens: int) -> str:
+    """The shortest exact way to write a length that parse_length reads back.
+
+    Example:
+        >>> format_length(131072)
+        '128k'
+    """
+    for suffix, unit in (("M", 1024**2), ("k", 1024)):
+        if tokens >= unit and tokens % unit == 0:
+            return f"{tokens // unit}{suffix}"
+    return str(tokens)

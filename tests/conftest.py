@@ -1,0 +1,35 @@
+"""Shared by all tests: where the reference files lie, and quiet libraries."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before any library reads them: no bars between test results, and no look-up on a hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tiny models run faster on one thread, and tests do not disturb each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def stories260k() -> Path:
+    """A real pretrained checkpoint, beside the checkout."""
+    folder = SHARED / "models" / "stories260k"
+    if not folder.is_dir():
+        pytest.skip("the stories260k checkpoint is not beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """Real documents for it, beside the checkout."""
+    file = SHARED / "text" / "stories.jsonl"
+    if not file.is_file():
+        pytest.skip("stories.jsonl is not beside this checkout")
+    return file
