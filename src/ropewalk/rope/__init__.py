@@ -1,0 +1,62 @@
+"""RoPE mathematics: frequencies of each method, their config, theory, and the rotary module."""
+
+from ropewalk.rope.config import (
+    ROPE_KEYS,
+    Spelling,
+    config_entries,
+    head_dim,
+    method_from_config,
+    methods_from_config,
+    replace_methods,
+)
+from ropewalk.rope.methods import (
+    METHODS,
+    Default,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    Ntk,
+    RopeFrequencies,
+    RopeMethod,
+    Theta,
+    Yarn,
+    longrope_attention_factor,
+    ntk_theta,
+    unscaled_inv_freq,
+)
+from ropewalk.rope.rotary import STYLES, RotaryEmbedding, Style
+from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target
+from ropewalk.rope.theory import critical_dimension, scaled_theta
+
+__all__ = [
+    "METHODS",
+    "PARAMETERS",
+    "ROPE_KEYS",
+    "STYLES",
+    "Default",
+    "DynamicNtk",
+    "Linear",
+    "Llama3",
+    "LongRope",
+    "MethodParameters",
+    "Ntk",
+    "RopeFrequencies",
+    "RopeMethod",
+    "RotaryEmbedding",
+    "Spelling",
+    "Style",
+    "Theta",
+    "Yarn",
+    "config_entries",
+    "critical_dimension",
+    "head_dim",
+    "longrope_attention_factor",
+    "method_for_target",
+    "method_from_config",
+    "methods_from_config",
+    "ntk_theta",
+    "replace_methods",
+    "scaled_theta",
+    "unscaled_inv_freq",
+]

@@ -1,0 +1,53 @@
+"""Checks of the methods' fields; each raises RopewalkError with the field's name and its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ropewalk.errors import RopewalkError
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_positive(field: str, value: float) -> None:
+    if not is_number(value) or value <= 0:
+        raise RopewalkError(f"{field} must be a finite number above 0, got {value!r}")
+
+
+def check_factor(value: float) -> None:
+    if not is_number(value) or value < 1:
+        raise RopewalkError(f"factor must be a finite number, at least 1, got {value!r}")
+
+
+def check_original_length(value: int) -> None:
+    # From 2 on, because LongRoPE divides by its logarithm.
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+        raise RopewalkError(
+            f"original_max_position_embeddings must be a whole number of tokens, at least 2, got {value!r}"
+        )
+
+
+def check_sequence_length(value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise RopewalkError(f"sequence_length must be at least 1 token, got {value}")
+    return value
+
+
+def check_ntk_dim(rotary_dim: int) -> None:
+    if rotary_dim < 4:
+        raise RopewalkError(
+            f"NTK scaling divides by rotary_dim - 2, so it needs at least 4, got {rotary_dim}"
+        )
+
+
+def check_factors(field: str, values: Iterable[float], length: int) -> tuple[float, ...]:
+    if not isinstance(values, list | tuple):
+        raise RopewalkError(f"{field} must be a list of numbers, got {values!r}")
+    if len(values) != length:
+        raise RopewalkError(f"{field} must have rotary_dim / 2 = {length} entries, got {len(values)}")
+    for index, value in enumerate(values):
+        check_positive(f"{field}[{index}]", value)
+    return tuple(values)

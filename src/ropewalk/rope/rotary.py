@@ -1,0 +1,154 @@
+"""RotaryEmbedding: takes the place of a loaded model's rotary module, with exact angles.
+
+transformers computes the angle ``position · inv_freq`` in float32, which at a million tokens is off by
+0.06 rad, and casts cos and sin to the activation dtype. Here angles, cos and sin are float64, and what comes
+out is their float32 rounding: computed once a step for all layers, at next to no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope.methods import LongRope, RopeFrequencies, RopeMethod, unscaled_inv_freq
+
+Style = Literal["halves", "interleaved"]
+STYLES: tuple[Style, ...] = get_args(Style)
+
+
+class RotaryEmbedding(nn.Module):
+    """cos and sin of the RoPE angles, float32, whatever dtype the model has.
+
+    The module holds no parameters and no buffers: ``model.to(bfloat16)``, ``to_empty`` and sharding wrappers
+    cannot round or lose its frequencies, and ``state_dict`` has nothing of it. The frequencies are plain
+    float64 attributes, with one copy a device.
+
+    Args:
+        methods: one method for all layers, or one for each layer type (the key None means all layers).
+        style: ``halves`` pairs dimension ``i`` with ``i + rotary_dim / 2`` (Llama and most others);
+            ``interleaved`` pairs ``2i`` with ``2i + 1`` (Cohere).
+
+    Raises:
+        RopewalkError: if there is no method, or the style is unknown.
+
+    Example:
+        >>> rotary = RotaryEmbedding(Default(rotary_dim=8, rope_theta=10000.0))
+        >>> cos, sin = rotary(torch.empty(1, 4, 16), torch.arange(4)[None])
+        >>> cos.shape, cos.dtype
+        (torch.Size([1, 4, 8]), torch.float32)
+    """
+
+    def __init__(
+        self, methods: RopeMethod | Mapping[str | None, RopeMethod], style: Style = "halves"
+    ) -> None:
+        super().__init__()
+        if style not in STYLES:
+            raise RopewalkError(f"unknown rotary style {style!r}; choose one of {', '.join(STYLES)}")
+        self.methods: dict[str | None, RopeMethod] = (
+            {None: methods} if isinstance(methods, RopeMethod) else dict(methods)
+        )
+        if not self.methods:
+            raise RopewalkError("a rotary embedding needs at least one RoPE method, got none")
+        self.style = style
+        self.total_length: int | None = None
+        # (layer type, device) -> (the length it holds for, inv_freq there, attention factor). One entry each:
+        # a length-dependent method replaces it, so the cache cannot grow with every length seen.
+        self._cache: dict[tuple[str | None, torch.device], tuple[int | None, Tensor, float]] = {}
+
+    def frequencies(self, layer_type: str | None = None, total_length: int | None = None) -> RopeFrequencies:
+        """What :meth:`forward` rotates with, for audits: float64 on the CPU.
+
+        Args:
+            layer_type: as in :meth:`forward`.
+            total_length: tokens of the sequence, for length-dependent methods; None means the pinned length,
+                and failing that the original one.
+        """
+        return self._method(layer_type).frequencies(total_length or self.total_length)
+
+    @contextmanager
+    def pinned(self, total_length: int) -> Iterator[None]:
+        """Fix the sequence's total length for length-dependent methods while the context is open.
+
+        Needed where a call sees part of a sequence (a shard, a step of generation): the choice must be the
+        same for all of it, or cached keys carry other frequencies than the queries.
+        """
+        if total_length < 1:
+            raise RopewalkError(f"total_length must be at least 1 token, got {total_length}")
+        before = self.total_length
+        self.total_length = total_length
+        try:
+            yield
+        finally:
+            self.total_length = before
+
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin, times the attention factor.
+
+        Args:
+            x: any tensor on the device where the result is wanted; its dtype has no effect.
+            position_ids: integer ``[batch, length]``, tokens.
+            layer_type: whose method to use, where layer types differ.
+
+        Returns:
+            ``(cos, sin)``, float32 ``[batch, length, rotary_dim]``, on ``x.device``.
+
+        Raises:
+            RopewalkError: if the layer type is unknown, or the module is being trained with a method that is
+                for inference only.
+        """
+        method = self._method(layer_type)
+        if self.training and torch.is_grad_enabled() and not method.trainable:
+            raise RopewalkError(
+                f"{method.name} is for inference only and must not be trained with; choose a trainable method"
+            )
+        # MPS has no float64.
+        device = torch.device("cpu") if x.device.type == "mps" else x.device
+        with torch.no_grad():
+            positions = position_ids.to(device=device, dtype=torch.float64)[..., None]
+            inv_freq, attention_factor = self._on_device(method, layer_type, position_ids, device)
+            if isinstance(method, LongRope) and method.start_tokens:
+                unscaled = unscaled_inv_freq(method.rotary_dim, method.rope_theta).to(device)
+                inv_freq = torch.where(positions < method.start_tokens, unscaled, inv_freq)
+            angles = positions * inv_freq
+            cos = (angles.cos() * attention_factor).to(torch.float32)
+            sin = (angles.sin() * attention_factor).to(torch.float32)
+            return self._both_of_pair(cos).to(x.device), self._both_of_pair(sin).to(x.device)
+
+    def _method(self, layer_type: str | None) -> RopeMethod:
+        try:
+            return self.methods[layer_type]
+        except KeyError:
+            known = ", ".join(map(str, self.methods))
+            raise RopewalkError(
+                f"no RoPE method for layer type {layer_type!r}; there are methods for {known}"
+            ) from None
+
+    def _on_device(
+        self, method: RopeMethod, layer_type: str | None, position_ids: Tensor, device: torch.device
+    ) -> tuple[Tensor, float]:
+        length = None
+        if method.length_dependent:
+            # Only here does the host wait for the device.
+            length = self.total_length or int(position_ids.max()) + 1
+        cached = self._cache.get((layer_type, device))
+        if cached is None or cached[0] != length:
+            inv_freq, attention_factor = method.frequencies(length)
+            cached = (length, inv_freq.to(device), attention_factor)
+            self._cache[layer_type, device] = cached
+        return cached[1], cached[2]
+
+    def _both_of_pair(self, half: Tensor) -> Tensor:
+        if self.style == "halves":
+            return torch.cat((half, half), dim=-1)
+        return half.repeat_interleave(2, dim=-1)
+
+    def extra_repr(self) -> str:
+        described = ", ".join(f"{layer_type}: {method}" for layer_type, method in self.methods.items())
+        return f"{described}, style={self.style}"

@@ -1,0 +1,81 @@
+"""Where a RoPE base stands to a context length: the critical dimension and the scaling law of theta."""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.errors import RopewalkError
+
+SHORTEST_LENGTH = 7
+"""Tokens: the first whole length in which the fastest pair, 1 rad/token, turns once (2*pi tokens)."""
+
+
+def critical_dimension(rotary_dim: int, rope_theta: float, trained_length: int) -> int:
+    """Number of rotary dimensions that complete a full period within the trained length.
+
+    ``2·ceil(d/2 · log_b(T/2π))``, at most ``d``. The slower dimensions have never shown the model a whole
+    turn, so positions beyond ``T`` take them to angles that training did not cover.
+
+    Args:
+        rotary_dim: even number of rotated dimensions of a head.
+        rope_theta: RoPE base, > 1, dimensionless.
+        trained_length: tokens, at least 7 (the fastest pair turns once in 2*pi tokens).
+
+    Returns:
+        An even count between 2 and ``rotary_dim``. For Llama 3 8B (128, 5e5, 8192) it is 70, from 34.98
+        pairs; Gradient's text says 72.
+
+    Raises:
+        RopewalkError: if an argument is out of range; the message gives its value.
+
+    Source: Liu et al., arXiv:2310.05209, section 3; values checked against Llama 2 and 3.
+    """
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise RopewalkError(f"rotary_dim must be even and at least 2, got {rotary_dim}")
+    _check_theta(rope_theta)
+    _check_length("trained_length", trained_length)
+    pairs = math.ceil(rotary_dim / 2 * math.log(trained_length / (2 * math.pi), rope_theta))
+    return min(2 * pairs, rotary_dim)
+
+
+def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> float:
+    """The base for a longer context that keeps the critical dimension: ``b^(ln(T'/2π) / ln(T/2π))``.
+
+    Args:
+        rope_theta: RoPE base of the checkpoint, > 1, dimensionless.
+        trained_length: ``T``, tokens the checkpoint was trained for, at least 7.
+        target_length: ``T'``, tokens to extend to, at least ``trained_length``.
+
+    Returns:
+        The new base, at least ``rope_theta``. Llama 3 8B from 8192 to 262144 tokens gives 283461213.5,
+        the base that Gradient published.
+
+    Raises:
+        RopewalkError: if an argument is out of range; the message gives its value.
+
+    Source: Liu et al., arXiv:2310.05209, theorem 1; Gradient's Llama-3-8B-Instruct-262k.
+    """
+    _check_theta(rope_theta)
+    _check_length("trained_length", trained_length)
+    if target_length < trained_length:
+        raise RopewalkError(
+            f"target_length must be at least trained_length, got {target_length} and {trained_length}"
+        )
+    exponent: float = math.log(target_length / (2 * math.pi)) / math.log(trained_length / (2 * math.pi))
+    try:
+        return float(rope_theta**exponent)
+    except OverflowError:
+        raise RopewalkError(
+            f"from {trained_length} to {target_length} tokens the scaling law gives a base beyond floating "
+            f"point ({rope_theta} to the power {exponent:.1f}); extend in smaller stages"
+        ) from None
+
+
+def _check_theta(rope_theta: float) -> None:
+    if not math.isfinite(rope_theta) or rope_theta <= 1:
+        raise RopewalkError(f"rope_theta must be a finite number above 1, got {rope_theta}")
+
+
+def _check_length(name: str, length: int) -> None:
+    if length < SHORTEST_LENGTH:
+        raise RopewalkError(f"{name} must be at least {SHORTEST_LENGTH} tokens, got {length}")

@@ -1,0 +1,328 @@
+"""Config to method and back: round trips through transformers itself, old spellings, contradictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Gemma3TextConfig, Phi3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+from rope_cases import (
+    FLOAT32_ORACLE,
+    FLOAT64_ORACLE,
+    PUBLISHED,
+    examples,
+    llama_config,
+    methods,
+    transformers_in_float64,
+)
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import (
+    ROPE_KEYS,
+    Default,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    Ntk,
+    RopeMethod,
+    Spelling,
+    Yarn,
+    config_entries,
+    head_dim,
+    longrope_attention_factor,
+    method_from_config,
+    methods_from_config,
+    replace_methods,
+)
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+PHI = LongRope(12, 10000.0, (1.0,) * 6, (1.0, 1.5, 2.0, 4.0, 8.0, 16.0), 1.19, 4096)
+GEMMA = {
+    "full_attention": Linear(16, 1000000.0, 8.0),
+    "sliding_attention": Default(16, 10000.0),
+}
+
+
+@examples
+@given(methods, st.sampled_from(["5.x", "4.x"]))
+def test_method_survives_the_way_through_a_llama_config(method: RopeMethod, spelling: Spelling) -> None:
+    config = llama_config(method, **config_entries(method, method.rotary_dim, spelling=spelling))
+    # NTK-aware is a default method with another base as soon as it is in a config.
+    expected = method.as_default() if isinstance(method, Ntk) else method
+    assert method_from_config(config.to_dict()) == expected
+    functions = {**ROPE_INIT_FUNCTIONS, "default": LlamaRotaryEmbedding.compute_default_rope_parameters}
+    with transformers_in_float64():
+        inv_freq, attention_factor = functions[expected.name](config)
+    # longrope casts to float32 by a tensor method, which stays float32.
+    tolerance = FLOAT32_ORACLE if isinstance(method, LongRope) else FLOAT64_ORACLE
+    torch.testing.assert_close(method.frequencies().inv_freq, inv_freq.double(), rtol=tolerance, atol=0)
+    assert method.frequencies().attention_factor == pytest.approx(attention_factor, rel=FLOAT64_ORACLE)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read_in_both_spellings(name: str, tmp_path: Path) -> None:
+    method, keys, max_length = PUBLISHED[name]
+    as_published = {"head_dim": method.rotary_dim, "max_position_embeddings": max_length, **keys}
+    assert method_from_config(as_published) == method
+    llama_config(method, max_length, **keys).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in saved
+    assert method_from_config(saved) == method
+
+
+def test_phi_3_is_read_in_every_spelling_and_survives_its_own_config() -> None:
+    lists = {"short_factor": list(PHI.short_factor), "long_factor": list(PHI.long_factor)}
+    for kind in ({"type": "su"}, {"type": "longrope"}, {"rope_type": "longrope", "type": "su"}):
+        config = {
+            **HEADS,
+            "partial_rotary_factor": 0.75,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_theta": 10000.0,
+            "rope_scaling": {**lists, **kind},
+        }
+        method = method_from_config(config)
+        # sqrt(1 + ln 32 / ln 4096), the value in Microsoft's table for 128k: 1.1902.
+        assert isinstance(method, LongRope)
+        assert method.attention_factor == longrope_attention_factor(32, 4096)
+        assert method.attention_factor == pytest.approx(1.1902, abs=5e-5)
+        assert method.long_factor == PHI.long_factor
+        assert method.rotary_dim == 12
+    hf = Phi3Config(**HEADS, max_position_embeddings=131072, **config_entries(PHI, 16))
+    assert method_from_config(hf.to_dict()) == PHI
+    rotary = Phi3RotaryEmbedding(hf)
+    torch.testing.assert_close(
+        PHI.frequencies().inv_freq, rotary.inv_freq.double(), rtol=FLOAT32_ORACLE, atol=0
+    )
+    assert rotary.attention_scaling == PHI.attention_factor
+
+
+def test_longrope_original_length_wins_over_the_one_phi_3_has_by_default() -> None:
+    method = LongRope(16, 10000.0, (1.0,) * 8, (2.0,) * 8, 1.0, 8192)
+    hf = Phi3Config(**HEADS, max_position_embeddings=131072, **config_entries(method, 16))
+    assert hf.rope_parameters["original_max_position_embeddings"] == 8192
+
+
+@pytest.mark.parametrize("spelling", ["5.x", "4.x"])
+def test_gemma_3_has_a_method_for_each_layer_type(spelling: Spelling) -> None:
+    entries = config_entries(GEMMA, 16, spelling=spelling)
+    assert methods_from_config({"head_dim": 16, **entries}) == GEMMA
+    hf = Gemma3TextConfig(hidden_size=64, num_attention_heads=4, head_dim=16, **entries)
+    assert methods_from_config(hf.to_dict()) == GEMMA
+    rotary = Gemma3RotaryEmbedding(hf)
+    for layer_type, method in GEMMA.items():
+        expected = getattr(rotary, f"{layer_type}_inv_freq").double()
+        torch.testing.assert_close(method.frequencies().inv_freq, expected, rtol=FLOAT32_ORACLE, atol=0)
+        assert method_from_config(hf.to_dict(), layer_type) == method
+    with pytest.raises(RopewalkError, match="choose one of full_attention, sliding_attention"):
+        method_from_config(hf.to_dict())
+    with pytest.raises(RopewalkError, match="no RoPE method for layer type 'global'; choose one of full"):
+        method_from_config(hf.to_dict(), "global")
+
+
+def test_a_layer_type_without_position_embedding_is_left_out() -> None:
+    nested = {"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    assert list(methods_from_config({"head_dim": 16, "rope_parameters": nested})) == ["sliding_attention"]
+
+
+@examples
+@given(st.integers(1, 256).flatmap(lambda pairs: st.tuples(st.just(2 * pairs), st.integers(2 * pairs, 1024))))
+def test_partial_rotary_dimension_survives_rounding(dims: tuple[int, int]) -> None:
+    rotary_dim, width = dims
+    for spelling in ("5.x", "4.x"):
+        entries = config_entries(Default(rotary_dim, 1e4), width, spelling=spelling)
+        assert method_from_config({"head_dim": width, **entries}).rotary_dim == rotary_dim
+
+
+def test_partial_rotary_factor_is_read_inside_and_outside() -> None:
+    config = {**HEADS, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    assert method_from_config(config).rotary_dim == 8
+    inside = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    assert method_from_config({**HEADS, "rope_parameters": inside}).rotary_dim == 8
+    with pytest.raises(RopewalkError, match=r"partial_rotary_factor is 0.25 in the config but 0.5"):
+        method_from_config({**HEADS, "rope_parameters": inside, "partial_rotary_factor": 0.25})
+    with pytest.raises(RopewalkError, match=r"at most 1, got 1\.5"):
+        method_from_config({**HEADS, "rope_theta": 1e4, "partial_rotary_factor": 1.5})
+
+
+def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
+    assert head_dim(HEADS) == 16
+    assert head_dim({**HEADS, "head_dim": None}) == 16
+    assert head_dim({**HEADS, "head_dim": 128}) == 128
+    with pytest.raises(RopewalkError, match="must have head_dim"):
+        head_dim({"hidden_size": 64})
+    with pytest.raises(RopewalkError, match="qk_rope_head_dim 64"):
+        head_dim({**HEADS, "qk_rope_head_dim": 64})
+
+
+def test_the_two_spellings_may_agree() -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = {
+        **HEADS,
+        "rope_theta": 1e4,
+        "rope_scaling": scaling,
+        "rope_parameters": {**scaling, "rope_theta": 1e4},
+    }
+    assert method_from_config(config) == Linear(16, 1e4, 2.0)
+
+
+def test_original_length_falls_back_to_max_position_embeddings() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    config = {**HEADS, "rope_theta": 1e4, "rope_scaling": yarn, "max_position_embeddings": 2048}
+    assert method_from_config(config) == Yarn(16, 1e4, 4.0, 2048)
+    with pytest.raises(RopewalkError, match="no max_position_embeddings"):
+        method_from_config({**HEADS, "rope_theta": 1e4, "rope_scaling": yarn})
+
+
+def test_yarn_without_a_factor_takes_the_ratio_of_lengths() -> None:
+    yarn = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 512, "beta_fast": 0}
+    config = {**HEADS, "rope_theta": 1e4, "rope_scaling": yarn, "max_position_embeddings": 2048}
+    assert method_from_config(config) == Yarn(16, 1e4, 4.0, 512)
+
+
+def test_dynamic_starts_from_max_position_embeddings() -> None:
+    config = {"max_position_embeddings": 2048, "rope_theta": 1e4, **HEADS}
+    config["rope_scaling"] = {"type": "dynamic", "factor": 2.0}
+    assert method_from_config(config) == DynamicNtk(16, 1e4, 2.0, 2048)
+    config["rope_scaling"] = {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 1024}
+    with pytest.raises(RopewalkError, match=r"2048, but the config also has .* 1024"):
+        method_from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "no rope_theta: this checkpoint does not use RoPE or its config does not say"),
+        ({"rope_parameters": {"rope_type": "default"}}, "no rope_theta"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "no rope_theta"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "no rope_theta for layer type"),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "rope_theta has two values: 500000.0 in the config, 10000.0 in rope_parameters",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            "contradicts itself: rope_parameters says Default.* but rope_scaling says Linear",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
+            "rope_type is 'linear' but type is 'dynamic'",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1]}},
+            "unknown rope type 'mrope'; known are default, linear, dynamic, yarn, llama3, longrope, su",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}},
+            "rope type 'linear' with unknown beta_fast; known are factor",
+        ),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, "'linear' needs factor"),
+        ({"rope_theta": 1e4, "rope_scaling": "linear"}, "rope_scaling must be a mapping, got 'linear'"),
+        (
+            {
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048},
+            },
+            "original_max_position_embeddings is 4096 in the config but 2048",
+        ),
+        (
+            {"rope_local_base_freq": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "rope_local_base_freq 10000.0 says that layer types differ",
+        ),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "rope_theta is 500000.0, but no layer type",
+        ),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"full_attention": {"rope_theta": 1e6}},
+            },
+            "stands beside rope_parameters with layer types",
+        ),
+        ({"text_config": {"rope_theta": 1e4}}, "under text_config"),
+    ],
+)
+def test_silent_or_contradictory_configs_are_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
+        methods_from_config({**HEADS, **keys})
+
+
+def test_a_layer_type_is_refused_where_there_are_none() -> None:
+    with pytest.raises(RopewalkError, match="'full_attention'; it has one method for all layers"):
+        method_from_config({**HEADS, "rope_theta": 1e4}, "full_attention")
+
+
+def test_entries_are_what_each_spelling_writes() -> None:
+    method = Llama3(16, 5e5, 8.0, 1.0, 4.0, 8192)
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert config_entries(method, 16) == {"rope_parameters": {**scaling, "rope_theta": 5e5}}
+    assert config_entries(method, 16, spelling="4.x") == {"rope_theta": 5e5, "rope_scaling": scaling}
+    assert config_entries(Default(8, 5e5), 16, spelling="4.x") == {
+        "rope_theta": 5e5,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": None,
+    }
+    json.dumps(config_entries(PHI, 16), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((LongRope(4, 1e4, (1.0, 1.0), (2.0, 2.0), 1.0, 512, 8), 4), "longrope with start_tokens 8"),
+        ((Default(16, 1e4), 8), "rotary_dim 16 is more than head_dim 8"),
+        (({None: Default(16, 1e4), "full_attention": Default(16, 1e4)}, 16), "one method for all layers, or"),
+        (({}, 16), "one method for all layers, or"),
+        (
+            ({"a": DynamicNtk(8, 1e4, 2.0, 512), "b": DynamicNtk(8, 1e4, 2.0, 256)}, 8),
+            "one max_position_embeddings, but the layer types need 512, 256",
+        ),
+    ],
+)
+def test_what_a_config_cannot_say_is_refused(arguments: tuple[Any, int], said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
+        config_entries(*arguments)
+
+
+def test_the_old_spelling_knows_only_the_layer_types_of_gemma_3() -> None:
+    scaled = {**GEMMA, "sliding_attention": Linear(16, 1e4, 2.0)}
+    with pytest.raises(RopewalkError, match=r"sliding_attention linear; write 5\.x"):
+        config_entries(scaled, 16, spelling="4.x")
+    with pytest.raises(RopewalkError, match=r"unknown spelling '3\.x'"):
+        config_entries(Default(16, 1e4), 16, spelling="3.x")  # type: ignore[arg-type]
+
+
+def test_replacing_methods_leaves_nothing_of_the_old_ones() -> None:
+    old = {
+        **HEADS,
+        "vocab_size": 10,
+        "rope_theta": 1e4,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "partial_rotary_factor": 0.5,
+    }
+    method = Yarn(8, 5e5, 4.0, 4096)
+    new = replace_methods(old, method)
+    assert set(new) - set(HEADS) == {"vocab_size", "rope_parameters"}
+    assert method_from_config(new) == method
+    assert old["rope_theta"] == 1e4
+    assert set(config_entries(PHI, 16)) <= set(ROPE_KEYS)
