@@ -1,0 +1,119 @@
+"""The flex engine: FlexAttention with a block mask built in closed form. CUDA; forward only on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from ropewalk.attention.blocks import Blocks, padded_lists, touched_blocks
+from ropewalk.attention.runs import Gather, sort_by_document, sort_rows, unsort_rows
+from ropewalk.packing import PackedLayout
+
+BLOCK_SIZE = 128
+"""FlexAttention's own block size; on CUDA a row must be a multiple of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlexPlan:
+    """Attributes: the block mask; the sort by document, None where every row is in that order already."""
+
+    block_mask: BlockMask
+    by_document: Gather | None
+
+
+def plan(layouts: Sequence[PackedLayout], device: torch.device) -> FlexPlan:
+    return FlexPlan(block_mask_of(layouts, device), sort_by_document(layouts, device))
+
+
+def block_mask_of(layouts: Sequence[PackedLayout], device: torch.device) -> BlockMask:
+    """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order)."""
+    blocks = [touched_blocks(layout, BLOCK_SIZE) for layout in layouts]
+    partial, full = [b.partial for b in blocks], [b.full for b in blocks]
+    num_blocks, total = blocks[0].num_blocks, layouts[0].total_length
+    # One width, rounded up to a power of two: a width of its own for each row would recompile the kernel.
+    longest = max(_longest_list(pairs) for pairs in partial + full)
+    width = min(num_blocks, 1 << max(longest - 1, 0).bit_length())
+    fields: dict[str, Any] = {}
+    for by, side in ((0, "kv"), (1, "q")):
+        for pairs, name in ((partial, side), (full, f"full_{side}")):
+            counts, indices = padded_lists(pairs, num_blocks, by, width)
+            fields[f"{name}_num_blocks"] = torch.from_numpy(counts).to(device, torch.int32)
+            fields[f"{name}_indices"] = torch.from_numpy(indices).to(device, torch.int32)
+    return BlockMask(
+        seq_lengths=(total, total),
+        **fields,
+        BLOCK_SIZE=(BLOCK_SIZE, BLOCK_SIZE),
+        mask_mod=_mask_mod(layouts, device),
+    )
+
+
+def _longest_list(pairs: Blocks) -> int:
+    return int(max(np.bincount(pairs[:, 0]).max(), np.bincount(pairs[:, 1]).max())) if len(pairs) else 1
+
+
+def _mask_mod(
+    layouts: Sequence[PackedLayout], device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule of visibility for one pair of tokens; a full row is one whose tokens share a document."""
+    documents = torch.stack(
+        [
+            torch.zeros_like(layout.document_ids)
+            if layout.pattern == "full"
+            else layout.document_ids[layout.storage_in_order]
+            for layout in layouts
+        ]
+    ).to(device)
+    anchors = torch.tensor(
+        [layout.anchor_length if layout.pattern == "anchor" else 0 for layout in layouts], device=device
+    )
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & ((documents[b, q] == documents[b, k]) | (k < anchors[b]))
+
+    return visible
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, scale: float, softcap: float | None) -> Tensor:
+    if plan.by_document is not None:
+        q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
+    out: Tensor = _kernel(q.device.type)(
+        q,
+        k,
+        v,
+        score_mod=None if softcap is None else _soft_cap(softcap),
+        block_mask=plan.block_mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out if plan.by_document is None else unsort_rows(out, plan.by_document)
+
+
+@cache
+def _soft_cap(softcap: float) -> Callable[..., Tensor]:
+    """One function a value, so that a compiled kernel is found again."""
+
+    def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+@cache
+def _kernel(device_type: str) -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else _uncompiled
+
+
+def _uncompiled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """FlexAttention's dense evaluation: right for a check on a CPU, where it has no backward at all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        # It refuses inputs that require a gradient even where none is recorded.
+        return flex_attention(q.detach(), k.detach(), v.detach(), **options)
