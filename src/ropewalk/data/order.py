@@ -1,0 +1,65 @@
+"""The order of rows in training: pure functions of the seed and the step, so a resumed run needs no state."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+
+
+def row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The permutation of the rows in one epoch.
+
+    It is made from the raw words of a Philox generator, which numpy promises never to change; its
+    ``permutation`` may change with a release, and a resumed run would then see other rows.
+
+    Args:
+        num_rows: at least 1.
+        seed: 0 or more.
+        epoch: 0 or more; each has a permutation of its own.
+
+    Returns:
+        int64 ``[num_rows]``, each row once; to be read only, as it is cached.
+
+    Raises:
+        RopewalkError: if an argument is out of range.
+    """
+    for name, value, least in (("num_rows", num_rows, 1), ("seed", seed, 0), ("epoch", epoch, 0)):
+        if value < least:
+            raise RopewalkError(f"{name} must be {least} or more, got {value}")
+    return _row_order(num_rows, seed, epoch)
+
+
+@lru_cache(maxsize=4)
+def _row_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    words = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(num_rows)
+    order = np.argsort(words, kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> list[int]:
+    """The rows that one optimiser step trains on, over all ranks.
+
+    Steps take the rows of an epoch one after the other without repeating one; the epoch that is used up in
+    the middle of a step is followed by the next, in a fresh order.
+
+    Args:
+        step: counted from 0.
+        rows_per_step: rows of a step, at least 1.
+        num_rows: rows that there are, at least 1.
+        seed: 0 or more.
+
+    Raises:
+        RopewalkError: if an argument is out of range.
+    """
+    if step < 0 or rows_per_step < 1:
+        raise RopewalkError(
+            f"step must be 0 or more and rows_per_step 1 or more, got {step} and {rows_per_step}"
+        )
+    row_order(num_rows, seed, 0)
+    positions = range(step * rows_per_step, (step + 1) * rows_per_step)
+    return [int(row_order(num_rows, seed, p // num_rows)[p % num_rows]) for p in positions]

@@ -1,0 +1,233 @@
+"""Every format gives the same documents; every fault is one sentence with the file and the place."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from ropewalk.data import ReadingCounts, SourceSpec, read_documents
+from ropewalk.data.documents import Document
+from ropewalk.errors import RopewalkError
+from tiny_tokenizer import TEXTS
+
+
+def jsonl(texts: list[str], **fields: object) -> bytes:
+    return b"".join(json.dumps({"id": 1, "text": text, **fields}).encode() + b"\n" for text in texts)
+
+
+def read(path: object, counts: ReadingCounts | None = None, **fields: object) -> list[Document]:
+    return list(read_documents([SourceSpec(str(path), **fields)], counts))
+
+
+def texts(documents: list[Document]) -> list[str]:
+    return [document.text for document in documents]
+
+
+def write_parquet(path: Path, columns: dict[str, list], row_group_size: int = 2) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL.gz", "a.jsonl.zst", "a.json", "a.ndjson", "a.parquet"])
+def test_every_record_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
+    path, content = tmp_path / name, jsonl(TEXTS)
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(content[:50]) + gzip.compress(content[50:]))
+    elif name.endswith(".zst"):
+        frames = [zstandard.ZstdCompressor().compress(part) for part in (content[:50], content[50:])]
+        path.write_bytes(b"".join(frames))
+    elif name.endswith(".parquet"):
+        write_parquet(path, {"id": [1] * 4, "text": TEXTS})
+    else:
+        path.write_bytes(content)
+    documents = read(path)
+    assert texts(documents) == TEXTS
+    assert {document.source for document in documents} == {"a"}
+    assert len({document.origin for document in documents}) == 4
+
+
+def test_hugging_face_dataset_streams_a_local_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(jsonl(TEXTS))
+    documents = read(f"hf:{folder}")
+    assert texts(documents) == TEXTS
+    assert {document.source for document in documents} == {"corpus"}
+    with pytest.raises(RopewalkError, match="no text field 'body'; the fields are id, text"):
+        read(f"hf:{folder}@train", text_field="body")
+    with pytest.raises(RopewalkError, match=r"cannot load hf:.*@dev"):
+        read(f"hf:{folder}@dev")
+
+
+def test_hugging_face_name_carries_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    calls = []
+
+    def load_dataset(*arguments: object, **options: object) -> list[dict[str, str]]:
+        calls.append((arguments, options))
+        return [{"text": "one"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    (document,) = read("hf:owner/name:20231101.en@validation")
+    assert document.source == "name"
+    ((arguments, options),) = calls
+    assert arguments == ("owner/name", "20231101.en")
+    assert options["split"] == "validation"
+    assert options["streaming"] is True
+    assert not options.get("trust_remote_code")
+
+
+@pytest.mark.parametrize("path", ["hf:", "hf:owner/name@", "hf:owner/name:"])
+def test_incomplete_dataset_names_are_refused(path: str) -> None:
+    with pytest.raises(RopewalkError, match="names no dataset"):
+        read(path)
+
+
+def test_folder_is_read_in_order_and_skips_binary_and_hidden(tmp_path: Path) -> None:
+    folder = tmp_path / "my.corpus"
+    for name, content in {
+        "b.md": b"\xef\xbb\xbfwith a mark",
+        "a.txt": b"line\r\nline\r\n",
+        "sub/z.py": b"print()",
+        "sub/a.unknown": "größer".encode(),
+        "rows.jsonl": jsonl(["from a row"], source="named"),
+        "settings.json": b'{"a": 1}',
+        "lines.json": jsonl(["from json"]),
+        "old.txt.gz": gzip.compress(b"compressed"),
+        "blob.bin": b"\0\1\2",
+        "latin.unknown": b"gr\xf6\xdfer",
+        "archive.tar.gz": b"never opened",
+        ".hidden.txt": b"secret",
+        ".git/config": b"secret",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "dangling.txt").symlink_to(folder / "nothing")
+    (folder / "sub" / "loop").symlink_to(folder)
+    counts = ReadingCounts()
+    documents = read(folder, counts)
+    assert [(Path(d.origin.split(":")[0]).name, d.text) for d in documents] == [
+        ("a.txt", "line\r\nline\r\n"),
+        ("b.md", "with a mark"),
+        ("lines.json", "from json"),
+        ("old.txt.gz", "compressed"),
+        ("rows.jsonl", "from a row"),
+        ("settings.json", '{"a": 1}'),
+        ("a.unknown", "größer"),
+        ("z.py", "print()"),
+    ]
+    assert {document.source for document in documents} == {"my.corpus", "named"}
+    assert counts == ReadingCounts(documents=8, binary_files=3, hidden_entries=2)
+
+
+def test_source_is_the_name_then_the_field_then_the_stem(tmp_path: Path) -> None:
+    path = tmp_path / "web.2024.jsonl"
+    path.write_bytes(
+        jsonl(["one"], meta={"set": "C4"}) + jsonl(["two"], meta={"set": None}) + jsonl(["three"])
+    )
+    assert [d.source for d in read(path, source_field="meta.set")] == ["C4", "web.2024", "web.2024"]
+    assert {d.source for d in read(path, source_field="meta.set", name="mine")} == {"mine"}
+    assert {d.source for d in read(path, source_field=None)} == {"web.2024"}
+    parquet = write_parquet(tmp_path / "w.parquet", {"body": [{"text": "x"}], "meta": [{"set": "B"}]})
+    assert read(parquet, text_field="body.text", source_field="meta.set")[0].source == "B"
+
+
+def test_blank_documents_are_counted_and_blank_lines_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + jsonl(["", " \n\t", "real"]) + b"\r\n   \n")
+    counts = ReadingCounts()
+    assert texts(read(path, counts)) == ["real"]
+    assert counts == ReadingCounts(documents=1, empty_documents=2)
+
+
+def test_sources_follow_each_other_and_files_are_opened_late(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    documents = read_documents([SourceSpec(str(tmp_path / "a.txt")), SourceSpec(str(tmp_path / "none.txt"))])
+    assert next(documents).text == "a"
+    with pytest.raises(RopewalkError, match=r"no file or folder .*none\.txt"):
+        next(documents)
+    with pytest.raises(RopewalkError, match="no file or folder ''"):
+        read("")
+
+
+def test_embedded_corpus_is_wired_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(sys)("ropewalk.data.embedded")
+    module.embedded_documents = lambda split="train": iter([Document(split, "python-docs", "x")])
+    monkeypatch.setitem(sys.modules, "ropewalk.data.embedded", module)
+    assert read("embedded") == [Document("train", "python-docs", "x")]
+    assert read("embedded:all", name="mine") == [Document("all", "mine", "x")]
+    with pytest.raises(RopewalkError, match="choose one of train, validation, all"):
+        read("embedded:test")
+
+
+def truncated(compressed: bytes) -> bytes:
+    return compressed[: len(compressed) * 2 // 3]
+
+
+NOISE = "".join(chr(33 + (7 * n * n + n) % 90) for n in range(5000))
+FAULTS = {
+    "broken JSON line": ("a.jsonl", jsonl(["x"]) + b'{"text": "y"\n', r"a\.jsonl:2: broken JSON line"),
+    "endless nesting": ("a.jsonl", b"[" * 200_000, r"a\.jsonl:1: broken JSON line"),
+    "huge integer": ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r":1: broken JSON line"),
+    "a list": ("a.jsonl", b"[1]\n", "expected one JSON object a line, got a list"),
+    "no text field": (
+        "a.jsonl",
+        b'{"body": "x", "url": 1}',
+        "no text field 'text'; the fields are body, url",
+    ),
+    "empty record": ("a.jsonl", b"{}", "no text field 'text'; the record is empty"),
+    "null": ("a.jsonl", b'{"text": null}', r":1: the field 'text' must be a string, got null"),
+    "number": ("a.jsonl", b'{"text": 3}', "must be a string, got a number"),
+    "source list": ("a.jsonl", b'{"text": "x", "source": [{}]}', "'source' must be a name, got a list"),
+    "surrogate": ("a.jsonl", b'{"text": "ab\\ud800"}', r"lone surrogate .* at character 2"),
+    "not UTF-8 line": ("a.jsonl", jsonl(["x"]) + b"\xff", r"a\.jsonl is not UTF-8: byte 0xff at offset 23"),
+    "not UTF-8 text": ("a.txt", b"x" * 9000 + b"\xe9", r"a\.txt is not UTF-8: byte 0xe9 at offset 9000"),
+    "UTF-16": ("a.txt", "text".encode("utf-16"), r"not UTF-8: byte 0xff at offset 0"),
+    "cut gz": ("a.jsonl.gz", truncated(gzip.compress(jsonl([NOISE]))), "damaged or cut off"),
+    "cut zst": ("a.jsonl.zst", truncated(zstandard.compress(jsonl([NOISE]))), "damaged or cut off"),
+    "cut second frame": ("a.txt.zst", zstandard.compress(b"x") + zstandard.compress(b"y")[:-1], "cut off"),
+    "no gz": ("a.jsonl.gz", b"plain", "damaged or cut off"),
+    "no zst": ("a.jsonl.zst", b"plain text", "damaged or cut off"),
+    "no parquet": ("a.parquet", b"plain", "cannot be read as Parquet"),
+    "suffix": ("a.pdf", b"%PDF", r"unsupported suffix '\.pdf'"),
+    "archive": ("a.tar.gz", b"x", r"unsupported suffix '\.tar\.gz'"),
+    "no suffix": ("blob", b"\0", "has no suffix and is not UTF-8"),
+    "empty file": ("a.jsonl", b"", r"no documents in .*a\.jsonl$"),
+    "blank": ("a.txt", b" \n", r"no documents in .*\(1 empty documents passed over\)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_one_sentence(tmp_path: Path, fault: str) -> None:
+    name, content, message = FAULTS[fault]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RopewalkError, match=message) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_without_documents_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\0")
+    (tmp_path / ".b").write_bytes(b"x")
+    with pytest.raises(RopewalkError, match=r"\(1 binary files, 1 hidden files or folders passed over\)"):
+        read(tmp_path)
+    with pytest.raises(RopewalkError, match="give at least one"):
+        list(read_documents([]))
+
+
+def test_parquet_faults_name_columns_and_rows(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"body": ["x", "y", None]})
+    with pytest.raises(RopewalkError, match="no text field 'text'; the fields are body"):
+        read(path)
+    with pytest.raises(RopewalkError, match=r"a\.parquet:row 2: the field 'body' must be a string, got null"):
+        read(path, text_field="body")
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + b"\xff" * 20 + content[28:])
+    with pytest.raises(RopewalkError, match="cannot be read as Parquet near row 0"):
+        read(path, text_field="body")

@@ -1,0 +1,77 @@
+"""Validation documents are chosen by their text alone, and no copy of one is ever trained on."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.data.documents import Document
+from ropewalk.data.split import SplitCounts, ValidationSettings, split_documents, text_hash
+from ropewalk.errors import RopewalkError
+
+# Few letters and short texts, so that copies are common.
+corpora = st.lists(st.text("abc", min_size=1, max_size=3), max_size=40)
+choices = st.one_of(
+    st.builds(ValidationSettings, documents=st.integers(0, 45)),
+    st.builds(ValidationSettings, fraction=st.floats(0, 0.999)),
+)
+
+
+def split(texts: list[str], settings: ValidationSettings) -> tuple[list[str], list[str], SplitCounts]:
+    counts = SplitCounts()
+    marked = list(split_documents((Document(text, "", "") for text in texts), settings, counts))
+    training = [document.text for document, validation in marked if not validation]
+    return training, [document.text for document, validation in marked if validation], counts
+
+
+@given(corpora, choices)
+def test_no_text_lies_on_both_sides_and_none_is_lost(texts: list[str], settings: ValidationSettings) -> None:
+    training, validation, counts = split(texts, settings)
+    assert not set(training) & set(validation)
+    assert len(set(validation)) == len(validation)
+    withheld = sum(texts.count(text) - 1 for text in validation)
+    assert sorted(training) == sorted(text for text in texts if text not in validation)
+    assert counts == SplitCounts(len(training), len(validation), withheld)
+
+
+@given(corpora, choices, st.randoms())
+def test_the_choice_does_not_depend_on_the_order(
+    texts: list[str],
+    settings: ValidationSettings,
+    random: Random,
+) -> None:
+    shuffled = random.sample(texts, len(texts))
+    assert set(split(texts, settings)[1]) == set(split(shuffled, settings)[1])
+
+
+@given(corpora, st.integers(1, 45))
+def test_by_number_the_smallest_hashes_are_held_out(texts: list[str], number: int) -> None:
+    expected = sorted(set(texts), key=text_hash)[:number]
+    assert split(texts, ValidationSettings(documents=number))[1] == expected
+
+
+def test_by_fraction_about_that_share_is_held_out() -> None:
+    texts = [f"document {n}" for n in range(4000)]
+    _, validation, _ = split(texts, ValidationSettings(fraction=0.05))
+    # Five standard deviations of a binomial of 4000 draws.
+    assert abs(len(validation) - 200) < 70
+    more = split([*texts, *(f"other {n}" for n in range(100))], ValidationSettings(fraction=0.05))[1]
+    assert set(validation) <= set(more)
+
+
+def test_nothing_held_out_keeps_the_order() -> None:
+    assert split(["b", "a", "b"], ValidationSettings())[0] == ["b", "a", "b"]
+
+
+def test_the_hash_is_the_same_on_every_machine() -> None:
+    # printf größer | b2sum -l 64
+    assert text_hash("größer") == 0x1605D72E4CE63BAE
+
+
+@pytest.mark.parametrize(
+    "options", [{"documents": -1}, {"fraction": 1.0}, {"fraction": -0.1}, {"documents": 1, "fraction": 0.5}]
+)
+def test_impossible_settings_are_refused(options: dict) -> None:
+    with pytest.raises(RopewalkError, match="validation"):
+        ValidationSettings(**options)

@@ -1,0 +1,275 @@
+"""Rows on disk are the rows that packing made; they are found again for the same inputs and no others."""
+
+import json
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from ropewalk.data import (
+    PackedRows,
+    PackingSettings,
+    SourceSpec,
+    ValidationSettings,
+    open_rows,
+    packed_statistics,
+    prepare_rows,
+    read_documents,
+    special_ids,
+)
+from ropewalk.data.pack import pack, row_from_arrays
+from ropewalk.data.tokenise import tokenise
+from ropewalk.errors import RopewalkError
+
+SETTINGS = PackingSettings(64, "anchor", "reset")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    path = tmp_path / "corpus.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number, length in enumerate(random.integers(1, 300, 60)):
+            record = {"text": f"[{number}] ".ljust(length, "ab"[number % 2]), "source": "ab"[number % 2]}
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def prepare(
+    corpus: Path, tokenizer: object, settings: PackingSettings = SETTINGS, **options: object
+) -> PackedRows:
+    options.setdefault("cache_dir", corpus.parent / "packed")
+    return prepare_rows([SourceSpec(str(corpus))], tokenizer, settings, **options)
+
+
+def folders(corpus: Path) -> list[str]:
+    return sorted(path.name for path in (corpus.parent / "packed").iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stored_rows_are_the_packed_rows(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, workers: int
+) -> None:
+    rows = prepare(corpus, tokenizer, workers=workers)
+    documents = tokenise(read_documents([SourceSpec(str(corpus))]), tokenizer)
+    expected = list(pack(documents, SETTINGS, special_ids(tokenizer)))
+    assert len(rows) == len(expected) == len(list(rows))
+    for index, packed_row in enumerate(expected):
+        row = rows[index]
+        oracle = row_from_arrays(
+            packed_row.input_ids, packed_row.segment_lengths, packed_row.segment_documents, SETTINGS
+        )
+        assert torch.equal(row.input_ids, oracle.input_ids)
+        assert torch.equal(row.labels, oracle.labels)
+        assert torch.equal(row.layout.cu_seqlens, oracle.layout.cu_seqlens)
+        assert torch.equal(row.layout.position_ids, oracle.layout.position_ids)
+        assert rows.sources(index) == packed_row.sources
+    assert torch.equal(rows[-1].input_ids, rows[len(rows) - 1].input_ids)
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+
+
+def test_manifest_tells_how_the_rows_came_to_be(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = prepare(corpus, tokenizer, validation=ValidationSettings(documents=4))
+    manifest = json.loads((rows.folder / "manifest.json").read_text())
+    packing = manifest["counts"]["packing"]
+    assert packing["rows"] == len(rows)
+    assert packing["document_tokens"] + packing["bos_tokens"] + packing["eos_tokens"] == (
+        packing["row_tokens"] + packing["remainder_tokens"]
+    )
+    assert sum(source["tokens"] for source in manifest["sources"].values()) == packing["document_tokens"]
+    assert sum(source["documents"] for source in manifest["sources"].values()) == 56
+    assert manifest["tokenizer"]["bos_token_id"] == tokenizer.bos_token_id
+    assert manifest["counts"]["reading"]["documents"] == 60
+
+
+def test_validation_documents_are_stored_and_never_trained_on(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    texts = {document.text for document in read_documents([SourceSpec(str(corpus))])}
+    rows = prepare(corpus, tokenizer, validation=ValidationSettings(documents=5))
+    held_out = [tokenizer.decode(document.input_ids) for document in rows.validation]
+    assert len(rows.validation) == len(set(held_out)) == 5
+    assert set(held_out) <= texts
+    assert {document.source for document in rows.validation} <= {"a", "b"}
+    trained = "".join(tokenizer.decode(row.input_ids, skip_special_tokens=True) for row in rows)
+    seen = {text for text in texts if f"{text.split()[0]} " in trained}
+    assert not seen & set(held_out)
+    # The last incomplete row may keep a document or two from being seen at all.
+    assert len(seen) >= 60 - 5 - 64 // 4
+    again = prepare(corpus, tokenizer, PackingSettings(32), validation=ValidationSettings(documents=5))
+    assert [tokenizer.decode(document.input_ids) for document in again.validation] == held_out
+    assert len(prepare(corpus, tokenizer).validation) == 0
+
+
+def test_the_same_call_finds_the_rows_again(corpus: Path, tokenizer_folder: str) -> None:
+    calls: list[int] = []
+    progress = {"progress": lambda documents, tokens: calls.append(tokens)}
+    first = prepare(corpus, tokenizer_folder, **progress)
+    assert calls
+    calls.clear()
+    second = prepare(corpus, tokenizer_folder, workers=2, **progress)
+    assert not calls
+    assert second.folder == first.folder
+    assert folders(corpus) == [first.folder.name]
+
+
+def test_anything_that_matters_makes_other_rows(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    calls = [prepare(corpus, tokenizer)]
+    for change in (
+        {"context": 65},
+        {"pattern": "intra_document"},
+        {"positions": "continuous"},
+        {"eos": False},
+        {"long_documents": "truncate"},
+    ):
+        calls.append(prepare(corpus, tokenizer, replace(SETTINGS, **change)))
+    calls.append(prepare(corpus, tokenizer, validation=ValidationSettings(fraction=0.1)))
+    cache = corpus.parent / "packed"
+    calls.append(prepare_rows([SourceSpec(str(corpus), name="x")], tokenizer, SETTINGS, cache))
+    calls.append(prepare_rows([SourceSpec(str(corpus))] * 2, tokenizer, SETTINGS, cache))
+    content, stamp = corpus.read_text(), corpus.stat()
+    corpus.write_text(content.replace("aaaa", "abab", 1))
+    os.utime(corpus, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    calls.append(prepare(corpus, tokenizer))
+    assert len({rows.folder for rows in calls}) == len(calls) == len(folders(corpus))
+
+
+def test_a_large_file_is_known_by_size_and_time(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropewalk.data.identity.HASHED_BYTES", 10)
+    first = prepare(corpus, tokenizer)
+    assert prepare(corpus, tokenizer).folder == first.folder
+    os.utime(corpus, ns=(1, 1))
+    assert prepare(corpus, tokenizer).folder != first.folder
+
+
+def test_an_interrupted_run_leaves_nothing(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    def interrupt(documents: int, tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(corpus, tokenizer, progress=interrupt)
+    assert folders(corpus) == []
+    killed = tmp_path / "packed" / ".partial-of-a-killed-run"
+    killed.mkdir()
+    (killed / "rows.arrow").write_bytes(b"half")
+    rows = prepare(corpus, tokenizer)
+    assert open_rows(tmp_path / "packed").folder == rows.folder
+
+
+def test_two_runs_at_once_end_with_one_folder(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    inner: list[PackedRows] = []
+
+    def race(documents: int, tokens: int) -> None:
+        if not inner:
+            inner.append(prepare(corpus, tokenizer))
+
+    assert prepare(corpus, tokenizer, progress=race).folder == inner[0].folder
+    assert folders(corpus) == [inner[0].folder.name]
+
+
+def test_a_file_that_grows_meanwhile_is_refused(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    def grow(documents: int, tokens: int) -> None:
+        with corpus.open("a") as file:
+            file.write('{"text": "more"}\n')
+
+    with pytest.raises(RopewalkError, match="changed while it was being packed"):
+        prepare(corpus, tokenizer, progress=grow)
+    assert folders(corpus) == []
+
+
+def test_a_full_disk_is_told_by_path(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(RopewalkError, match=r"cannot write .*arrow"):
+            prepare(corpus, tokenizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert folders(corpus) == []
+
+
+def test_impossible_places_and_corpora_are_refused(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    with pytest.raises(RopewalkError, match=r"cannot write .*corpus\.jsonl"):
+        prepare(corpus, tokenizer, cache_dir=corpus / "below")
+    with pytest.raises(RopewalkError, match="inside the source"):
+        prepare(tmp_path, tokenizer, cache_dir=tmp_path / "packed")
+    with pytest.raises(RopewalkError, match=r"not one row is full: .* and a row takes 1048576"):
+        prepare(corpus, tokenizer, PackingSettings(1 << 20))
+    prepare(corpus, tokenizer)
+    with pytest.raises(RopewalkError, match="packed already"):
+        prepare(tmp_path / "packed", tokenizer, cache_dir=tmp_path / "elsewhere")
+
+
+def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows = prepare(corpus, tokenizer)
+    table, path = rows.folder / "rows.arrow", rows.folder / "manifest.json"
+    content, manifest = table.read_bytes(), json.loads(path.read_text())
+    del rows
+    for damaged in (content[: len(content) // 2], content[:10], b""):
+        table.unlink()
+        table.write_bytes(damaged)
+        with pytest.raises(RopewalkError, match=r"rows\.arrow.*pack again"):
+            prepare(corpus, tokenizer)
+    table.unlink()
+    with pytest.raises(RopewalkError, match=r"cannot read .*rows\.arrow"):
+        prepare(corpus, tokenizer)
+    table.write_bytes(content)
+    for change, message in (
+        ({"format_version": 99}, "format version 99"),
+        ({"counts": {}}, "is damaged"),
+        ({"settings": {"colour": 1}}, "is damaged"),
+    ):
+        path.write_text(json.dumps(manifest | change))
+        with pytest.raises(RopewalkError, match=message):
+            prepare(corpus, tokenizer)
+    with pytest.raises(RopewalkError, match="holds no packed rows"):
+        open_rows(tmp_path / "nowhere")
+
+
+def test_packed_statistics_count_what_training_sees(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = prepare(corpus, tokenizer)
+    statistics = packed_statistics(rows)
+    assert statistics.rows == len(rows)
+    assert statistics.total.tokens == len(rows) * (SETTINGS.context - 1)
+    assert statistics.documents_per_row == pytest.approx(
+        sum(row.layout.num_segments for row in rows) / len(rows)
+    )
+    assert set(statistics.sources) == {"a", "b"}
+
+
+def test_nothing_is_left_in_the_cache_of_datasets(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    before = sorted(cache.rglob("*")) if cache.exists() else []
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    corpus.rename(folder / "train.jsonl")
+    specs = [SourceSpec(f"hf:{folder}")]
+    rows = prepare_rows(specs, tokenizer, SETTINGS, tmp_path / "packed")
+    assert prepare_rows(specs, tokenizer, SETTINGS, tmp_path / "packed").folder == rows.folder
+    assert (sorted(cache.rglob("*")) if cache.exists() else []) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_real_stories(shared: Path, tmp_path: Path) -> None:
+    specs = [SourceSpec(str(shared / "text" / "stories.jsonl"))]
+    tokenizer = str(shared / "models" / "stories260k")
+    rows = prepare_rows(specs, tokenizer, PackingSettings(2048), tmp_path, ValidationSettings(documents=20))
+    assert len(rows.validation) == 20
+    assert {int(row.input_ids[0]) for row in rows} == {1}
+    assert all(int((row.input_ids == 1).sum()) == 1 for row in rows)

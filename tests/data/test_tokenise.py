@@ -1,0 +1,160 @@
+"""Tokens are those of transformers without special ones, in order, whatever the number of processes."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from ropewalk.data.documents import Document
+from ropewalk.data.tokenise import (
+    SpecialTokens,
+    TokenisedDocument,
+    load_tokenizer,
+    special_ids,
+    tokenise,
+    tokenizer_identity,
+)
+from ropewalk.errors import RopewalkError
+from tiny_tokenizer import TEXTS, make_tokenizer
+
+DOCUMENTS = [Document(text, f"source {n}", "") for n, text in enumerate([*TEXTS, " ", "end"] * 3)]
+
+
+def same(first: list[TokenisedDocument], second: list[TokenisedDocument]) -> bool:
+    return all(
+        a.source == b.source and np.array_equal(a.input_ids, b.input_ids)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_tokens_are_those_of_transformers_without_special_ones(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenised = list(tokenise(DOCUMENTS, tokenizer))
+    for document, result in zip(DOCUMENTS, tokenised, strict=True):
+        assert result.input_ids.tolist() == tokenizer(document.text, add_special_tokens=False).input_ids
+        assert result.input_ids.dtype == np.int32
+        assert result.source == document.source
+
+
+def test_tokens_of_a_real_tokenizer(shared: Path) -> None:
+    tokenizer = load_tokenizer(str(shared / "models" / "stories260k"))
+    lines = (shared / "text" / "stories.jsonl").read_text(encoding="utf-8").splitlines()[:50]
+    documents = [Document(line, "", "") for line in [*lines, *TEXTS]]
+    for document, result in zip(documents, tokenise(documents, tokenizer), strict=True):
+        assert result.input_ids.tolist() == tokenizer(document.text, add_special_tokens=False).input_ids
+
+
+def test_worker_processes_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+    calls: list[tuple[int, int]] = []
+    alone = list(tokenise(DOCUMENTS, tokenizer))
+    options = {"batch_documents": 2, "progress": lambda *totals: calls.append(totals)}
+    assert same(list(tokenise(DOCUMENTS, tokenizer, workers=2, **options)), alone)
+    assert calls[-1] == (len(DOCUMENTS), sum(len(document.input_ids) for document in alone))
+    assert len(calls) == len(DOCUMENTS) / 2
+
+
+def test_batches_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+    alone = list(tokenise(DOCUMENTS, tokenizer))
+    assert same(list(tokenise(DOCUMENTS, tokenizer, batch_documents=1)), alone)
+    assert same(list(tokenise(DOCUMENTS, tokenizer, batch_characters=30)), alone)
+    assert list(tokenise([], tokenizer)) == []
+
+
+def test_documents_are_read_no_further_ahead_than_the_window(tokenizer: PreTrainedTokenizerFast) -> None:
+    read = 0
+
+    def endless() -> Iterator[Document]:
+        nonlocal read
+        while True:
+            read += 1
+            yield Document("x", "", "")
+
+    stream = tokenise(endless(), tokenizer, workers=2, batch_documents=10)
+    for _ in range(100):
+        next(stream)
+    assert read <= 100 + 10 * (2 * 2 + 2)
+    stream.close()
+
+
+def test_a_dead_worker_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
+    def deadly() -> Iterator[Document]:
+        yield from DOCUMENTS
+        for process in multiprocessing.active_children():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        yield from DOCUMENTS * 5
+
+    with pytest.raises(RopewalkError, match="a tokenisation worker died"):
+        list(tokenise(deadly(), tokenizer, workers=2, batch_documents=3))
+
+
+ORPHANS = """
+import multiprocessing, sys, time
+from ropewalk.data.documents import Document
+from ropewalk.data.tokenise import tokenise
+if __name__ == "__main__":
+    stream = tokenise((Document("x", "", "") for _ in range(1000)), sys.argv[1], workers=2, batch_documents=1)
+    next(stream)
+    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tokenizer_folder: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANS)
+    with subprocess.Popen([sys.executable, str(script), tokenizer_folder], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+        # The pipe ends when the last worker that inherited it has gone.
+        parent.stdout.read()
+    assert len(workers) == 2
+
+
+def test_truncation_padding_and_post_processing_of_a_tokenizer_file_are_not_applied() -> None:
+    plain, loaded = make_tokenizer(), make_tokenizer()
+    backend = loaded.backend_tokenizer
+    backend.enable_truncation(5)
+    backend.enable_padding(length=900)
+    backend.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", loaded.bos_token_id)])
+    assert same(list(tokenise(DOCUMENTS, loaded)), list(tokenise(DOCUMENTS, plain)))
+    assert backend.truncation is not None, "the caller's tokenizer stays as it was"
+
+
+def test_identity_follows_what_changes_ids_and_nothing_else(tokenizer_folder: str) -> None:
+    identity = tokenizer_identity(make_tokenizer())
+    assert identity == tokenizer_identity(load_tokenizer(tokenizer_folder))
+    assert identity["vocab_size"] == 258
+    cut = make_tokenizer()
+    cut.backend_tokenizer.enable_truncation(5)
+    assert tokenizer_identity(cut) == identity
+    grown = make_tokenizer()
+    grown.add_tokens(["zz"])
+    assert tokenizer_identity(grown)["sha256"] != identity["sha256"]
+    assert tokenizer_identity(make_tokenizer(eos=None)) != identity
+
+
+def test_anchor_is_bos_or_else_eos() -> None:
+    full = make_tokenizer()
+    assert special_ids(full) == SpecialTokens(full.bos_token_id, full.eos_token_id, full.bos_token_id)
+    qwen = make_tokenizer(bos=None)
+    assert special_ids(qwen) == SpecialTokens(None, qwen.eos_token_id, qwen.eos_token_id)
+    with pytest.raises(RopewalkError, match="neither a bos nor an eos"):
+        special_ids(make_tokenizer(bos=None, eos=None))
+
+
+def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
+        list(tokenise(DOCUMENTS, tokenizer, workers=0))
+    with pytest.raises(RopewalkError, match=r"cannot load a tokenizer from .*nowhere"):
+        load_tokenizer(str(tmp_path / "nowhere"))
+    with pytest.raises(RopewalkError, match="cannot load a tokenizer"):
+        load_tokenizer(str(tmp_path))
