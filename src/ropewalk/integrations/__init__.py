@@ -1,0 +1,1 @@
+"""The only room that imports the internals of transformers and of trackers."""

@@ -1,0 +1,355 @@
+"""Loading a transformers model with our attention and rotary module in place, and saving it without them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+
+from ropewalk.attention import require_engine_name, resolve_engine
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.integrations import attention_hooks
+from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding, methods_from_config, replace_methods
+
+log = logging.getLogger("ropewalk")
+
+PROBE_POSITIONS = 64
+PROBE_TOLERANCE = 1e-5
+"""The stock module rounds angles of up to 63 rad to float32: 63 · 6e-8 = 4e-6, and cos/sin have slope 1."""
+
+
+def load_model(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None = None,
+    engine: str = "auto",
+    dtype: torch.dtype | str = "auto",
+    exact_rope: bool = True,
+    device: torch.device | str | None = None,
+    max_position_embeddings: int | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """Load a causal decoder so that ``model(input_ids, layout=layout)`` attends as the layout says.
+
+    Args:
+        path_or_id: folder in Hugging Face layout, or hub id.
+        rope: the RoPE method to run with and to write into the model's config; the checkpoint's own if None.
+        engine: attention engine for calls with a layout, or ``auto``.
+        dtype: dtype of the parameters; ``auto`` is the checkpoint's own.
+        exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
+        device: where to put the model; left where transformers loads it if None.
+        max_position_embeddings: context in tokens to write into the config beside ``rope``.
+        trust_remote_code: run model code from the checkpoint. Never on by default.
+
+    Returns:
+        The transformers model, in evaluation mode. ``generate()`` works as ever.
+
+    Raises:
+        RopewalkError: if the checkpoint is missing, has no RoPE, or cannot be served; the message says why.
+    """
+    from transformers import AutoModelForCausalLM
+
+    require_engine_name(engine)
+    attention_hooks.register()
+    config = read_config(path_or_id, trust_remote_code)
+    methods = methods_from_config(config.to_dict())
+    if rope is not None:
+        methods = {None: rope}
+        in_config = replace(rope, start_tokens=0) if isinstance(rope, LongRope) else rope
+        config = with_rope(config, in_config, max_position_embeddings)
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path_or_id,
+            config=config,
+            dtype=dtype,
+            attn_implementation=_implementation(config),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            # Both kinds of unfit weights are refused below, by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
+    except KeyError as error:
+        if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
+            raise
+        raise EngineError(
+            f"{config.model_type} takes no attention function from outside, so it cannot run on packed rows"
+        ) from error
+    _refuse_incomplete(path_or_id, loading)
+    if device is not None:
+        model.to(device)
+    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    return model.eval()
+
+
+def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers; nobody wants those trained on."""
+    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
+        # A mismatched key comes with its two shapes.
+        keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise RopewalkError(f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}")
+
+
+def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> Any:
+    """The transformers config of a folder or hub id.
+
+    Raises:
+        RopewalkError: if there is none, or it says nothing of RoPE.
+    """
+    from transformers import AutoConfig
+
+    _check_exists(path_or_id)
+    try:
+        config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise RopewalkError(f"cannot read a model config from {path_or_id}: {_first_line(error)}") from error
+    if getattr(config.get_text_config(), "alibi", False):
+        raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
+    methods_from_config(config.get_text_config().to_dict())
+    _say_default_theta(str(path_or_id), config)
+    return config
+
+
+def _say_default_theta(path_or_id: str, config: Any) -> None:
+    """Llama 2's config.json names no theta, and transformers fills in its class's own: never silently."""
+    written, _ = type(config).get_config_dict(path_or_id)
+    text = written.get("text_config", written)
+    places = [text, text.get("rope_parameters") or {}, text.get("rope_scaling") or {}]
+    nested = [value for place in places[1:] for value in place.values() if isinstance(value, dict)]
+    if not any("rope_theta" in place for place in [*places, *nested]) and path_or_id not in _told:
+        _told.add(path_or_id)
+        theta = next(iter(methods_from_config(config.get_text_config().to_dict()).values())).rope_theta
+        log.warning(
+            "%s/config.json gives no rope_theta; %s's own default of %g is used",
+            path_or_id.rstrip("/"),
+            type(config).__name__,
+            theta,
+        )
+
+
+_told: set[str] = set()
+"""Checkpoints whose missing theta was mentioned: once a process is enough."""
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        RopewalkError: if there is no such device, or no CUDA where it was asked for.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RopewalkError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise RopewalkError(f"device {name} is not supported; choose auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RopewalkError(f"device {name} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def attach(
+    model: Any,
+    engine: str = "auto",
+    exact_rope: bool = True,
+    methods: Mapping[str | None, RopeMethod] | None = None,
+) -> None:
+    """Put our attention, and with ``exact_rope`` our rotary module, into a transformers model in memory.
+
+    Args:
+        model: a causal decoder from transformers; changed in place.
+        engine: attention engine for calls with a layout.
+        exact_rope: swap the rotary module for one with float64 angles.
+        methods: RoPE method of each layer type; read from the model's config if None.
+
+    Raises:
+        EngineError: if the model mixes in layers that packed rows cannot pass through.
+        RopewalkError: if its rotary module does not compute what its config says.
+    """
+    config = model.config.get_text_config()
+    if methods is None:
+        methods = methods_from_config(config.to_dict())
+    _refuse_architecture(model, config)
+    attention_hooks.register()
+    model.set_attn_implementation(_implementation(config))
+    if exact_rope:
+        _swap_rotary(model, methods)
+    elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
+        raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
+    attention_hooks.LayoutHooks(engine, shortest_window(config)).install(model)
+    if engine == "auto":
+        log.info("attention engine %s (auto)", resolve_engine(model.device, model.dtype))
+
+
+def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | None = None) -> Any:
+    """A copy of a transformers config that says this RoPE method and nothing else about RoPE.
+
+    Args:
+        config: a transformers config.
+        method: for all layers.
+        max_position_embeddings: the context in tokens from now on; as it is if None.
+
+    Raises:
+        RopewalkError: if the model has a method of its own for each layer type (one for all of them would
+            change layers that are not meant), or its config cannot hold this method.
+    """
+    layer_types = [kind for kind in methods_from_config(config.to_dict()) if kind is not None]
+    if layer_types:
+        raise RopewalkError(
+            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(layer_types)}); one "
+            "method for all of them is refused, since it would change layers that are not meant"
+        )
+    values = replace_methods(config.to_dict(), method)
+    if max_position_embeddings is not None:
+        values["max_position_embeddings"] = max_position_embeddings
+    try:
+        return type(config).from_dict(values)
+    except (ValueError, KeyError, StrictDataclassError) as error:
+        # Phi-3 takes longrope only, and reads yarn as that.
+        raise RopewalkError(
+            f"the config of {config.model_type} cannot hold the RoPE method {method.name}: "
+            f"{' '.join(str(error).split())}; theta always fits"
+        ) from error
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keep each layer's input instead of its activations, and compute the layer again in the backward."""
+    options = {"use_reentrant": False}
+    # transformers 5.23 has a new name for it and warns of the old one.
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+def shortest_window(config: Any) -> int | None:
+    """The shortest sliding window of a model's layers in tokens, or None where every layer sees all."""
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return None
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return None
+    return int(window)
+
+
+def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
+    """The one rotary module of a model: (parent, attribute, module).
+
+    Raises:
+        RopewalkError: if there is none, or one a layer.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("RotaryEmbedding")
+    ]
+    if len(found) != 1:
+        raise RopewalkError(
+            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
+            "exact_rope=False"
+        )
+    name, module = found[0]
+    parent, _, attribute = name.rpartition(".")
+    return model.get_submodule(parent), attribute, module
+
+
+def save_model(
+    model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Write a folder that plain transformers loads: our hooks and modules leave no trace in it.
+
+    ``state_dict`` is saved in place of the model's own, if given.
+
+    The caller makes the folder appear under its final name; see ``ropewalk.training.checkpoint``.
+    """
+    model.save_pretrained(folder, state_dict=state_dict)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:
+    """Replace the rotary module, after checking that both say the same at the first positions."""
+    parent, attribute, stock = rotary_module(model)
+    # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
+    without = {
+        kind: replace(method, start_tokens=0) if isinstance(method, LongRope) else method
+        for kind, method in methods.items()
+    }
+    for style in STYLES:
+        worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
+        if worst <= PROBE_TOLERANCE:
+            ours = RotaryEmbedding(dict(methods), style=style)
+            ours.train(stock.training)
+            setattr(parent, attribute, ours)
+            return
+    raise RopewalkError(
+        f"the rotary module {type(stock).__name__} does not compute what the model's config says (cos/sin differ "
+        f"by {worst:.1e}); load it with exact_rope=False"
+    )
+
+
+def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float:
+    device = next((buffer.device for buffer in stock.buffers()), torch.device("cpu"))
+    x = torch.zeros(1, PROBE_POSITIONS, 1, device=device)
+    position_ids = torch.arange(PROBE_POSITIONS, device=device)[None]
+    worst = 0.0
+    for layer_type in methods:
+        kind = {} if layer_type is None else {"layer_type": layer_type}
+        with torch.no_grad():
+            theirs = stock(x, position_ids, **kind)
+            mine = ours(x, position_ids, **kind)
+        if not isinstance(theirs, tuple) or any(
+            a.shape != b.shape for a, b in zip(theirs, mine, strict=True)
+        ):
+            return float("inf")
+        worst = max(worst, *(float((a.float() - b).abs().max()) for a, b in zip(theirs, mine, strict=True)))
+    return worst
+
+
+def _refuse_architecture(model: Any, config: Any) -> None:
+    name = type(model).__name__
+    known = {"full_attention", "sliding_attention"}
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
+    if other:
+        raise EngineError(
+            f"{name} has layers of type {', '.join(other)}, through which a packed row would leak; ropewalk serves "
+            "full and sliding attention"
+        )
+    if any(parameter.rpartition(".")[2] == "sinks" for parameter, _ in model.named_parameters()):
+        raise EngineError(f"{name} has attention sinks, which no engine supports; use a model without them")
+    if not getattr(config, "is_causal", True):
+        raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
+
+
+def _implementation(config: Any) -> str:
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return attention_hooks.OVER_EAGER if capped else attention_hooks.OVER_SDPA
+
+
+def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
+    path = Path(path_or_id)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise RopewalkError(
+                f"{path} is a folder without a config.json: not a model in Hugging Face layout"
+            )
+    elif path.is_absolute() or str(path_or_id).startswith((".", "~")) or len(path.parts) > 2:
+        raise RopewalkError(f"model folder {path} does not exist")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
