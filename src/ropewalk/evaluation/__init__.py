@@ -1,0 +1,60 @@
+"""Measuring a model: sample -> prompt -> generation -> score -> statistics, one module a benchmark.
+
+Names are imported on first use: reading results and drawing them needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation.passkey import PasskeyResult
+    from ropewalk.evaluation.perplexity import PerplexityResult, default_bins, perplexity_by_position
+    from ropewalk.evaluation.results import PositionBin, TaskResult
+    from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
+    from ropewalk.evaluation.statistics import bootstrap_interval, wilson_interval
+    from ropewalk.evaluation.suites import SUITES, check_suites, evaluate
+
+# The function passkey bears its module's name and is imported from there.
+_HOMES = {
+    "SUITES": "suites",
+    "EvaluationRows": "rows",
+    "PasskeyResult": "passkey",
+    "PerplexityResult": "perplexity",
+    "PositionBin": "results",
+    "TaskResult": "results",
+    "bootstrap_interval": "statistics",
+    "check_suites": "suites",
+    "default_bins": "perplexity",
+    "evaluate": "suites",
+    "evaluation_rows": "rows",
+    "perplexity_by_position": "perplexity",
+    "take_documents": "rows",
+    "wilson_interval": "statistics",
+}
+
+__all__ = [
+    "SUITES",
+    "EvaluationRows",
+    "PasskeyResult",
+    "PerplexityResult",
+    "PositionBin",
+    "TaskResult",
+    "bootstrap_interval",
+    "check_suites",
+    "default_bins",
+    "evaluate",
+    "evaluation_rows",
+    "perplexity_by_position",
+    "take_documents",
+    "wilson_interval",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ropewalk.evaluation' has no attribute {name!r}")
+    return getattr(import_module(f"ropewalk.evaluation.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,107 @@
+"""Rows hold the documents' tokens in order, with BOS where it belongs and no target across documents."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import evaluation_rows, take_documents
+from ropewalk.packing import IGNORED
+
+BOS, EOS = 1, 2
+
+
+def documents_of(lengths: list[int]) -> list[np.ndarray]:
+    """Documents whose tokens count up over all of them, from 10 on."""
+    ends = np.cumsum(lengths)
+    return [np.arange(end - n, end, dtype=np.int32) + 10 for n, end in zip(lengths, ends, strict=True)]
+
+
+def test_long_documents_fill_a_row_each() -> None:
+    found = evaluation_rows(documents_of([3, 9, 7, 20]), 8, BOS, None, limit=3)
+    assert found.kind == "documents"
+    assert [row.input_ids.tolist() for row in found.rows] == [
+        [1, *range(13, 20)],
+        [1, *range(22, 29)],
+        [1, *range(29, 36)],
+    ]
+    for row in found.rows:
+        assert row.layout.pattern == "full"
+        assert row.layout.position_ids.tolist() == list(range(8))
+        assert row.labels.tolist() == [*row.input_ids[1:].tolist(), IGNORED]
+
+
+def test_short_documents_are_packed_and_every_row_begins_with_bos() -> None:
+    found = evaluation_rows(documents_of([3, 9, 7, 20]), 8, BOS, None, limit=4)
+    assert found.kind == "packed"
+    assert [row.input_ids.tolist() for row in found.rows] == [
+        [1, 10, 11, 12, 1, 13, 14, 15],
+        [1, 16, 17, 18, 19, 20, 21, 1],
+        [1, 22, 23, 24, 25, 26, 27, 28],
+        [1, 29, 30, 31, 32, 33, 34, 35],
+    ]
+    first, second = found.rows[0], found.rows[1]
+    assert first.labels.tolist() == [10, 11, 12, IGNORED, 13, 14, 15, IGNORED]
+    assert second.labels.tolist() == [16, 17, 18, 19, 20, 21, IGNORED, IGNORED]
+    assert first.layout.document_ids.tolist() == [0] * 4 + [1] * 4
+
+
+def test_eos_ends_documents_where_it_is_asked_for() -> None:
+    found = evaluation_rows(documents_of([2, 2, 2]), 3, None, EOS, limit=5)
+    assert [row.input_ids.tolist() for row in found.rows] == [[10, 11, 2], [12, 13, 2], [14, 15, 2]]
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    st.integers(2, 20),
+    st.booleans(),
+    st.integers(1, 5),
+)
+def test_packed_rows_hold_the_text_in_order(lengths: list[int], length: int, bos: bool, limit: int) -> None:
+    documents = documents_of(lengths)
+    try:
+        found = evaluation_rows(documents, length, BOS if bos else None, None, limit)
+    except RopewalkError:
+        # Each document and each row adds at most a BOS, so text for a whole row is never refused.
+        assert sum(lengths) < length
+        return
+    assert 1 <= len(found.rows) <= limit
+    for row in found.rows:
+        assert row.layout.total_length == length
+        assert not bos or row.input_ids[0] == BOS
+        targets = row.labels[row.labels != IGNORED]
+        assert torch.equal(targets, row.input_ids[1:][row.labels[:-1] != IGNORED])
+        assert not (targets == BOS).any()
+    if found.kind == "packed":
+        text = torch.cat([row.input_ids for row in found.rows])
+        text = text[text != BOS].tolist()
+        assert text == list(range(10, 10 + len(text)))
+
+
+def test_too_little_text_says_how_much_there_is() -> None:
+    with pytest.raises(RopewalkError, match=r"the text has 5 tokens in 2 documents, too few .* of 64"):
+        evaluation_rows(documents_of([2, 3]), 64, BOS, None, limit=4)
+    with pytest.raises(RopewalkError, match="2 tokens or more, got 1"):
+        evaluation_rows(documents_of([5]), 1, BOS, None, limit=4)
+    with pytest.raises(RopewalkError, match="1 or more, got 0"):
+        evaluation_rows(documents_of([5]), 4, BOS, None, limit=0)
+
+
+def test_no_more_text_is_read_than_rows_can_use() -> None:
+    read: list[int] = []
+
+    def stream(lengths: list[int]) -> Iterator[np.ndarray]:
+        for document in documents_of(lengths):
+            read.append(len(document))
+            yield document
+
+    assert len(take_documents(stream([2, 50, 50, 50]), length=40, limit=2)) == 3
+    assert len(read) == 3
+    read.clear()
+    # Eight times two rows of ten tokens.
+    assert len(take_documents(stream([5] * 100), length=10, limit=2)) == 32
+    assert len(take_documents(stream([5] * 4), length=10, limit=2)) == 4

@@ -1,0 +1,97 @@
+"""The page is one file that needs no other, and nothing in it is taken for markup."""
+
+import base64
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from reporting_cases import AFTER, BEFORE
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting import perplexity_figure, result_tables, write_report
+from ropewalk.versions import software_versions
+
+NASTY = "<script>alert('x')</script> & \"quotes\""
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
+    figures = [tmp_path / "perplexity_by_position.png", tmp_path / "same.svg"]
+    for figure in figures:
+        perplexity_figure({"before": BEFORE, "after": AFTER}, figure, 512)
+    tables = result_tables({"before": [BEFORE], "after": [AFTER]})
+    page = tmp_path / "report" / "report.html"
+    write_report(
+        page, "stories to 2,048", {"model": "stories", "steps": 60}, figures, tables, {"recipe": "a: 1"}
+    )
+    read = Reader(page.read_text(encoding="utf-8"))
+    assert not read.open
+    assert "script" not in read.tags
+    assert "link" not in read.tags
+    sources = [value for name, value in read.attributes if name in ("src", "href")]
+    kinds = ("image/png", "image/svg+xml")
+    for source, figure, kind in zip(sources, figures, kinds, strict=True):
+        head, _, content = str(source).partition(",")
+        assert head == f"data:{kind};base64"
+        assert base64.b64decode(content) == figure.read_bytes()
+    assert ("alt", "perplexity by position") in read.attributes
+    for text in ("stories to 2,048", "model", "60", "512 to 1,023", "2.51 to 3.07", "recipe", "a: 1"):
+        assert text in read.text
+
+
+def test_all_text_is_escaped(tmp_path: Path) -> None:
+    figure = tmp_path / 'a" onload="x.png'
+    perplexity_figure({"a": BEFORE}, figure)
+    tables = result_tables({NASTY: [BEFORE], "after": [AFTER]})
+    page = tmp_path / "report.html"
+    write_report(page, NASTY, {NASTY: NASTY}, [figure], tables, {NASTY: NASTY})
+    read = Reader(page.read_text(encoding="utf-8"))
+    assert "script" not in read.tags
+    assert "onload" not in dict(read.attributes)
+    # Title and heading, a fact's name and value, a table's heading, a fold's heading and text.
+    assert read.text.count(NASTY) == 7
+
+
+def test_page_without_figures_tables_and_details(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    write_report(page, "empty", {})
+    read = Reader(page.read_text(encoding="utf-8"))
+    assert not {"h2", "img", "table", "details", "dl"} & set(read.tags)
+
+
+def test_missing_figures_leave_the_old_page(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    with pytest.raises(RopewalkError, match="cannot read the figure"):
+        write_report(page, "new", {}, [tmp_path / "missing.png"])
+    with pytest.raises(RopewalkError, match=r"\.png and \.svg figures, got a\.pdf"):
+        write_report(page, "new", {}, [tmp_path / "a.pdf"])
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_versions_name_what_results_depend_on() -> None:
+    assert {"ropewalk", "python", "torch", "transformers"} <= set(software_versions())
