@@ -1,0 +1,182 @@
+"""Recipe: everything that decides a run, as a person writes it. Unknown keys are refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ropewalk.lengths import parse_length
+
+Length = Annotated[
+    int, BeforeValidator(lambda value: parse_length(value) if isinstance(value, str) else value)
+]
+"""Tokens: 131072, or as people write it: 128k, 1M."""
+
+Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(_Strict):
+    """One place that documents come from; a plain string in the recipe is its path."""
+
+    path: str = Field(description="file, folder, hf:owner/name[:config][@split], or embedded")
+    name: str | None = Field(
+        None, description="source name of its documents; their own field or the file's stem"
+    )
+    text_field: str = Field("text", description="field that holds the text (JSONL, Parquet, hub)")
+    source_field: str | None = Field("source", description="field that names the source where there is one")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class Data(_Strict):
+    """Which documents, and how they are framed."""
+
+    sources: list[Source] = Field(min_length=1, description="where the documents come from")
+    bos: Literal["auto", "document", "row", "none"] = Field(
+        "auto", description="auto: one a row for anchor (the anchor), else one a document"
+    )
+    eos: bool = Field(True, description="an EOS token ends every document")
+    long_documents: Literal["split", "truncate", "skip"] = Field(
+        "split", description="what becomes of a document longer than a row"
+    )
+    validation_documents: int = Field(
+        256, ge=0, description="documents held out of training for the evaluation before and after"
+    )
+    validation_sources: list[Source] = Field(
+        [], description="documents for the evaluation from elsewhere, in place of held-out ones"
+    )
+    workers: int = Field(1, ge=1, description="tokenisation processes")
+    cache: str | None = Field(
+        None, description="folder of packed rows; `data` in the output folder if not given"
+    )
+
+
+class Rope(_Strict):
+    """How a stage changes RoPE; parameters that are not given are derived, or as published."""
+
+    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope"] = Field(
+        "theta", description="see the table of methods below"
+    )
+    rope_theta: float | Literal["auto"] = Field(
+        "auto", description="theta: the new base; auto takes the critical-dimension scaling law"
+    )
+    factor: float | None = Field(None, description="linear, ntk, yarn, llama3; target over trained length")
+    attention_factor: float | None = Field(None, description="yarn, longrope")
+    beta_fast: float | None = Field(None, description="yarn; 32")
+    beta_slow: float | None = Field(None, description="yarn; 1")
+    mscale: float | None = Field(None, description="yarn (DeepSeek's variant)")
+    mscale_all_dim: float | None = Field(None, description="yarn (DeepSeek's variant)")
+    truncate: bool | None = Field(None, description="yarn; whether the ramp's ends are whole dimensions")
+    low_freq_factor: float | None = Field(None, description="llama3; 1")
+    high_freq_factor: float | None = Field(None, description="llama3; 4")
+    short_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
+    long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
+    start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
+
+
+class Stage(_Strict):
+    """One stretch of training at one context length."""
+
+    context: Length = Field(description="tokens of a row; the model's context after this stage")
+    rope: Rope = Field(default_factory=lambda: Rope(), description="how RoPE changes; theta by default")
+    pattern: Literal["full", "intra_document", "anchor"] = Field(
+        "anchor", description="which tokens of a row see each other"
+    )
+    positions: Literal["continuous", "reset"] = Field(
+        "continuous", description="RoPE positions: over the row, or restarting in each document"
+    )
+    steps: int = Field(ge=1, description="optimiser steps")
+    rows_per_step: int = Field(8, ge=1, description="rows of one optimiser step, over all micro-batches")
+    rows_per_batch: int = Field(1, ge=1, description="rows of one forward pass (gradient accumulation)")
+    learning_rate: float = Field(2e-5, gt=0, description="after the warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="what the rate does after the warm-up"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="keep only each layer's input and compute the layer again in the backward"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Stage:
+        if self.rows_per_step % self.rows_per_batch:
+            raise ValueError(
+                f"rows_per_step {self.rows_per_step} is not a multiple of rows_per_batch {self.rows_per_batch}"
+            )
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
+        return self
+
+
+class Optimizer(_Strict):
+    """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
+
+    weight_decay: float = Field(0.1, ge=0, description="of matrices; norms and biases do not decay")
+    beta1: float = Field(0.9, ge=0, lt=1, description="of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="of the second moment")
+    epsilon: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping by global norm")
+
+
+class Checkpoints(_Strict):
+    every: int = Field(
+        10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
+    )
+    keep: int = Field(5, ge=1, description="checkpoints kept, the latest ones")
+
+
+class Evaluation(_Strict):
+    """What is measured before and after."""
+
+    suites: list[Literal["perplexity", "passkey"]] = Field(
+        ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
+    )
+    rows: int = Field(16, ge=1, description="validation rows of the target length for perplexity by position")
+    samples: int = Field(10, ge=1, description="passkey samples a length")
+    lengths: list[Length] | None = Field(
+        None, description="passkey lengths; the trained length and the target if not given"
+    )
+
+
+class Recipe(_Strict):
+    """One run of ``ropewalk extend``."""
+
+    model: str = Field(description="folder in Hugging Face layout, hub id, or embedded")
+    output: str = Field(description="folder of the run; it must not exist yet")
+    data: Data = Field(description="which documents, and how they are framed")
+    stages: list[Stage] = Field(min_length=1, description="stretches of training, contexts growing")
+    optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
+    checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
+    evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
+    seed: int = Field(0, ge=0, lt=2**32, description="row order, passkey samples, bootstrap")
+    engine: Literal["auto", "reference", "segments", "flex", "varlen"] = Field(
+        "auto", description="attention engine; auto: segments on a CPU, varlen or flex on CUDA"
+    )
+    exact_rope: bool = Field(
+        True, description="float64 angles and float32 rotation; false: transformers' own"
+    )
+    device: str = Field("auto", description="auto: cuda where there is one, else cpu")
+    precision: Precision = Field("auto", description="auto: bfloat16-autocast on cuda, float32 elsewhere")
+    trackers: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]] = (
+        Field([], description="where metrics go beside metrics.jsonl; their packages must be installed")
+    )
+    trust_remote_code: bool = Field(False, description="run model code that comes with the checkpoint")
+
+    @model_validator(mode="after")
+    def _contexts_grow(self) -> Recipe:
+        contexts = [stage.context for stage in self.stages]
+        for number, (before, after) in enumerate(pairwise(contexts), start=1):
+            if after < before:
+                raise ValueError(
+                    f"stages.{number}.context {after} is shorter than the stage before it ({before})"
+                )
+        return self

@@ -1,0 +1,75 @@
+"""Pictures, tables and the page of a finished run, from what lies in its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import TaskResult
+from ropewalk.lengths import format_length
+from ropewalk.reporting import (
+    ResultTable,
+    passkey_figure,
+    perplexity_figure,
+    result_tables,
+    training_figure,
+    write_report,
+)
+from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.run import METRICS, RECIPE, SUMMARY
+
+
+def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
+    """The results before and after, from a summary."""
+    return {when: [TaskResult.from_json(value) for value in summary[when]] for when in ("before", "after")}
+
+
+def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
+    """The tables of a run: perplexity by position and passkey, before and after."""
+    return result_tables(run_results(summary))
+
+
+def write_run_report(output: Path) -> list[Path]:
+    """Draw a finished run: pictures and ``report.html`` in its folder; returns the files, the page first.
+
+    Raises:
+        RopewalkError: if the run is not finished, or the folder cannot be written.
+    """
+    try:
+        summary = json.loads((output / SUMMARY).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RopewalkError(f"{output} holds no finished run: it has no {SUMMARY}") from error
+    results = run_results(summary)
+    trained, context = summary["trained_length"], summary["context"]
+    what = f"{format_length(trained)} to {format_length(context)} tokens"
+    figures = []
+    perplexity = {when: r for when, found in results.items() for r in found if r.suite == "perplexity"}
+    if perplexity:
+        figures.append(output / "perplexity.png")
+        perplexity_figure(perplexity, figures[-1], trained, f"Perplexity by position, {what}")
+    passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
+    if any(passkey.values()):
+        figures.append(output / "passkey.png")
+        passkey_figure(passkey, figures[-1], "Passkey retrieval")
+    figures.append(output / "training.png")
+    training_figure(MetricsLog(output / METRICS).read(), figures[-1], "Training loss", x_key="tokens")
+    page = output / "report.html"
+    stages = [
+        f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
+        f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
+        for stage in summary["stages"]
+    ]
+    facts: dict[str, object] = {
+        "Context": what,
+        "Model": summary["model"],
+        **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
+        "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
+    }
+    details = {
+        "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
+        "Versions": json.dumps(summary["versions"], indent=2),
+    }
+    write_report(page, f"Context extended from {what}", facts, figures, run_tables(summary), details)
+    return [page, *figures]

@@ -1,0 +1,60 @@
+"""A tiny checkpoint with its tokenizer and a few documents, made in a second."""
+
+import json
+import random
+
+import pytest
+import torch
+import transformers
+
+from tiny import WORDS, save_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory):
+    """A random Llama of 32 tokens' context with a vocabulary of 16 words."""
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    config = transformers.LlamaConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_documents(tmp_path_factory):
+    """120 documents of 5 to 60 words in which each word follows from the one before."""
+    rng = random.Random(0)
+    path = tmp_path_factory.mktemp("documents") / "documents.jsonl"
+    with path.open("w") as file:
+        for _ in range(120):
+            start, stride = rng.randrange(12), rng.choice([1, 5])
+            words = [WORDS[(start + stride * i) % 12] for i in range(rng.randint(5, 60))]
+            file.write(json.dumps({"text": " ".join(words)}) + "\n")
+    return path
+
+
+@pytest.fixture
+def recipe_values(tiny_checkpoint, tiny_documents, tmp_path):
+    """A recipe of one short stage, as plain values to change."""
+    return {
+        "model": str(tiny_checkpoint),
+        "output": str(tmp_path / "run"),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 20},
+        "stages": [
+            {"context": 128, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "anchor"}
+        ],
+        "checkpoints": {"every": 2, "keep": 2},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }

@@ -1,0 +1,110 @@
+"""Recipes: what is read, what is refused, and in which words."""
+
+import pytest
+import yaml
+
+from ropewalk import RopewalkError
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe_file import changed_keys, dump_recipe, load_recipe, parse_recipe
+
+MINIMAL = """
+model: some/model
+output: runs/x
+data: {sources: [a.jsonl, {path: b, name: books}]}
+stages: [{context: 8k, steps: 10}, {context: 32k, steps: 5, rope: {method: yarn}}]
+"""
+
+
+def test_a_minimal_recipe_has_the_papers_defaults():
+    recipe = parse_recipe(MINIMAL, "x")
+    assert [stage.context for stage in recipe.stages] == [8192, 32768]
+    assert [source.path for source in recipe.data.sources] == ["a.jsonl", "b"]
+    assert recipe.stages[0].pattern == "anchor"
+    assert recipe.stages[0].rope.method == "theta"
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.beta2) == (0.1, 0.95)
+    assert recipe.stages[0].learning_rate == 2e-5
+    assert recipe.checkpoints.keep == 5
+
+
+def test_a_dumped_recipe_reads_back_the_same():
+    recipe = parse_recipe(MINIMAL, "x")
+    assert parse_recipe(dump_recipe(recipe), "y") == recipe
+
+
+def test_set_reaches_into_lists_and_makes_missing_tables():
+    recipe = parse_recipe(MINIMAL, "x", ["stages.1.steps=7", "optimizer.weight_decay=0", "output=runs/y"])
+    assert recipe.stages[1].steps == 7
+    assert recipe.optimizer.weight_decay == 0
+    assert recipe.output == "runs/y"
+
+
+def test_changed_keys_are_named_with_their_path():
+    old, new = parse_recipe(MINIMAL, "x"), parse_recipe(MINIMAL, "x", ["stages.0.steps=11", "seed=3"])
+    assert changed_keys(old, new) == ["stages.0.steps", "seed"]
+    assert changed_keys(old, old) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.0.contxt=4k", r"unknown key stages\.0\.contxt; did you mean context\?"),
+        ("optimiser.beta1=0.9", r"unknown key optimiser; did you mean optimizer\?"),
+        ("data.sources.1.nmae=x", r"unknown key data\.sources\.1\.nmae; did you mean name\?"),
+        ("stages.0.rope.thta=1", r"unknown key stages\.0\.rope\.thta; known keys are .*rope_theta"),
+        ("stages.0.steps=-1", r"stages\.0\.steps: .*greater than or equal to 1, got -1"),
+        ("stages.0.pattern=causal", r"stages\.0\.pattern: .*'anchor', got 'causal'"),
+        ("stages.0.context=8x", r"stages\.0\.context: '8x' is no length"),
+        ("stages.1.context=4k", r"stages\.1\.context 4096 is shorter than the stage before it"),
+        ("stages.0.rows_per_batch=3", "rows_per_step 8 is not a multiple of rows_per_batch 3"),
+        ("stages.0.warmup_steps=11", "warmup_steps 11 is more than steps 10"),
+        ("stages.2.steps=1", "2 is no index into a list of 2"),
+        ("stages.0.learning_rate=.inf", "learning_rate"),
+        ("seed=12345678901234567890", "seed"),
+        ("steps", "--set takes key=value, got 'steps'"),
+        ("seed.x=1", "unknown key seed.x|nothing below|seed"),
+    ],
+)
+def test_bad_keys_and_values_are_refused_in_one_sentence(override, message):
+    with pytest.raises(RopewalkError, match=message) as caught:
+        parse_recipe(MINIMAL, "x", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(RopewalkError, match="output is missing"):
+        parse_recipe("model: m\ndata: {sources: [a]}\nstages: [{context: 8k, steps: 1}]\n", "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1", "is not YAML"),
+        (b"- 1", "must be a mapping"),
+        (b"seed: 1\nseed: 2", "the key seed stands twice, again in line 2"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"!!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_files_that_are_no_recipes(tmp_path, content, message):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RopewalkError, match=message):
+        load_recipe(path)
+
+
+def test_a_missing_recipe_lists_the_shipped_ones(tmp_path):
+    with pytest.raises(RopewalkError, match=r"no recipe file dmo; shipped recipes are .*demo"):
+        load_recipe("dmo")
+    with pytest.raises(RopewalkError, match="cannot read recipe"):
+        load_recipe(tmp_path / "missing.yaml")
+
+
+def test_shipped_recipes_are_valid():
+    from importlib import resources
+
+    names = [f.name for f in resources.files("ropewalk.recipes").iterdir() if f.name.endswith(".yaml")]
+    assert "demo.yaml" in names
+    for name in names:
+        assert isinstance(load_recipe(name.removesuffix(".yaml")), Recipe)
+        text = resources.files("ropewalk.recipes").joinpath(name).read_text()
+        assert yaml.safe_load(text)["model"]

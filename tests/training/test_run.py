@@ -1,0 +1,500 @@
+"""Whole runs: end to end, killed and resumed, and everything that is refused before the work starts."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file, save_file
+
+from ropewalk import RopewalkError, load_model
+from ropewalk.cli.app import main
+from ropewalk.training import extend
+from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.preflight import plan
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe_file import parse_recipe
+from tiny import save_tokenizer
+
+
+def recipe_of(values) -> Recipe:
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+def losses(output: Path) -> list[tuple[int, int, float]]:
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [(line["stage"], line["step"], line["loss"]) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """One finished run of two stages, and its summary."""
+    values = {
+        "model": str(tiny_checkpoint),
+        "output": str(tmp_path_factory.mktemp("runs") / "finished"),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 30},
+        "stages": [
+            {"context": 64, "steps": 20, "rows_per_step": 4, "learning_rate": 1e-2, "pattern": "full"},
+            {"context": 128, "steps": 20, "rows_per_step": 4, "learning_rate": 1e-2, "pattern": "anchor"},
+        ],
+        "evaluation": {"suites": ["perplexity"], "rows": 4},
+    }
+    return values, extend(recipe_of(values))
+
+
+def test_a_run_of_two_stages_lowers_the_perplexity(finished):
+    values, summary = finished
+    before, after = summary["before"][0], summary["after"][0]
+    # 16 tokens at random: a perplexity of about 16 before, clearly less once the order is learnt.
+    assert 14 < before["score"] < 19
+    assert after["ci95"][1] < 0.75 * before["ci95"][0]
+    assert [stage["context"] for stage in summary["stages"]] == [64, 128]
+    assert len(losses(Path(values["output"]))) == 40
+
+
+def test_the_saved_model_carries_its_new_rope_and_context(finished):
+    _, summary = finished
+    config = json.loads((Path(summary["model"]) / "config.json").read_text())
+    assert config["max_position_embeddings"] == 128
+    assert config["rope_parameters"]["rope_theta"] == summary["stages"][1]["rope_theta"] > 1e4
+    assert transformers.AutoTokenizer.from_pretrained(summary["model"]).bos_token == "<s>"
+
+
+def test_plain_transformers_gives_the_logits_that_ours_gives(finished):
+    _, summary = finished
+    ids = torch.randint(0, 16, (1, 128), generator=torch.Generator().manual_seed(0))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(summary["model"])
+    ours = load_model(summary["model"])
+    with torch.no_grad():
+        difference = (plain(ids).logits - ours(ids).logits).abs().max()
+    # Angles of up to 128 rad rounded to float32, through two layers, against exact ones.
+    assert difference < 1e-4
+
+
+def test_a_finished_run_resumed_gives_its_summary_again(finished):
+    values, summary = finished
+    again = extend(recipe_of(values), resume=True)
+    assert again["after"] == summary["after"]
+    assert len(losses(Path(values["output"]))) == 40
+
+
+def test_the_same_recipe_gives_the_same_losses(recipe_values, tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        extend(recipe_of({**recipe_values, "output": str(tmp_path / name)}))
+        runs.append(losses(tmp_path / name))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
+def test_each_precision_trains_and_saves_in_the_checkpoints_dtype(recipe_values, precision):
+    summary = extend(recipe_of({**recipe_values, "precision": precision}))
+    assert all(loss is not None for _, _, loss in losses(Path(summary["output"])))
+    assert load_model(summary["model"]).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"pattern": "full"},
+        {"pattern": "intra_document"},
+        {"pattern": "intra_document", "positions": "reset"},
+        {"pattern": "anchor"},
+        {"rope": {"method": "yarn"}},
+        {"rope": {"method": "linear"}},
+        {"rope": {"method": "ntk"}, "gradient_checkpointing": True, "rows_per_batch": 2},
+    ],
+)
+def test_every_pattern_and_method_trains(recipe_values, stage):
+    recipe_values["stages"][0].update(stage)
+    recipe_values["evaluation"]["suites"] = []
+    summary = extend(recipe_of(recipe_values))
+    found = [loss for _, _, loss in losses(Path(summary["output"]))]
+    assert found[-1] < found[0]
+
+
+def run_cli(recipe: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "ropewalk", "extend", str(recipe), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_values, tmp_path, precision):
+    stage = {**recipe_values["stages"][0], "steps": 40}
+    values = {**recipe_values, "precision": precision, "stages": [stage, {**stage, "context": 256}]}
+    whole = {**values, "output": str(tmp_path / "whole")}
+    extend(recipe_of(whole))
+    expected = losses(tmp_path / "whole")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(values))
+    output = Path(values["output"])
+    options: list[str] = []
+    for kill_after in (7, 45):
+        process = run_cli(file, *options)
+        while process.poll() is None:
+            metrics = output / "metrics.jsonl"
+            if metrics.exists() and metrics.read_text().count("\n") >= kill_after:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, errors
+        options = ["--resume"]
+    process = run_cli(file, "--resume", "--json")
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(printed)["context"] == 256
+    assert losses(output) == expected
+    leftovers = [p for p in output.rglob("*") if ".partial" in p.name or ".old" in p.name]
+    assert leftovers == []
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one sentence that a refused command prints, with exit status 2."""
+    status = main(list(arguments))
+    captured = capsys.readouterr()
+    assert status == 2, captured.err
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+def write(path: Path, values) -> str:
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model=./missing", "model folder missing does not exist"),
+        ("stages.0.context=32", "stages.0.context 32 is not longer than the 32 tokens"),
+        ("stages.0.contxt=64", "unknown key stages.0.contxt; did you mean context?"),
+        ("engine=varlen", "engine varlen needs CUDA"),
+        ("engine=flex", "engine flex has no backward on cpu"),
+        ("device=cuda", "sees no CUDA device"),
+        ("stages.0.rope.factor=2", "factor"),
+        ("stages.0.rope.rope_theta=0.5", "0.5"),
+        ("stages.0.rope={method: longrope}", "short_factor"),
+        ("stages.0.rope={method: default, rope_theta: 1e5}", "rope_theta"),
+        ("data.sources=[missing.jsonl]", "missing.jsonl"),
+        ("trackers=[aim]", "tracker aim is not installed"),
+        ("data.validation_documents=0", "no validation documents"),
+        ("evaluation.suites=[ruler]", "evaluation.suites.0"),
+        ("stages.0.context=1M", "tokens"),
+    ],
+)
+def test_bad_recipes_are_refused_before_anything_is_trained(
+    recipe_values, tmp_path, capsys, override, message
+):
+    if torch.cuda.is_available() and ("CUDA" in message or "cpu" in message):
+        pytest.skip("this machine has a CUDA device")
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert message in refused(capsys, "extend", file, "--set", override)
+    output = Path(recipe_values["output"])
+    assert not (output / "checkpoints").exists()
+    assert not (output / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "tar hemp"}\n{"text": \n', "documents.jsonl:2"),
+        (b'{"text": "tar \xff"}\n', "UTF-8"),
+        (b'{"body": "tar"}\n', "body"),
+        (b"", "no documents"),
+    ],
+)
+def test_bad_documents_are_refused_by_name(recipe_values, tmp_path, capsys, content, message):
+    documents = tmp_path / "documents.jsonl"
+    documents.write_bytes(content)
+    recipe_values["data"]["sources"] = [str(documents)]
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert message in refused(capsys, "extend", file)
+
+
+def test_an_empty_folder_of_documents_is_refused(recipe_values, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    recipe_values["data"]["sources"] = [str(tmp_path / "empty")]
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert "empty" in refused(capsys, "extend", file)
+
+
+def altered(checkpoint: Path, folder: Path, **changes) -> str:
+    """A copy of a checkpoint with changed config keys."""
+    import shutil
+
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return str(folder)
+
+
+def test_a_checkpoint_without_rope_is_refused(recipe_values, tmp_path, capsys):
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    file = write(tmp_path / "recipe.yaml", {**recipe_values, "model": str(tmp_path / "gpt2")})
+    assert "RoPE" in refused(capsys, "extend", file)
+
+
+def test_a_tokenizer_without_bos_and_eos_is_refused(recipe_values, tiny_checkpoint, tmp_path, capsys):
+    model = altered(tiny_checkpoint, tmp_path / "model")
+    save_tokenizer(model, bos=None, eos=None)
+    file = write(tmp_path / "recipe.yaml", {**recipe_values, "model": model})
+    assert "neither a bos nor an eos token" in refused(capsys, "extend", file)
+
+
+def test_attention_dropout_and_sliding_windows_are_refused(recipe_values, tiny_checkpoint, tmp_path, capsys):
+    for name, changes, message in (
+        ("dropout", {"attention_dropout": 0.1}, "attention dropout 0.1"),
+        ("window", {"model_type": "mistral", "sliding_window": 64}, "sliding window of 64 tokens"),
+    ):
+        model = altered(tiny_checkpoint, tmp_path / name, **changes)
+        file = write(tmp_path / f"{name}.yaml", {**recipe_values, "model": model})
+        assert message in refused(capsys, "extend", file)
+
+
+def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, capsys):
+    values, _ = finished
+    file = write(tmp_path / "recipe.yaml", values)
+    assert "add --resume" in refused(capsys, "extend", file)
+    assert len(losses(Path(values["output"]))) == 40
+
+
+def test_resume_with_a_changed_recipe_names_the_change(finished, tmp_path, capsys):
+    values, _ = finished
+    file = write(tmp_path / "recipe.yaml", values)
+    message = refused(capsys, "extend", file, "--resume", "--set", "stages.1.steps=21")
+    assert "differs" in message
+    assert "stages.1.steps" in message
+    empty = f"output={tmp_path / 'nothing'}"
+    assert "nothing to resume" in refused(capsys, "extend", file, "--resume", "--set", empty)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path):
+    """A limit on the size of a file stands for the full disk: the weights no longer fit, small files do."""
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    program = (
+        "import resource, sys\n"
+        "import ropewalk.training.stage as stage\n"
+        "save = stage.save_checkpoint\n"
+        "def full(folder, model, tokenizer, optimizer, position, keep):\n"
+        "    if position.step == 4:\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        "    return save(folder, model, tokenizer, optimizer, position, keep)\n"
+        "stage.save_checkpoint = full\n"
+        "from ropewalk.cli.app import main\n"
+        "sys.exit(main(['extend', sys.argv[1]]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    assert result.returncode == 2, result.stderr
+    assert "error: cannot write" in result.stderr
+    assert "stage0-step000004" in result.stderr
+    output = Path(recipe_values["output"])
+    assert [p.name for p in (output / "checkpoints").iterdir()] == ["stage0-step000002"]
+    assert main(["extend", file, "--resume"]) == 0
+    assert [step for _, step, _ in losses(output)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_loss_that_stays_infinite_ends_the_run_with_status_1(recipe_values, tmp_path, capsys):
+    recipe_values["stages"][0].update(learning_rate=1e30, steps=20)
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert main(["extend", file]) == 1
+    assert "was not finite in the last 3 steps up to step" in capsys.readouterr().err
+
+
+def test_tensorboard_gets_the_metrics(recipe_values):
+    pytest.importorskip("tensorboard")
+    summary = extend(recipe_of({**recipe_values, "trackers": ["tensorboard"]}))
+    assert list((Path(summary["output"]) / "trackers").rglob("events.*"))
+
+
+def test_starting_tokens_cannot_be_exported(recipe_values):
+    factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4], "start_tokens": 4}
+    recipe_values["stages"][0]["rope"] = {"method": "longrope", **factors}
+    with pytest.raises(RopewalkError, match="start_tokens 4 has no place in a transformers config"):
+        extend(recipe_of(recipe_values))
+
+
+def test_checkpoints_carry_context_and_float32_masters(recipe_values):
+    """In bfloat16 the result must come from the masters: most of them are no bfloat16 numbers."""
+    recipe_values["precision"] = "bfloat16"
+    summary = extend(recipe_of(recipe_values))
+    for folder in (Path(summary["output"]) / "checkpoints").iterdir():
+        assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 128
+    for weights in [Path(summary["model"]), *(Path(summary["output"]) / "checkpoints").iterdir()]:
+        matrix = load_file(weights / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+        assert matrix.dtype == torch.float32
+        assert (matrix != matrix.bfloat16().float()).float().mean() > 0.9
+
+
+def test_tokens_and_steps_count_on_through_the_stages(finished):
+    values, _ = finished
+    lines = (Path(values["output"]) / "metrics.jsonl").read_text().splitlines()
+    tokens = [json.loads(line)["tokens"] for line in lines]
+    assert tokens[19:22] == [20 * 4 * 64, 20 * 4 * 64 + 4 * 128, 20 * 4 * 64 + 8 * 128]
+
+
+def test_the_tokenizer_no_longer_truncates_at_the_old_length(recipe_values, tiny_checkpoint, tmp_path):
+    model = altered(tiny_checkpoint, tmp_path / "model")
+    path = Path(model) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 32}))
+    assert plan(recipe_of({**recipe_values, "model": model})).tokenizer.model_max_length == 128
+
+
+def test_gradient_checkpointing_is_switched_on(recipe_values, monkeypatch):
+    import ropewalk.training.stage as stage
+
+    called = []
+    monkeypatch.setattr(stage, "checkpoint_activations", called.append)
+    recipe_values["evaluation"]["suites"] = []
+    extend(recipe_of(recipe_values))
+    assert called == []
+    recipe_values["stages"][0]["gradient_checkpointing"] = True
+    extend(recipe_of({**recipe_values, "output": recipe_values["output"] + "2"}))
+    assert len(called) == 1
+
+
+def test_validation_sources_hold_nothing_out(recipe_values, tiny_documents):
+    recipe_values["data"] = {"sources": [str(tiny_documents)], "validation_sources": [str(tiny_documents)]}
+    summary = extend(recipe_of(recipe_values))
+    manifest = next((Path(summary["output"]) / "data").glob("*/manifest.json"))
+    assert json.loads(manifest.read_text())["counts"]["split"]["validation_documents"] == 0
+
+
+def unfinished(recipe_values) -> Path:
+    """The folder of a run whose training was cut off after its second step."""
+    import ropewalk.training.stage as stage
+
+    save = stage.save_checkpoint
+
+    def cut_off(folder, model, tokenizer, optimizer, position, keep):
+        save(folder, model, tokenizer, optimizer, position, keep)
+        raise InterruptedError
+
+    stage.save_checkpoint = cut_off
+    try:
+        with pytest.raises(InterruptedError):
+            extend(recipe_of(recipe_values))
+    finally:
+        stage.save_checkpoint = save
+    return Path(recipe_values["output"])
+
+
+def test_a_resumed_run_trains_on_the_rows_it_began_with(recipe_values, tiny_documents, tmp_path, capsys):
+    documents = tmp_path / "documents.jsonl"
+    documents.write_bytes(tiny_documents.read_bytes())
+    recipe_values["data"]["sources"] = [str(documents)]
+    extend(recipe_of({**recipe_values, "output": str(tmp_path / "whole")}))
+    output = unfinished(recipe_values)
+    documents.unlink()
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert main(["extend", file, "--resume"]) == 0
+    assert losses(output) == losses(tmp_path / "whole")
+    capsys.readouterr()
+
+
+def test_a_resumed_run_whose_rows_are_gone_is_refused(recipe_values, tiny_documents, tmp_path, capsys):
+    import shutil
+
+    documents = tmp_path / "documents.jsonl"
+    documents.write_bytes(tiny_documents.read_bytes())
+    recipe_values["data"]["sources"] = [str(documents)]
+    output = unfinished(recipe_values)
+    shutil.rmtree(output / "data")
+    documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:100]))
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert "the documents have changed" in refused(capsys, "extend", file, "--resume")
+
+
+def damaged(checkpoint: Path, folder: Path, change) -> str:
+    """A copy of a checkpoint whose weights were changed by a function of the named tensors."""
+    path = Path(altered(checkpoint, folder)) / "model.safetensors"
+    weights = load_file(path)
+    save_file(change(weights), path, metadata={"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: {k: t for k, t in w.items() if "layers.1" not in k}, "lacks the weight model.layers.1"),
+        (lambda w: {k: t * float("nan") for k, t in w.items()}, "its weights are damaged"),
+        (
+            lambda w: {k: t[:-1] if "up_proj" in k else t for k, t in w.items()},
+            "wrong shape for the weight model.layers.0.mlp.up_proj.weight and 1 more",
+        ),
+    ],
+)
+def test_damaged_weights_are_refused_before_anything_is_written(
+    recipe_values, tiny_checkpoint, tmp_path, capsys, change, message
+):
+    model = damaged(tiny_checkpoint, tmp_path / "damaged", change)
+    file = write(tmp_path / "recipe.yaml", {**recipe_values, "model": model})
+    assert message in refused(capsys, "extend", file)
+    assert not Path(recipe_values["output"]).exists()
+
+
+def test_truncated_weights_are_refused(recipe_values, tiny_checkpoint, tmp_path, capsys):
+    model = altered(tiny_checkpoint, tmp_path / "model")
+    path = Path(model) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    file = write(tmp_path / "recipe.yaml", {**recipe_values, "model": model})
+    assert "cannot load the model" in refused(capsys, "extend", file)
+    path.unlink()
+    assert "cannot load the model" in refused(capsys, "extend", file)
+    assert not Path(recipe_values["output"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "stage", "expected"),
+    [
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {"method": "yarn"},
+            8.0,
+        ),
+        ({"rope_type": "linear", "factor": 4.0}, {"method": "linear", "factor": 8.0}, 8.0),
+        ({"rope_type": "linear", "factor": 4.0}, {"method": "linear"}, "give the whole factor"),
+    ],
+)
+def test_a_scaled_checkpoint_whose_config_says_the_original_length(
+    recipe_values, tiny_checkpoint, tmp_path, scaling, stage, expected
+):
+    parameters = {"rope_theta": 1e4, **scaling}
+    model = altered(tiny_checkpoint, tmp_path / "scaled", rope_parameters=parameters)
+    values = {**recipe_values, "model": model}
+    values["stages"] = [{**recipe_values["stages"][0], "context": 256, "rope": stage}]
+    if isinstance(expected, str):
+        with pytest.raises(RopewalkError, match=expected):
+            plan(recipe_of(values))
+    else:
+        assert plan(recipe_of(values)).methods[0].factor == expected
+
+
+def test_longrope_with_reset_positions_is_refused(recipe_values):
+    factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4]}
+    recipe_values["stages"][0].update(rope={"method": "longrope", **factors}, positions="reset")
+    with pytest.raises(RopewalkError, match="use positions continuous"):
+        plan(recipe_of(recipe_values))
+
+
+def test_a_corpus_eaten_by_validation_says_so(recipe_values, tmp_path, capsys):
+    recipe_values["data"]["validation_documents"] = 500
+    file = write(tmp_path / "recipe.yaml", recipe_values)
+    assert "120 more are held out for validation" in refused(capsys, "extend", file)
+
+
+def test_a_broken_line_of_metrics_ends_what_is_read(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.path.write_bytes(b'{"stage": 0, "step": 1}\n\x00\x00\n{"stage": 0, "step": 3}\n{"st')
+    assert log.read() == [{"stage": 0, "step": 1}]
