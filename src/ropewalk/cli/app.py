@@ -1,0 +1,99 @@
+"""The command line: parse, call, print. Every command lives in a module of its own beside this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+import ropewalk
+from ropewalk.errors import RopewalkError, RunFailure
+
+INTERRUPTED = 130
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""What typer raises for arguments that do not fit; which module it lives in depends on typer's version."""
+
+app = typer.Typer(
+    name="ropewalk",
+    help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"ropewalk {ropewalk.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself; ``--debug`` is read in main, so it may stand anywhere."""
+
+
+def quiet_libraries() -> None:
+    """One line a fact: no library's progress bars or advice between our lines."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    from ropewalk.cli import commands
+
+    quiet_libraries()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    commands.register(app)
+    try:
+        result = app(args=arguments, prog_name="ropewalk", standalone_mode=False)
+        # typer turns Ctrl-C into this status of its own.
+        return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+    except RopewalkError as error:
+        if debug:
+            traceback.print_exc()
+        return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
+    except UsageError as error:
+        if not error.format_message():  # a group without a command: typer has printed its help
+            return 2
+        return _fail(f"{error.format_message()} (see ropewalk --help)", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        # The last resort at the edge of the program: anything else is our defect, and says so.
+        if debug:
+            traceback.print_exc()
+        return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def run() -> None:
+    """Entry point of the ``ropewalk`` script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

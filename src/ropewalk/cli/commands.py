@@ -1,0 +1,17 @@
+"""Which commands exist; each module is imported here, so ``--help`` of one loads no other's libraries."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add every command to the program, once."""
+    if app.registered_commands or app.registered_groups:
+        return
+    from ropewalk.cli import data, evaluate, extend, inspect
+
+    inspect.register(app)
+    data.register(app)
+    extend.register(app)
+    evaluate.register(app)

@@ -1,0 +1,53 @@
+"""``ropewalk extend``: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk.cli.output import JsonOption, notes, print_json, results
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``extend``."""
+    app.command("extend")(extend)
+
+
+def extend(
+    recipe: Annotated[str, typer.Argument(help="A recipe in YAML, or the name of a shipped one (demo).")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: stages.0.steps=20")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the output folder.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Extend a model's context: measure, change RoPE, train, measure again, save.
+
+    Example: [bold]ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k[/bold]
+    """
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.training import extend as run
+    from ropewalk.training import load_recipe
+    from ropewalk.training.report import run_tables, write_run_report
+
+    summary = run(load_recipe(recipe, overrides or []), resume=resume, reporter=ConsoleReporter(notes))
+    files = write_run_report(Path(summary["output"]))
+    if json:
+        print_json({**summary, "files": [str(path) for path in files]})
+        return
+    console = results()
+    for table in run_tables(summary):
+        console.print()
+        console.print(table.rich())
+    console.print()
+    facts = [("model", summary["model"])]
+    facts += [("report" if path.suffix == ".html" else "picture", str(path)) for path in files]
+    facts += [
+        ("next", f"AutoModelForCausalLM.from_pretrained({summary['model']!r}) loads it in plain transformers")
+    ]
+    for name, value in facts:
+        console.print(f"{name:8} {value}", markup=False, soft_wrap=True)

@@ -1,0 +1,36 @@
+"""Printing: results on stdout, everything else on stderr, JSON as strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, nothing else.")]
+
+notes = Console(stderr=True, highlight=False)
+"""Progress and remarks: stderr, so that stdout holds the result alone."""
+
+
+def results() -> Console:
+    """A console for the result on stdout, made late so that it follows a redirected stdout."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one JSON document; NaN and infinity become null, as JSON has neither."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

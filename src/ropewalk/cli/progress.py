@@ -1,0 +1,68 @@
+"""Progress on a terminal as bars, and in a log file as a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ropewalk.training.reporter import Advance
+
+SECONDS_BETWEEN_LINES = 10.0
+"""How often a bar becomes a line where there is no terminal."""
+
+
+class ConsoleReporter:
+    """Draws a run's progress on stderr."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def bar(self, label: str, total: int | None) -> Iterator[Advance]:
+        if self.console.is_terminal:
+            with self._drawn(label, total) as advance:
+                yield advance
+        else:
+            yield self._lines(label, total)
+
+    @contextmanager
+    def _drawn(self, label: str, total: int | None) -> Iterator[Advance]:
+        counted = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
+        ends = [TimeElapsedColumn(), TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
+        columns = [TextColumn("{task.description}"), *counted, *ends, TextColumn("{task.fields[text]}")]
+        with Progress(*columns, console=self.console) as progress:
+            task = progress.add_task(label, total=total, text="")
+            yield lambda done, text: progress.update(task, completed=done, text=text)
+
+    def _lines(self, label: str, total: int | None) -> Advance:
+        began = last = time.monotonic()
+
+        def advance(done: int, text: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= SECONDS_BETWEEN_LINES or (total is not None and done == total):
+                last = now
+                left = (
+                    f", {(now - began) / done * (total - done):.0f} s left"
+                    if total and 0 < done < total
+                    else ""
+                )
+                of = f"/{total}" if total is not None else ""
+                self.note(f"{label}: {done}{of}  {text}{left}")
+
+        return advance

@@ -1,0 +1,135 @@
+"""The program as a whole: exit statuses, one-sentence errors, and which flags exist."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ropewalk.cli.app import main
+
+FLAGS = {
+    "inspect": {"--json"},
+    "extend": {"--set", "--resume", "--json"},
+    "eval": {
+        "--suite",
+        "--lengths",
+        "--text",
+        "--samples",
+        "--rows",
+        "--engine",
+        "--dtype",
+        "--device",
+        "--exact-rope",
+        "--seed",
+        "--out",
+        "--json",
+    },
+    "data pack": {
+        "--tokenizer",
+        "--context",
+        "--pattern",
+        "--positions",
+        "--bos",
+        "--eos",
+        "--long-documents",
+        "--validation-documents",
+        "--validation-fraction",
+        "--text-field",
+        "--source-field",
+        "--out",
+        "--workers",
+        "--json",
+    },
+    "data stats": {"--tokenizer", "--text-field", "--source-field", "--workers", "--json"},
+}
+
+
+def commands():
+    """{command line: flags} of the whole program, from the program itself."""
+    import typer
+
+    from ropewalk.cli.app import app
+    from ropewalk.cli.commands import register
+
+    register(app)
+
+    def walk(command, prefix):
+        for name, inner in command.commands.items():
+            path = f"{prefix} {name}".strip()
+            if hasattr(inner, "commands"):
+                yield from walk(inner, path)
+            else:
+                flags = {p.opts[0] for p in inner.params if p.opts[0].startswith("--")}
+                yield path, flags - {"--help"}
+
+    return dict(walk(typer.main.get_command(app), ""))
+
+
+def test_no_flag_appears_or_vanishes_by_accident():
+    assert commands() == FLAGS
+
+
+@pytest.mark.parametrize("command", sorted(FLAGS))
+def test_every_help_has_an_example(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    assert f"ropewalk {command}" in capsys.readouterr().out.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["extnd"], "No such command 'extnd'"),
+        (["extend"], "Missing argument"),
+        (["extend", "demo", "--st", "a=1"], "No such option"),
+        (["eval", "x", "--samples", "many"], "--samples"),
+        (["extend", "demo", "--set", "output"], "--set takes key=value"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+
+
+def test_an_unexpected_error_is_one_sentence_and_debug_shows_more(monkeypatch, capsys):
+    import ropewalk.cli.inspect as inspect
+
+    def broken(model):
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(inspect, "read_config", broken)
+    assert main(["inspect", "embedded"]) == 1
+    assert capsys.readouterr().err == (
+        "error: unexpected ZeroDivisionError: a defect (run with --debug for the traceback)\n"
+    )
+    assert main(["--debug", "inspect", "embedded"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_json_is_all_there_is_on_stdout(capsys):
+    assert main(["inspect", "embedded", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_position_embeddings"] == 256
+
+
+def test_ctrl_c_is_status_130():
+    program = (
+        "import sys, time, ropewalk.training\n"
+        "def wait(*arguments):\n"
+        "    print('waiting', flush=True)\n"
+        "    time.sleep(60)\n"
+        "ropewalk.training.load_recipe = wait\n"
+        "from ropewalk.cli.app import main\n"
+        "sys.exit(main(['extend', 'demo']))\n"
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "error: interrupted\n"
