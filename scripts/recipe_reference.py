@@ -1,0 +1,66 @@
+"""Write the table of recipe keys into docs/recipes.md, from the recipe's own models.
+
+python scripts/recipe_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from ropewalk.training import recipe
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
+BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
+TABLES = (
+    ("The run", "", recipe.Recipe),
+    ("Data", "data.", recipe.Data),
+    ("A source (a plain string is its path)", "data.sources[].", recipe.Source),
+    ("A stage", "stages[].", recipe.Stage),
+    ("RoPE of a stage", "stages[].rope.", recipe.Rope),
+    ("Optimiser", "optimizer.", recipe.Optimizer),
+    ("Checkpoints", "checkpoints.", recipe.Checkpoints),
+    ("Evaluation", "evaluation.", recipe.Evaluation),
+)
+
+
+def default(field: Any) -> str:
+    """A field's default as one writes it in YAML."""
+    if field.is_required():
+        return "**required**"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "as below"
+    if value is None:
+        return ""
+    return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
+
+
+def reference() -> str:
+    """The tables of all keys as Markdown."""
+    parts = []
+    for title, prefix, model in TABLES:
+        rows = [f"| `{prefix}{n}` | {default(f)} | {f.description} |" for n, f in model.model_fields.items()]
+        parts.append(
+            "\n".join([f"### {title}", "", "| key | default | meaning |", "| --- | --- | --- |", *rows])
+        )
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    wanted = f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+    if "--check" in sys.argv[1:]:
+        return 0 if wanted == text else 1
+    PAGE.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

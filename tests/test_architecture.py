@@ -1,0 +1,92 @@
+"""The arrows between rooms, what each may import, and that importing is quick and needs no GPU."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "ropewalk"
+ROOTS = {"errors", "lengths", "files", "versions"}
+ALLOWED = {
+    "rope": set(),
+    "packing": set(),
+    "attention": {"packing"},
+    "parallel": set(),
+    "testing": {"attention", "packing"},
+    "data": {"packing"},
+    "integrations": {"attention", "packing", "rope"},
+    "evaluation": {"data", "integrations", "packing", "rope"},
+    "reporting": {"evaluation"},
+    "training": {
+        "attention",
+        "data",
+        "evaluation",
+        "integrations",
+        "packing",
+        "parallel",
+        "reporting",
+        "rope",
+    },
+}
+PURE = {"rope", "packing", "attention", "parallel"}
+LIBRARIES_OF_PURE_ROOMS = {"torch", "numpy"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names of everything a module imports, function bodies included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def modules():
+    return [pytest.param(path, id=str(path.relative_to(PACKAGE))) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules())
+def test_arrows_point_one_way(path):
+    room = path.relative_to(PACKAGE).parts[0]
+    if room not in ALLOWED:
+        pytest.skip("the command line and the package's root may import every room")
+    inner = {n.split(".")[1] for n in imports_of(path) if n.startswith("ropewalk.")}
+    assert inner - {room} - ROOTS <= ALLOWED[room]
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if Path(p.id).parts[0] in PURE])
+def test_pure_rooms_import_torch_and_numpy_alone(path):
+    outer = {n.split(".")[0] for n in imports_of(path)} - {"ropewalk"} - set(sys.stdlib_module_names)
+    assert outer <= LIBRARIES_OF_PURE_ROOMS
+
+
+@pytest.mark.parametrize("path", modules())
+def test_only_integrations_import_what_transformers_hides(path):
+    if path.relative_to(PACKAGE).parts[0] == "integrations":
+        pytest.skip("the room for it")
+    hidden = {n for n in imports_of(path) if n.startswith(("transformers.", "accelerate."))}
+    assert hidden == set()
+
+
+def loaded_after(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint(' '.join(m for m in sys.modules if '.' not in m))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_importing_ropewalk_loads_no_heavy_library():
+    assert not loaded_after("import ropewalk") & {"torch", "transformers", "numpy", "datasets", "matplotlib"}
+
+
+def test_one_piece_needs_torch_alone():
+    loaded = loaded_after("from ropewalk import PackedLayout, attend; import ropewalk.rope")
+    assert not loaded & {"transformers", "datasets", "pydantic", "typer", "matplotlib", "triton"}
+
+
+def test_help_needs_no_heavy_library():
+    loaded = loaded_after("from ropewalk.cli.app import main; main(['extend', '--help'])")
+    assert not loaded & {"torch", "transformers", "datasets", "matplotlib"}

@@ -1,0 +1,51 @@
+"""The documentation says what is: its code runs, its recipes parse, its tables are up to date."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropewalk.training.recipe_file import parse_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+def blocks(language: str) -> list:
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    found = [
+        (page.name, number, text)
+        for page in PAGES
+        for number, text in enumerate(fence.findall(page.read_text()))
+    ]
+    return [pytest.param(text, id=f"{name}-{number}") for name, number, text in found]
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "documentation", "exec"), {})
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_blocks_are_recipes(text):
+    assert parse_recipe(text, "documentation").stages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_files_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_table_of_recipe_keys_is_up_to_date():
+    script = ROOT / "scripts" / "recipe_reference.py"
+    result = subprocess.run([sys.executable, str(script), "--check"], check=False)
+    assert result.returncode == 0, "run scripts/recipe_reference.py"
