@@ -232,6 +232,17 @@ def test_what_an_engine_needs_is_known_before_a_gpu_is_asked(engine, dtype, opti
         check_engine(able, "cuda", torch.bfloat16, 1024, head_dim=64)
 
 
+def test_auto_says_once_what_it_took(caplog):
+    from ropewalk.attention import api
+
+    api._say_once.cache_clear()
+    layout = PackedLayout.from_lengths([5, 4])
+    with caplog.at_level("INFO", logger="ropewalk"):
+        for _ in range(3):
+            attend(*random_qkv(1, 2, 2, 10, 8), layout)
+    assert caplog.messages == ["attention engine segments on cpu (auto)"]
+
+
 def test_auto_names_the_engine_of_each_device():
     assert resolve_engine("cpu", torch.bfloat16) == "segments"
     assert resolve_engine("cuda", torch.bfloat16) == "varlen"

@@ -95,7 +95,7 @@ def test_json_holds_results_and_nothing_else(
         "lengths": [256, 512],
         "text": str(text),
         "seed": 0,
-        "engine": "auto",
+        "engine": "segments",
         "dtype": "float32",
         "device": said["device"],
         "exact_rope": True,

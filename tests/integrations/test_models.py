@@ -172,6 +172,15 @@ def test_transformers_own_rotary_module_can_stay():
     assert model(token_ids(64), layout=layout).logits.isfinite().all()
 
 
+def test_attached_again_a_model_takes_the_new_engine():
+    model = tiny_llama(engine="reference")
+    attach(model, engine="flex")
+    with pytest.raises(EngineError, match="flex has no backward"):
+        model(token_ids(64), layout=LAYOUTS["anchor"])
+    attach(model, engine="segments")
+    assert model(token_ids(64), layout=LAYOUTS["anchor"]).logits.isfinite().all()
+
+
 def test_position_ids_given_override_the_layouts():
     model = tiny_llama()
     ids, layout = token_ids(64), LAYOUTS["anchor"]

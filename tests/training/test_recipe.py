@@ -99,6 +99,13 @@ def test_a_missing_recipe_lists_the_shipped_ones(tmp_path):
         load_recipe(tmp_path / "missing.yaml")
 
 
+def test_a_folder_named_like_a_shipped_recipe_is_not_it(tmp_path, monkeypatch):
+    """The demo's own output folder is called demo."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert load_recipe("demo").model == "embedded"
+
+
 def test_shipped_recipes_are_valid():
     from importlib import resources
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, Literal, get_args
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.packing import PackedLayout
+
+log = logging.getLogger("ropewalk")
 
 EngineName = Literal["reference", "segments", "flex", "varlen"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -60,6 +63,7 @@ def attend(
     if engine == "auto":
         widest = max(query.shape[-1], value.shape[-1])
         engine = resolve_engine(query.device, query.dtype, softcap, widest, query.shape[2])
+        _say_once(engine, query.device)
     check_engine(
         engine,
         query.device,
@@ -193,6 +197,11 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
             raise RopewalkError(
                 f"the layout describes {layout.total_length} tokens, the tensors hold {query.shape[2]}"
             )
+
+
+@cache
+def _say_once(engine: str, device: torch.device) -> None:
+    log.info("attention engine %s on %s (auto)", engine, device)
 
 
 @lru_cache(maxsize=8)

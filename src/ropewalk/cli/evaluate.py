@@ -54,6 +54,7 @@ def evaluate_command(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a checkpoint: perplexity by position and passkey retrieval, with 95 % intervals."""
+    from ropewalk.attention import resolve_engine
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
     from ropewalk.data.embedded import resolve_model
@@ -92,7 +93,7 @@ def evaluate_command(
         "lengths": tokens,
         "text": text if "perplexity" in suites else None,
         "seed": seed,
-        "engine": engine,
+        "engine": resolve_engine(loaded.device, loaded.dtype) if engine == "auto" else engine,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "exact_rope": exact_rope,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ropewalk.data.documents import Document
+from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 
 Progress = Callable[[int, int], None]
@@ -59,15 +60,16 @@ class SpecialTokens:
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """A transformers tokenizer from a folder or the hub; no code of the repository is run.
+    """A transformers tokenizer from a folder, the hub, or ``embedded``; no code of the repository is run.
 
     Raises:
         RopewalkError: if there is none, or it has no fast (``tokenizers``) backend.
     """
     from transformers import AutoTokenizer
 
+    path = resolve_model(path_or_name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path_or_name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__

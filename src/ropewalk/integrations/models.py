@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from ropewalk.attention import require_engine_name, resolve_engine
+from ropewalk.attention import require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
 from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding, methods_from_config, replace_methods
@@ -169,6 +169,8 @@ def attach(
 ) -> None:
     """Put our attention, and with ``exact_rope`` our rotary module, into a transformers model in memory.
 
+    Attached again, a model takes the new engine.
+
     Args:
         model: a causal decoder from transformers; changed in place.
         engine: attention engine for calls with a layout.
@@ -189,9 +191,12 @@ def attach(
         _swap_rotary(model, methods)
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
-    attention_hooks.LayoutHooks(engine, shortest_window(config)).install(model)
-    if engine == "auto":
-        log.info("attention engine %s (auto)", resolve_engine(model.device, model.dtype))
+    hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
+    if hooks is None:
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, shortest_window(config))
+        model._ropewalk_hooks.install(model)
+    else:
+        hooks.engine = engine
 
 
 def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | None = None) -> Any:

@@ -28,7 +28,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(name)
     shipped = resources.files("ropewalk.recipes")
-    if path.suffix not in (".yaml", ".yml") and not path.exists():
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
         known = sorted(entry.name[:-5] for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
         if str(name) not in known:
             raise RopewalkError(f"no recipe file {name}; shipped recipes are {', '.join(known)}")
