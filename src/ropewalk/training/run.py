@@ -40,6 +40,8 @@ METRICS = "metrics.jsonl"
 ROWS = "rows.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
+PREPARED = {"data", ROWS, "versions.json"}
+"""What may lie in an output folder before a run has begun: the recipe is written last of all preparations."""
 
 
 def extend(recipe: Recipe, resume: bool = False, reporter: Reporter | None = None) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def _check_output(output: Path, recipe: Recipe, resume: bool) -> None:
                 f"the recipe differs from the run in {output} in {', '.join(changed[:5])}; a resumed run must be "
                 "the same run: restore the recipe, or give another output"
             )
-    elif output.is_dir() and any(entry.name != "data" for entry in output.iterdir()):
+    elif output.is_dir() and {entry.name for entry in output.iterdir()} - PREPARED:
         raise RopewalkError(
             f"output folder {output} is not empty; add --resume to go on with it, or give another"
         )
