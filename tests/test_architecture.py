@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "ropewalk"
-ROOTS = {"errors", "lengths", "files", "versions"}
+ROOTS = {"errors", "lengths", "files", "lazy", "versions"}
 ALLOWED = {
     "rope": set(),
     "packing": set(),

@@ -3,8 +3,9 @@
 Names are imported on first use, so ``import ropewalk`` needs neither torch nor a GPU and takes milliseconds.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.attention import attend
@@ -15,21 +16,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EngineError": "ropewalk.errors",
-    "PackedLayout": "ropewalk.packing",
-    "RopewalkError": "ropewalk.errors",
-    "Row": "ropewalk.packing",
-    "attend": "ropewalk.attention",
-    "load_model": "ropewalk.integrations.models",
+    "EngineError": "errors",
+    "PackedLayout": "packing",
+    "RopewalkError": "errors",
+    "Row": "packing",
+    "attend": "attention",
+    "load_model": "integrations.models",
 }
 
 __all__ = ["EngineError", "PackedLayout", "RopewalkError", "Row", "__version__", "attend", "load_model"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

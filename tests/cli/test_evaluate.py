@@ -215,25 +215,3 @@ def test_missing_model_is_named(run: Run, tmp_path: Path, capsys: pytest.Capture
     assert "nowhere" in capsys.readouterr().err
     assert run(tmp_path) == 2
     assert "has no config.json" in capsys.readouterr().err
-
-
-def test_help_shows_an_example_and_every_option(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
-    said = capsys.readouterr().out
-    assert "Example: ropewalk eval" in said
-    command = typer.main.get_command(program.app).commands["eval"]  # type: ignore[attr-defined]
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert options == {
-        "--suite",
-        "--lengths",
-        "--text",
-        "--samples",
-        "--rows",
-        "--engine",
-        "--dtype",
-        "--device",
-        "--exact-rope",
-        "--seed",
-        "--out",
-        "--json",
-    }

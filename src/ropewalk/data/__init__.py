@@ -4,8 +4,9 @@ Names are imported on first use: a tokenisation worker imports this package and 
 functions ``pack`` and ``tokenise`` bear the names of their modules, and are imported from there.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.data.documents import Document, SourceSpec
@@ -77,10 +78,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ropewalk.data' has no attribute {name!r}")
-    return getattr(import_module(f"ropewalk.data.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

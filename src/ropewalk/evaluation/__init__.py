@@ -3,8 +3,9 @@
 Names are imported on first use: reading results and drawing them needs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.passkey import PasskeyResult
@@ -50,10 +51,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ropewalk.evaluation' has no attribute {name!r}")
-    return getattr(import_module(f"ropewalk.evaluation.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,9 @@
 matplotlib takes a second to import, so names are imported on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.reporting.figures import passkey_figure, perplexity_figure, training_figure
@@ -30,10 +31,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ropewalk.reporting' has no attribute {name!r}")
-    return getattr(import_module(f"ropewalk.reporting.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """The main job: recipe, stages, steps, checkpoints."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.training.recipe import Recipe
@@ -13,7 +14,4 @@ _HOMES = {"Recipe": "recipe", "load_recipe": "recipe_file", "extend": "run"}
 __all__ = ["Recipe", "extend", "load_recipe"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ropewalk.training' has no attribute {name!r}")
-    return getattr(import_module(f"ropewalk.training.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)
