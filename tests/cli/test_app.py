@@ -118,7 +118,9 @@ def test_json_is_all_there_is_on_stdout(capsys):
 
 def test_ctrl_c_is_status_130():
     program = (
-        "import sys, time, ropewalk.training\n"
+        "import signal, sys, time, ropewalk.training\n"
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*arguments):\n"
         "    print('waiting', flush=True)\n"
         "    time.sleep(60)\n"
@@ -127,9 +129,12 @@ def test_ctrl_c_is_status_130():
         "sys.exit(main(['extend', 'demo']))\n"
     )
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
-    assert process.stdout.readline() == "waiting\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert errors == "error: interrupted\n"
