@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ from ropewalk.rope import (
     methods_from_config,
     replace_methods,
 )
+from ropewalk.rope.tensions import config_tensions
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+LENGTH = {"max_position_embeddings": 4096}
 PHI = LongRope(12, 10000.0, (1.0,) * 6, (1.0, 1.5, 2.0, 4.0, 8.0, 16.0), 1.19, 4096)
 GEMMA = {
     "full_attention": Linear(16, 1000000.0, 8.0),
@@ -255,11 +258,163 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
             "stands beside rope_parameters with layer types",
         ),
         ({"text_config": {"rope_theta": 1e4}}, "under text_config"),
+        (
+            {"rope_theta": 1e4, "hidden_size": 66},
+            "hidden_size 66 is no multiple of num_attention_heads 4, and the config has no head_dim",
+        ),
+        (
+            {"rope_theta": 1e4, "num_attention_heads": 0},
+            "num_attention_heads must be a whole number, .* got 0",
+        ),
+        ({"rope_theta": 1e4, "head_dim": 16.5}, "head_dim must be a whole number, at least 1, got 16.5"),
+        ({"rope_theta": 1e4, "head_dim": True}, "head_dim must be a whole number, at least 1, got True"),
+        ({"rope_theta": [1e4, 1e6]}, r"rope_theta must be a finite number above 1, got \[10000.0"),
+        (
+            {
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": "yes"},
+                **LENGTH,
+            },
+            "finetuned must be true or false, got 'yes'",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}},
+            "rope type 'linear' with unknown finetuned",
+        ),
+        (
+            {"rope_theta": 1e4, "max_position_embeddings": "4k", "rope_scaling": {"type": "yarn"}},
+            "max_position_embeddings must be a whole number, at least 1, got '4k'",
+        ),
     ],
 )
 def test_silent_or_contradictory_configs_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(RopewalkError, match=said):
         methods_from_config({**HEADS, **keys})
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+        {"rope_type": "yarn"},
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_original_length_is_not_more_than_the_present_one(scaling: dict[str, Any], inside: bool) -> None:
+    original = {"original_max_position_embeddings": 8192}
+    config = {
+        **HEADS,
+        "rope_theta": 1e4,
+        "rope_scaling": {**scaling, **(original if inside else {})},
+        **({} if inside else original),
+    }
+    with pytest.raises(RopewalkError, match="8192 is more than max_position_embeddings 4096"):
+        methods_from_config({**config, "max_position_embeddings": 4096})
+    assert methods_from_config({**config, "max_position_embeddings": 8192})
+
+
+def test_yarn_with_a_factor_may_be_cut_short() -> None:
+    config = {**HEADS, "rope_theta": 1e4, "rope_scaling": YARN, "max_position_embeddings": 256}
+    assert method_from_config(config) == Yarn(16, 1e4, 4.0, 4096)
+    assert len(config_tensions(config)) == 1
+
+
+def test_width_of_heads_may_differ_from_the_quotient() -> None:
+    config = {"hidden_size": 1152, "num_attention_heads": 7, "head_dim": 256, "rope_theta": 1e4}
+    assert method_from_config(config) == Default(256, 1e4)
+
+
+def test_finetuned_of_the_yarn_authors_changes_nothing() -> None:
+    for finetuned in (True, False, None):
+        yarn = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+        config = {**HEADS, "rope_theta": 1e4, "rope_scaling": {**yarn, "finetuned": finetuned}}
+        assert method_from_config(config) == Yarn(16, 1e4, 32.0, 4096)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+WINDOW = {"rope_theta": 1e4, "max_position_embeddings": 4096, "sliding_window": 1024}
+MIXED = {
+    "full_attention": {**YARN, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rope_theta": 1e4}, []),
+        ({"rope_theta": 1e4, "max_position_embeddings": 16384, "rope_scaling": YARN}, []),
+        (
+            {"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": YARN},
+            ["yarn factor 4 times .* 4096 is 16384 tokens, but max_position_embeddings is 32768"],
+        ),
+        # Without a factor there is nothing to disagree.
+        ({"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": {**YARN, "factor": None}}, []),
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 16384,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            ["linear factor 2 times .* 4096 is 8192 tokens, but max_position_embeddings is 16384"],
+        ),
+        ({"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}}, []),
+        # llama3's factor is no ratio of lengths.
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            [],
+        ),
+        (
+            {"rope_theta": 1e4, "max_position_embeddings": 8192, "original_max_position_embeddings": 4096},
+            ["max_position_embeddings 8192 is more than .* 4096, but rope type default scales nothing"],
+        ),
+        (
+            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            ["rope type dynamic is for inference only"],
+        ),
+        ({"max_position_embeddings": 16384, "rope_parameters": MIXED}, []),
+        (
+            {"max_position_embeddings": 65536, "rope_parameters": MIXED},
+            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
+        ),
+        (
+            {
+                "max_position_embeddings": 65536,
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_scaling": YARN,
+            },
+            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
+        ),
+        (WINDOW, [r"only the last 1024 tokens \(sliding_window\), fewer than max_position_embeddings 4096"]),
+        ({**WINDOW, "sliding_window": 4096}, []),
+        ({**WINDOW, "use_sliding_window": False}, []),
+        ({**WINDOW, "use_sliding_window": True}, ["only the last 1024 tokens"]),
+        ({**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}, []),
+        (
+            {**WINDOW, "layer_types": ["sliding_attention", "sliding_attention"]},
+            ["only the last 1024 tokens"],
+        ),
+        ({**WINDOW, "layer_types": ["full_attention"]}, []),
+    ],
+)
+def test_tensions_are_said_and_nothing_is_refused(keys: dict[str, Any], said: list[str]) -> None:
+    sentences = config_tensions({**HEADS, **keys})
+    assert len(sentences) == len(said)
+    for sentence, part in zip(sentences, said, strict=True):
+        assert re.search(part, sentence)
 
 
 def test_a_layer_type_is_refused_where_there_are_none() -> None:

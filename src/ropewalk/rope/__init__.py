@@ -1,5 +1,6 @@
 """RoPE mathematics: frequencies of each method, their config, theory, and the rotary module."""
 
+from ropewalk.rope.candidates import CANDIDATES, candidate, check_candidate
 from ropewalk.rope.config import (
     ROPE_KEYS,
     Spelling,
@@ -26,10 +27,12 @@ from ropewalk.rope.methods import (
     unscaled_inv_freq,
 )
 from ropewalk.rope.rotary import STYLES, RotaryEmbedding, Style
-from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target
+from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
+from ropewalk.rope.tensions import config_tensions
 from ropewalk.rope.theory import critical_dimension, scaled_theta
 
 __all__ = [
+    "CANDIDATES",
     "METHODS",
     "PARAMETERS",
     "ROPE_KEYS",
@@ -48,7 +51,10 @@ __all__ = [
     "Style",
     "Theta",
     "Yarn",
+    "candidate",
+    "check_candidate",
     "config_entries",
+    "config_tensions",
     "critical_dimension",
     "head_dim",
     "longrope_attention_factor",
@@ -58,5 +64,6 @@ __all__ = [
     "ntk_theta",
     "replace_methods",
     "scaled_theta",
+    "trained_length",
     "unscaled_inv_freq",
 ]

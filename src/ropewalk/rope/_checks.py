@@ -30,6 +30,16 @@ def check_original_length(value: int) -> None:
         )
 
 
+def check_rotary_dim(value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 2 or value % 2:
+        raise RopewalkError(f"rotary_dim must be an even whole number, at least 2, got {value!r}")
+
+
+def check_theta(value: float) -> None:
+    if not is_number(value) or value <= 1:
+        raise RopewalkError(f"rope_theta must be a finite number above 1, got {value!r}")
+
+
 def check_sequence_length(value: int | None) -> int | None:
     if value is not None and value < 1:
         raise RopewalkError(f"sequence_length must be at least 1 token, got {value}")

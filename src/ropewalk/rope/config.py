@@ -12,6 +12,9 @@ What the keys mean, as transformers computes with them:
 - The original length of yarn, llama3 and longrope is ``original_max_position_embeddings``, inside or (Phi-3)
   at the top level, else ``max_position_embeddings``. That of dynamic is always ``max_position_embeddings``.
 - Where yarn or longrope has no ``factor``, it is ``max_position_embeddings`` over the original length.
+- The original length of llama3 and longrope, and of yarn without ``factor``, cannot be more than
+  ``max_position_embeddings``: it is what came before an extension.
+- ``finetuned`` in the YaRN authors' checkpoints is for information; theirs of type yarn are all static.
 
 A key that could change the frequencies and is not understood is refused by name, never skipped.
 """
@@ -57,6 +60,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         "mscale",
         "mscale_all_dim",
         "truncate",
+        "finetuned",
     ),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "longrope": ("factor", "short_factor", "long_factor", "attention_factor", ORIGINAL),
@@ -77,21 +81,37 @@ def head_dim(config: Config) -> int:
     """Dimensions of one attention head: ``head_dim``, else ``hidden_size // num_attention_heads``.
 
     Raises:
-        RopewalkError: if the config says neither, or has multi-head latent attention.
+        RopewalkError: if the config says neither, its hidden size is no multiple of its heads, or it has
+            multi-head latent attention.
     """
     if config.get("qk_rope_head_dim") is not None:
         raise RopewalkError(
             f"multi-head latent attention (qk_rope_head_dim {config['qk_rope_head_dim']}) is not supported"
         )
-    if config.get("head_dim") is not None:
-        return int(config["head_dim"])
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    stated = _count(config, "head_dim")
+    if stated is not None:
+        return stated
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if not hidden or not heads:
         raise RopewalkError(
             f"the config must have head_dim, or hidden_size and num_attention_heads; got hidden_size "
             f"{hidden} and num_attention_heads {heads}"
         )
-    return int(hidden) // int(heads)
+    if hidden % heads:
+        raise RopewalkError(
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and the config has no head_dim"
+        )
+    return hidden // heads
+
+
+def _count(config: Config, key: str) -> int | None:
+    """A number of tokens, heads or dimensions; None where the config has none."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not is_number(value) or value != int(value) or value < 1:
+        raise RopewalkError(f"{key} must be a whole number, at least 1, got {value!r}")
+    return int(value)
 
 
 def method_from_config(config: Config, layer_type: str | None = None) -> RopeMethod:
@@ -203,10 +223,11 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
             "into config.json, or load it with transformers and use model.config.to_dict(), which holds what "
             "the model's class states"
         )
-    if len(set(stated.values())) > 1:
+    theta = next(iter(stated.values()))
+    if any(value != theta for value in stated.values()):
         said = ", ".join(f"{value} in {key}" for key, value in stated.items())
         raise RopewalkError(f"rope_theta has two values: {said}; remove the one that is wrong")
-    return {**entry, "rope_theta": next(iter(stated.values()))}
+    return {**entry, "rope_theta": theta}
 
 
 def _method(config: Config, entry: Config) -> RopeMethod:
@@ -241,11 +262,15 @@ def _method(config: Config, entry: Config) -> RopeMethod:
             )
         return DynamicNtk(dim, theta, need("factor"), length)
     original = _original_length(config, values.pop(ORIGINAL, None))
+    # A factor says all that yarn needs: a checkpoint cut to a shorter context stays what it was.
+    if kind != "yarn" or "factor" not in values:
+        _check_extended(config, original)
     if kind == "llama3":
         low, high = need("low_freq_factor"), need("high_freq_factor")
         return Llama3(dim, theta, need("factor"), low, high, original)
     factor = values.pop("factor", None)
     if kind == "yarn":
+        _check_finetuned(values.pop("finetuned", False))
         factor = _max_length(config) / original if factor is None else factor
         # transformers reads a 0 here as "not given".
         or_default = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -281,19 +306,33 @@ def _rotary_dim(config: Config, inside: float | None) -> int:
     return int(head_dim(config) * partial)
 
 
+def _check_finetuned(value: object) -> None:
+    if not isinstance(value, bool):
+        raise RopewalkError(f"finetuned must be true or false, got {value!r}")
+
+
 def _max_length(config: Config) -> int:
-    length = config.get("max_position_embeddings")
+    length = _count(config, "max_position_embeddings")
     if length is None:
         raise RopewalkError("the config has no max_position_embeddings, which its RoPE parameters refer to")
-    return int(length)
+    return length
 
 
 def _original_length(config: Config, inside: int | None) -> int:
     outside = config.get(ORIGINAL)
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters")
-    stated = next((value for value in (inside, outside) if value is not None), None)
-    return _max_length(config) if stated is None else int(stated)
+    original = _count({ORIGINAL: outside if inside is None else inside}, ORIGINAL)
+    return _max_length(config) if original is None else original
+
+
+def _check_extended(config: Config, original: int) -> None:
+    length = _count(config, "max_position_embeddings")
+    if length is not None and original > length:
+        raise RopewalkError(
+            f"{ORIGINAL} {original} is more than max_position_embeddings {length}, though it is the length "
+            "before the extension; correct the wrong one"
+        )
 
 
 def config_entries(

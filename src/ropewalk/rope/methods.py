@@ -22,7 +22,9 @@ from ropewalk.rope._checks import (
     check_ntk_dim,
     check_original_length,
     check_positive,
+    check_rotary_dim,
     check_sequence_length,
+    check_theta,
     is_number,
 )
 
@@ -86,11 +88,8 @@ class RopeMethod(ABC):
     length_dependent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        dim = self.rotary_dim
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 2 or dim % 2:
-            raise RopewalkError(f"rotary_dim must be an even whole number, at least 2, got {dim!r}")
-        if not is_number(self.rope_theta) or self.rope_theta <= 1:
-            raise RopewalkError(f"rope_theta must be a finite number above 1, got {self.rope_theta!r}")
+        check_rotary_dim(self.rotary_dim)
+        check_theta(self.rope_theta)
 
     @abstractmethod
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:

@@ -8,7 +8,7 @@ each other have no agreed meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,6 +26,24 @@ from ropewalk.rope.methods import (
     longrope_attention_factor,
 )
 from ropewalk.rope.theory import scaled_theta
+
+
+def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
+    """Tokens a checkpoint was trained for: some yarn configs state only the length before their factor.
+
+    Args:
+        config: the decoder's config as a mapping.
+        method: its method; None where layer types differ.
+
+    Raises:
+        RopewalkError: if the config states no ``max_position_embeddings``.
+    """
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
+    if isinstance(method, Yarn):
+        return max(length, round(method.factor * method.original_max_position_embeddings))
+    return length
 
 
 @dataclass(frozen=True)

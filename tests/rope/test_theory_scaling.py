@@ -57,7 +57,7 @@ def test_scaled_theta_of_the_same_length_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((127, 1e4, 4096), "rotary_dim must be even and at least 2, got 127"),
+        ((127, 1e4, 4096), "rotary_dim must be an even whole number, at least 2, got 127"),
         ((128, 1.0, 4096), "rope_theta must be a finite number above 1, got 1.0"),
         ((128, 1e4, 6), "trained_length must be at least 7 tokens, got 6"),
     ],

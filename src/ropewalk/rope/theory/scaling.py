@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_rotary_dim, check_theta
 
 SHORTEST_LENGTH = 7
 """Tokens: the first whole length in which the fastest pair, 1 rad/token, turns once (2*pi tokens)."""
@@ -30,9 +31,8 @@ def critical_dimension(rotary_dim: int, rope_theta: float, trained_length: int) 
 
     Source: Liu et al., arXiv:2310.05209, section 3; values checked against Llama 2 and 3.
     """
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise RopewalkError(f"rotary_dim must be even and at least 2, got {rotary_dim}")
-    _check_theta(rope_theta)
+    check_rotary_dim(rotary_dim)
+    check_theta(rope_theta)
     _check_length("trained_length", trained_length)
     pairs = math.ceil(rotary_dim / 2 * math.log(trained_length / (2 * math.pi), rope_theta))
     return min(2 * pairs, rotary_dim)
@@ -55,7 +55,7 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
 
     Source: Liu et al., arXiv:2310.05209, theorem 1; Gradient's Llama-3-8B-Instruct-262k.
     """
-    _check_theta(rope_theta)
+    check_theta(rope_theta)
     _check_length("trained_length", trained_length)
     if target_length < trained_length:
         raise RopewalkError(
@@ -69,11 +69,6 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
             f"from {trained_length} to {target_length} tokens the scaling law gives a base beyond floating "
             f"point ({rope_theta} to the power {exponent:.1f}); extend in smaller stages"
         ) from None
-
-
-def _check_theta(rope_theta: float) -> None:
-    if not math.isfinite(rope_theta) or rope_theta <= 1:
-        raise RopewalkError(f"rope_theta must be a finite number above 1, got {rope_theta}")
 
 
 def _check_length(name: str, length: int) -> None:

@@ -1,0 +1,77 @@
+"""What in a config is suspicious, but no contradiction: sentences for a report, never a reason to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropewalk.rope.config import ORIGINAL, Config, methods_from_config
+from ropewalk.rope.methods import Default, DynamicNtk, Linear, LongRope, RopeMethod, Yarn
+
+
+def config_tensions(config: Config) -> list[str]:
+    """Plain sentences on what does not fit together well in a config; none for a config without tensions.
+
+    Args:
+        config: a ``config.json`` as a mapping, of the decoder where there are several. Where it has no
+            ``layer_types``, a sliding window counts as that of every layer.
+
+    Raises:
+        RopewalkError: as :func:`ropewalk.rope.methods_from_config`.
+    """
+    length = config.get("max_position_embeddings")
+    said: list[str] = []
+    for layer_type, method in methods_from_config(config).items():
+        about = "" if layer_type is None else f"{layer_type}: "
+        of_method = _of_method(method, _entry(config, layer_type), config.get(ORIGINAL), length)
+        said += [about + sentence for sentence in of_method]
+    return said + _of_window(config, length)
+
+
+def _of_method(
+    method: RopeMethod, entry: Mapping[str, Any], outside: int | None, length: int | None
+) -> list[str]:
+    if isinstance(method, DynamicNtk):
+        return ["rope type dynamic is for inference only: every length has another base, so none is trained"]
+    stated = entry.get(ORIGINAL)
+    original = outside if stated is None else stated
+    if length is None or original is None:
+        return []
+    if isinstance(method, Default) and length > original:
+        return [
+            f"max_position_embeddings {length} is more than {ORIGINAL} {original}, but rope type default "
+            "scales nothing"
+        ]
+    factor = entry.get("factor")
+    # llama3's factor is chosen, not a ratio of lengths.
+    if factor is not None and isinstance(method, Linear | Yarn | LongRope) and factor * original != length:
+        return [
+            f"{method.name} factor {factor:g} times {ORIGINAL} {original} is {factor * original:g} tokens, but "
+            f"max_position_embeddings is {length}"
+        ]
+    return []
+
+
+def _of_window(config: Config, length: int | None) -> list[str]:
+    window = config.get("sliding_window")
+    layer_types = config.get("layer_types") or ("sliding_attention",)
+    # Qwen writes a window that its own switch turns off.
+    if window is None or length is None or window >= length or config.get("use_sliding_window") is False:
+        return []
+    if any(layer_type != "sliding_attention" for layer_type in layer_types):
+        return []
+    return [
+        f"every layer sees only the last {window} tokens (sliding_window), fewer than "
+        f"max_position_embeddings {length}"
+    ]
+
+
+def _entry(config: Config, layer_type: str | None) -> Mapping[str, Any]:
+    """The RoPE parameters of a layer type in whichever spelling the config has; empty where it has none."""
+    parameters: Mapping[str, Any] = config.get("rope_parameters") or {}
+    if layer_type is None:
+        return parameters or config.get("rope_scaling") or {}
+    if parameters:
+        return parameters[layer_type]  # type: ignore[no-any-return]
+    # In the older spelling rope_scaling is for the full layers alone.
+    return (config.get("rope_scaling") or {}) if layer_type == "full_attention" else {}

@@ -1,0 +1,374 @@
+"""Which RoPE bases reach a context length: the feasible intervals, exactly, and the safe base above them.
+
+A base ``b`` reaches ``L`` tokens if ``B(m) = Σ_i cos(m·b^(-2i/d)) ≥ 0`` for all whole ``0 ≤ m ≤ L``. That set
+has holes: as ``b`` grows, single distances dip below zero and come back. Sampling bases misses both narrow
+feasible intervals and narrow holes, so here every hole is found by its own distance ``m``, in ``x = ln b``:
+
+1. Distances are taken in doublings, and bases that a shorter distance has ruled out are not looked at again.
+2. What remains is cut into cells. At a cell's centre ``B(m)`` of all ``m`` is one float32 matrix product. A
+   distance is of interest only if the slope ``|dB/dx| ≤ m·Σ a_i·θ_i`` (``a_i = 2i/d``) could bring it to zero
+   inside the cell.
+3. For those few, a Taylor bound with the second derivative decides, or the cell is halved, or (where ``B`` is
+   monotone) Newton's method gives the end of the hole in float64.
+
+Cost: with ``c`` cells for a length, each a product of ``L·d`` terms, and cells as narrow as ``1/L``, it is
+``O(L²·d·ln(ceiling))`` operations at most; in practice the ruled-out bases save most of it.
+
+Source of the theory: Men et al., "Base of RoPE Bounds Context Length", arXiv:2405.14591; the holes are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_rotary_dim
+from ropewalk.rope.theory.screen import SCREEN_ERROR, screen
+
+Floats = NDArray[np.float64]
+
+Progress = Callable[[int, int], None]
+
+CEILING = 1e9
+"""Largest base that is looked at unless the caller says otherwise."""
+SAFE_CEILING = 1e12
+"""Where the search for a safe base begins."""
+HIGHEST_CEILING = 1e15
+RESOLUTION = 1e-6
+"""Relative width from which an interval is reported: a base written with seven digits can lie in it."""
+DIGITS = 9
+"""Significant digits of reported bases."""
+
+_FIRST_BLOCK, _LARGEST_BLOCK = 64, 131072
+_BATCH = 2**20
+_TOGETHER = 4096
+_MOST_NEWTON_STEPS = 60
+_WIDEST_CELL = 0.02
+_FINEST = 1e-12
+"""Relative width in ``b`` down to which holes are resolved."""
+
+
+@dataclass(frozen=True)
+class FeasibleBases:
+    """The bases up to a ceiling that reach a context length.
+
+    Attributes:
+        length: tokens.
+        rotary_dim: rotated dimensions of a head.
+        ceiling: largest base that was looked at.
+        infimum: low end of the first interval; None where no base up to the ceiling is feasible.
+        feasible: intervals ``(low, high)`` of bases in rising order, each at least ``RESOLUTION`` wide
+            (relative), ends rounded inward to nine digits; every base inside is feasible. The last one may
+            end at the ceiling.
+        safe_base: from here to the ceiling every base is feasible; None where the ceiling itself is not.
+    """
+
+    length: int
+    rotary_dim: int
+    ceiling: float
+    infimum: float | None
+    feasible: tuple[tuple[float, float], ...]
+    safe_base: float | None
+
+
+def feasible_bases(
+    length: int,
+    rotary_dim: int,
+    ceiling: float = CEILING,
+    progress: Progress | None = None,
+) -> FeasibleBases:
+    """All bases from 1 to ``ceiling`` whose similarity margin stays at 0 or above up to ``length``.
+
+    Args:
+        length: tokens, at least 1.
+        rotary_dim: even number of rotated dimensions of a head.
+        ceiling: largest base to look at, above 1.
+        progress: called with the distances done and their number.
+
+    Raises:
+        RopewalkError: if an argument is out of range; the message gives its value.
+
+    Source: arXiv:2405.14591, equation 7 and table 2. Published lower bounds are single feasible bases; this
+    gives the whole set.
+    """
+    _check(length, rotary_dim, ceiling)
+    remaining = _feasible(length, rotary_dim, 0.0, math.log(ceiling), progress)
+    kept = remaining[remaining[:, 1] - remaining[:, 0] >= RESOLUTION]
+    # Rounded into the interval: an end itself is where some margin is zero, and rounding decides its sign.
+    intervals = tuple(
+        (
+            rounded_up(math.exp(low)) if low else 1.0,
+            ceiling if high == math.log(ceiling) else _rounded(math.exp(high), ROUND_FLOOR, DIGITS),
+        )
+        for low, high in kept
+    )
+    at_ceiling = bool(intervals) and intervals[-1][1] == ceiling
+    return FeasibleBases(
+        length,
+        rotary_dim,
+        ceiling,
+        intervals[0][0] if intervals else None,
+        intervals,
+        intervals[-1][0] if at_ceiling else None,
+    )
+
+
+def safe_base(
+    length: int, rotary_dim: int, ceiling: float = SAFE_CEILING, progress: Progress | None = None
+) -> float | None:
+    """The base from which every larger one up to ``ceiling`` reaches ``length``, without the map below it.
+
+    Looks from the ceiling down and stops at the first hole, so a ceiling far above costs little.
+
+    Args:
+        length, rotary_dim, ceiling: as in :func:`feasible_bases`.
+        progress: called with the decades of bases done and their number, at most.
+
+    Returns:
+        The base, or None where the ceiling itself is not feasible.
+    """
+    _check(length, rotary_dim, ceiling)
+    high = math.log(ceiling)
+    decades = math.ceil(high / math.log(10))
+    for done in range(decades):
+        if progress is not None:
+            progress(done, decades)
+        low = max(high - math.log(10), 0.0)
+        remaining = _feasible(length, rotary_dim, low, high, None)
+        if not len(remaining) or remaining[-1, 1] != high:
+            return rounded_up(math.exp(high)) if done else None
+        if remaining[-1, 0] != low:
+            return rounded_up(math.exp(remaining[-1, 0]))
+        high = low
+    return 1.0
+
+
+def rounded_up(base: float, digits: int = DIGITS) -> float:
+    """The base with this many significant digits, not below it."""
+    return _rounded(base, ROUND_CEILING, digits)
+
+
+def _rounded(base: float, rounding: str, digits: int) -> float:
+    exact = Decimal(base)
+    return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), rounding))
+
+
+def _check(length: int, rotary_dim: int, ceiling: float) -> None:
+    check_rotary_dim(rotary_dim)
+    if length < 1:
+        raise RopewalkError(f"length must be at least 1 token, got {length}")
+    if not 1 < ceiling <= HIGHEST_CEILING:
+        raise RopewalkError(f"the ceiling must be above 1 and at most {HIGHEST_CEILING:g}, got {ceiling}")
+
+
+def _feasible(length: int, rotary_dim: int, low: float, high: float, progress: Progress | None) -> Floats:
+    """What no distance rules out of the bases ``e^low`` to ``e^high``: intervals ``[k, 2]`` of ``ln b``, rising."""
+    exponents = 2 * np.arange(rotary_dim // 2) / rotary_dim
+    remaining = np.array([[low, high]])
+    for first, count in _blocks(length):
+        if progress is not None:
+            progress(first - 1, length)
+        remaining = _without(remaining, _holes(remaining, first, count, exponents))
+    if progress is not None:
+        progress(length, length)
+    return remaining
+
+
+def _blocks(length: int) -> Iterator[tuple[int, int]]:
+    """``(first distance, how many)``: doublings, since a hole's width goes with one over the distance."""
+    first = 1
+    while first <= length:
+        count = min(max(first, _FIRST_BLOCK), _LARGEST_BLOCK, length + 1 - first)
+        yield first, count
+        first += count
+
+
+def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floats:
+    """Intervals ``[holes, 2]`` in the remaining ones where some distance of the block has a negative margin."""
+    points, starts = _grid(remaining, first + count, exponents)
+    whole, doubtful = [np.empty((0, 2))], [np.empty((3, 0))]
+    size = max(2, _BATCH // count)
+    parts = [slice(at, at + size + 1) for at in range(0, len(points) - 1, size)]
+
+    def look(part: slice) -> tuple[Floats, Floats]:
+        return _look(points[part], ~starts[part][1:], first, count, exponents)
+
+    # Large array operations run without Python's lock, so threads share the work.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        for ruled_out, candidates in threads.map(look, parts):
+            whole.append(ruled_out)
+            doubtful.append(candidates)
+    open_ = np.concatenate(doubtful, axis=1)
+    pieces = np.array_split(open_, open_.shape[1] // _TOGETHER + 1, axis=1)
+    return np.concatenate([*whole, *(_negative(piece[0], piece[1], piece[2], exponents) for piece in pieces)])
+
+
+def _grid(remaining: Floats, longest: int, exponents: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Points ``[points]`` whose cells cover the remaining intervals, and which of them begin a new stretch."""
+    points: list[float] = []
+    starts: list[bool] = []
+    for low, high in remaining:
+        # A hole no wider than a cell is looked at again with its neighbours: that takes one point less.
+        joined = bool(points) and low - points[-1] < _cell_width(points[-1], longest, exponents)
+        if not joined:
+            points.append(low)
+            starts.append(True)
+        while points[-1] < high:
+            step = points[-1] + _cell_width(points[-1], longest, exponents)
+            points.append(min(step, high))
+            starts.append(False)
+    return np.array(points), np.array(starts, dtype=bool)
+
+
+def _cell_width(x: float, longest: int, exponents: Floats) -> float:
+    """A width at which few distances are in doubt: a matter of speed alone.
+
+    B is about ``n·(1 - ln m/ln b)`` with the spread of the fast pairs' random phases; between two points it may
+    bend by so much that it reaches some spreads below that.
+    """
+    pairs = len(exponents)
+    share = min((math.log(longest) + 0.577) / max(x, 1e-9), 1.0)
+    reach = pairs * (1 - share) - 2.7 * math.sqrt(pairs * share / 2)
+    bend = min(max(reach, pairs / 64), pairs / 3)
+    square = float((exponents**2 * np.exp(-2 * exponents * x)).sum())
+    # With one pair the base changes nothing, and a cell may be as wide as any.
+    return min(2 * math.sqrt(2 * bend / square) / longest, _WIDEST_CELL) if square else _WIDEST_CELL
+
+
+def _look(
+    points: Floats, real: NDArray[np.bool_], first: int, count: int, exponents: Floats
+) -> tuple[Floats, Floats]:
+    """What B(m) at some points tells of the cells between them.
+
+    Args:
+        points: ``[cells + 1]``, rising.
+        real: ``[cells]``, false where a cell lies between two stretches.
+
+    Returns:
+        The cells ``[k, 2]`` that a single distance rules out as a whole, and in the others what is open:
+        ``[3, candidates]``, distance, centre and half width.
+    """
+    values = screen(np.exp(-points[:, None] * exponents), first, count)
+    low, half = points[:-1], np.diff(points) / 2
+    # Between two points a function lies within bend of its chord; the pairs turn fastest at the low end.
+    rates = exponents * np.exp(-exponents * low[:, None])
+    square, linear = (rates**2).sum(1), (exponents * rates).sum(1)
+
+    def bend(cell: Any, m: Any) -> Any:
+        return 0.5 * half[cell] ** 2 * (m * m * square[cell] + m * linear[cell])
+
+    slack = SCREEN_ERROR * len(exponents)
+    limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf).astype(np.float32)
+    lower = np.minimum(values[:-1], values[1:])
+    cell, place = np.divmod(np.flatnonzero(lower < limit[:, None]), count)
+    m = (first + place).astype(np.float64)
+    at_low, at_high = (values[cell + end, place].astype(np.float64) for end in (0, 1))
+    middle, rise, off = (at_low + at_high) / 2, np.abs(at_high - at_low) / 2, bend(cell, m)
+    # The chord plus or minus a parabola of height off has its extreme inside where it is steeper than the chord.
+    beyond = np.where(rise < 2 * off, off + rise**2 / (4 * np.maximum(off, 1e-300)), rise)
+    dead = np.zeros(len(half), dtype=bool)
+    dead[cell[middle + beyond < -slack]] = True
+    open_ = ~dead[cell] & (middle - beyond < slack)
+    cell = cell[open_]
+    # Cells meet at rounded ends; a ruled-out cell must leave no sliver.
+    whole = np.stack([low - _FINEST, low + 2 * half + _FINEST], 1)[dead]
+    return whole, np.stack([m[open_], low[cell] + half[cell], half[cell]])
+
+
+def _negative(m: Floats, centre: Floats, half: Floats, exponents: Floats) -> Floats:
+    """Intervals ``[k, 2]`` of ``centre ± half`` where ``B(m) < 0``, one distance and one cell each.
+
+    Args:
+        m, centre, half: float64 ``[candidates]``.
+    """
+    found = [np.empty((0, 2))]
+    while len(m):
+        value, slope, bend = _taylor(m, centre, half, exponents)
+        change, rest = np.abs(slope) * half, 0.5 * bend * half**2
+        below = value + change + rest < 0
+        found.append(np.stack([centre - half, centre + half], 1)[below])
+        # A cell that one distance rules out needs no other; in a dense stretch there are hundreds.
+        _, cell = np.unique(centre, return_inverse=True)
+        ruled_out = np.zeros(len(m), dtype=bool)
+        ruled_out[cell[below]] = True
+        unsure = ~ruled_out[cell] & (value - change - rest < 0)
+        monotone = unsure & (np.abs(slope) > bend * half)
+        found.append(_side_below(m[monotone], centre[monotone], half[monotone], slope[monotone], exponents))
+        unsure &= ~monotone
+        # Closer than the resolution, the sign at the centre stands for the cell.
+        finest = unsure & (half < _FINEST / 2)
+        tiny = finest & (value < 0)
+        found.append(np.stack([centre - half, centre + half], 1)[tiny])
+        unsure &= ~finest
+        m, centre, half = m[unsure], centre[unsure], half[unsure] / 2
+        m, centre, half = np.r_[m, m], np.r_[centre - half, centre + half], np.r_[half, half]
+    return np.concatenate(found)
+
+
+def _taylor(m: Floats, x: Floats, half: Floats, exponents: Floats) -> tuple[Floats, Floats, Floats]:
+    """``B``, ``dB/dx`` at ``x``, and a bound on ``|d²B/dx²|`` within ``x ± half``."""
+    angles = m[:, None] * np.exp(-x[:, None] * exponents)
+    rates = exponents * angles
+    # θ_i(x - half) = θ_i(x)·e^(a_i·half), and a_i < 1.
+    growth = np.exp(half)
+    bend = (rates**2).sum(1) * growth**2 + (exponents * rates).sum(1) * growth
+    return np.cos(angles).sum(1), (rates * np.sin(angles)).sum(1), bend
+
+
+def _side_below(m: Floats, centre: Floats, half: Floats, slope: Floats, exponents: Floats) -> Floats:
+    """Of cells in which B is monotone, the part below zero: Newton's method, kept inside a bracket."""
+    low, high = centre - half, centre + half
+    at_low, at_high = (_taylor(m, x, half, exponents)[0] for x in (low, high))
+    whole = (at_low < 0) & (at_high < 0)
+    crossing = (at_low < 0) != (at_high < 0)
+    roots = _roots(m[crossing], low[crossing], high[crossing], slope[crossing] > 0, exponents)
+    rising = slope[crossing] > 0
+    ends = np.where(rising, low[crossing], roots), np.where(rising, roots, high[crossing])
+    return np.concatenate([np.stack([low, high], 1)[whole], np.stack(ends, 1)])
+
+
+def _roots(m: Floats, left: Floats, right: Floats, rising: NDArray[np.bool_], exponents: Floats) -> Floats:
+    """Where B crosses zero between ``left`` and ``right``, on which it is monotone: bracketed Newton."""
+    x = (left + right) / 2
+    going = np.arange(len(x))
+    for _ in range(_MOST_NEWTON_STEPS):
+        if not len(going):
+            break
+        value, change, _ = _taylor(m[going], x[going], np.zeros(len(going)), exponents)
+        root_is_right = (value < 0) == rising[going]
+        left[going] = np.where(root_is_right, x[going], left[going])
+        right[going] = np.where(root_is_right, right[going], x[going])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = x[going] - value / change
+        inside = (step > left[going]) & (step < right[going])
+        step = np.where(inside, step, (left[going] + right[going]) / 2)
+        moved = np.abs(step - x[going])
+        x[going] = step
+        going = going[moved > _FINEST / 10]
+    return x
+
+
+def _without(intervals: Floats, holes: Floats) -> Floats:
+    """Sorted disjoint intervals ``[k, 2]`` minus holes in any order."""
+    if not len(holes):
+        return intervals
+    holes = holes[np.argsort(holes[:, 0])]
+    reach = np.maximum.accumulate(holes[:, 1])
+    # Holes closer than the resolution are one.
+    begins = np.flatnonzero(np.r_[True, holes[1:, 0] > reach[:-1] + _FINEST])
+    start, end = holes[begins, 0], reach[np.r_[begins[1:] - 1, len(reach) - 1]]
+    pieces = [np.empty((0, 2))]
+    for low, high in intervals:
+        inside = slice(np.searchsorted(end, low, side="right"), np.searchsorted(start, high, side="left"))
+        edges = np.r_[low, np.stack([start[inside], end[inside]], 1).ravel(), high].reshape(-1, 2)
+        pieces.append(edges[edges[:, 1] - edges[:, 0] > _FINEST])
+    return np.concatenate(pieces)

@@ -1,0 +1,206 @@
+"""Rules, schedules, stages and exposure: published numbers, and what each promises by its name."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import Default, Linear, LongRope, Ntk, Yarn, candidate, check_candidate, critical_dimension
+from ropewalk.rope.theory import (
+    RULES,
+    SCHEDULES,
+    context_bound,
+    exposure,
+    stage_contexts,
+    theta_by_rule,
+)
+from theory_cases import inv_freq
+
+
+@pytest.mark.parametrize(
+    ("target", "published"),
+    # rope_theta of Gradient's 262k and 1048k checkpoints, in their config.json.
+    [(262144, 283461213.0), (1048576, 3580165449.0)],
+)
+def test_scaling_law_gives_gradients_published_theta_to_7_digits(target: int, published: float) -> None:
+    theta = theta_by_rule("critical-dimension", 128, 5e5, 8192, target)
+    assert theta == pytest.approx(published, rel=5e-8)
+
+
+def test_ntk_slows_the_slowest_pair_by_the_factor() -> None:
+    theta = theta_by_rule("ntk", 128, 1e4, 4096, 32768)
+    before, after = inv_freq(128, 1e4), inv_freq(128, theta)
+    assert after[-1] == pytest.approx(before[-1] / 8, rel=1e-12)
+    assert after[0] == before[0]
+
+
+@pytest.mark.parametrize("rotary_dim", [64, 128])
+def test_lower_bound_reaches_the_target_and_so_does_every_larger_base(rotary_dim: int) -> None:
+    theta = theta_by_rule("lower-bound", rotary_dim, 1e4, 2048, 8192)
+    for base in (theta, *np.geomspace(theta, 1e11, 40)):
+        bound = context_bound(inv_freq(rotary_dim, base), limit=8192)
+        assert bound is None, base
+
+
+def test_lower_bound_never_lowers_a_base_and_needs_a_ceiling_that_is_safe() -> None:
+    assert theta_by_rule("lower-bound", 128, 1e9, 2048, 4096) == 1e9
+    with pytest.raises(
+        RopewalkError, match=r"no base up to 10000 is safe for 8192 tokens .* raise the ceiling"
+    ):
+        theta_by_rule("lower-bound", 128, 1e4, 2048, 8192, ceiling=1e4)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "base"),
+    [
+        ("gradient", 65536, 15.3e6),
+        ("gradient", 262144, 207.1e6),
+        ("gradient", 1048576, 2.8e9),
+        ("lwm", 32768, 1e6),
+        ("lwm", 524288, 2.5e7),
+        ("lwm", 1048576, 5e7),
+        ("anchorcontext", 20000, 1e6),
+        ("anchorcontext", 65536, 5e6),
+        ("anchorcontext", 131072, 1e7),
+        ("anchorcontext", 131073, 5e7),
+    ],
+)
+def test_schedules_as_published(name: str, length: int, base: float) -> None:
+    assert theta_by_rule(f"schedule:{name}", 128, 1e4, 4096, length) == base
+
+
+def test_a_schedule_that_ends_before_the_target_says_so() -> None:
+    with pytest.raises(
+        RopewalkError, match="the schedule anchorcontext ends at 262144 tokens, before 262145"
+    ):
+        theta_by_rule("schedule:anchorcontext", 128, 1e4, 4096, 262145)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda s: s.name)
+def test_schedules_grow(schedule) -> None:
+    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(schedule.bases.items()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lowerbound", 128, 1e4, 4096, 8192), "unknown rule 'lowerbound'; did you mean lower-bound"),
+        (("schedule:lvm", 128, 1e4, 4096, 8192), "did you mean schedule:lwm"),
+        (
+            ("ntk", 128, 1e4, 8192, 4096),
+            "the target length must be at least the trained length, got 4096 and 8192",
+        ),
+        (("ntk", 2, 1e4, 4096, 8192), "rotary_dim"),
+        (("critical-dimension", 127, 1e4, 4096, 8192), "rotary_dim must be an even whole number"),
+        (("critical-dimension", 128, 1.0, 4096, 8192), "rope_theta must be a finite number above 1"),
+    ],
+)
+def test_rules_refuse(arguments: tuple, said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
+        theta_by_rule(*arguments)
+
+
+@given(st.integers(7, 2**18), st.floats(1.0001, 4096))
+def test_stages_grow_by_at_most_8_and_by_at_least_4_where_the_way_is_that_long(
+    trained: int, times: float
+) -> None:
+    target = max(trained + 1, int(trained * times))
+    contexts = stage_contexts(trained, target)
+    factors = [after / before for before, after in pairwise([trained, *contexts])]
+    assert contexts[-1] == target
+    assert all(1 < factor <= 8 for factor in factors)
+    assert len(contexts) == max(1, math.ceil(math.log(target / trained, 8) - 1e-9))
+    # Between 8 and 16 times there are two stages, and only one of them can be 4.
+    if target / trained >= 16 and len(contexts) <= 4:
+        assert all(factor >= 2 for factor in factors)
+    if target == trained * 2 ** round(math.log2(target / trained)) and target / trained >= 16:
+        assert all(factor in (4, 8) for factor in factors)
+
+
+def test_stages_of_gradient() -> None:
+    assert stage_contexts(8192, 1048576) == [65536, 262144, 1048576]
+
+
+def test_stages_refuse_a_target_that_is_not_longer() -> None:
+    with pytest.raises(RopewalkError, match="must be above the trained length, got 4096 and 4096"):
+        stage_contexts(4096, 4096)
+
+
+@given(st.integers(2, 64), st.floats(100, 1e8), st.integers(16, 10**5), st.integers(1, 64))
+def test_exposure_counts_new_angles_as_a_dense_walk_does(
+    pairs: int, base: float, trained: int, times: int
+) -> None:
+    theta = inv_freq(2 * pairs, base)
+    found = exposure(theta, trained, theta, trained * times)
+    walk = (np.arange(20_000) + 0.5) / 20_000
+    for pair, slow in zip(found, theta, strict=True):
+        turns = trained * slow / (2 * math.pi)
+        assert pair.complete == (turns >= 1)
+        angles = (walk * slow * trained * times) % (2 * math.pi)
+        share = 0.0 if turns >= 1 else float((angles > slow * trained).mean())
+        # The walk resolves a share to one step an arc, and there are at most 2·turns + 1 arcs.
+        assert pair.new_angles == pytest.approx(share, abs=(2 * pair.target_turns + 2) / 20_000)
+        assert pair.period == pytest.approx(2 * math.pi / slow)
+
+
+def test_exposure_agrees_with_the_critical_dimension_and_the_law_leaves_nothing_new() -> None:
+    before = inv_freq(128, 5e5)
+    as_is = exposure(before, 8192, before, 262144)
+    assert 2 * sum(pair.complete for pair in as_is) == critical_dimension(128, 5e5, 8192) == 70
+    assert all(pair.new_angles > 0 for pair in as_is if not pair.complete)
+    law = inv_freq(128, theta_by_rule("critical-dimension", 128, 5e5, 8192, 262144))
+    assert all(pair.new_angles == 0 for pair in exposure(before, 8192, law, 262144))
+    interpolated = exposure(before, 8192, before / 32, 262144)
+    assert all(pair.new_angles == 0 for pair in interpolated)
+
+
+def test_exposure_refuses_settings_of_another_size() -> None:
+    with pytest.raises(RopewalkError, match="must have as many pairs, got 64 and 32"):
+        exposure(inv_freq(128, 1e4), 100, inv_freq(64, 1e4), 100)
+
+
+@pytest.mark.parametrize("name", ["critical-dimension", "ntk", "schedule:lwm"])
+def test_candidates_of_an_unscaled_checkpoint_are_bases(name: str) -> None:
+    assert name in RULES
+    expected = theta_by_rule(name, 128, 1e4, 4096, 16384)
+    assert candidate(name, Default(128, 1e4), 4096, 16384) == Default(128, expected)
+
+
+def test_candidates_by_factor_by_value_and_as_it_is() -> None:
+    current = Default(128, 1e4)
+    assert candidate("current", current, 4096, 16384) is current
+    assert candidate("theta=5e6", current, 4096, 16384) == Default(128, 5e6)
+    assert candidate("linear", current, 4096, 16384) == Linear(128, 1e4, 4.0)
+    assert candidate("yarn", current, 4096, 16384) == Yarn(128, 1e4, 4.0, 4096)
+    # A stated NTK method is a base of its own by now.
+    as_default = Ntk(128, 1e4, 2.0).as_default()
+    assert candidate("ntk", Ntk(128, 1e4, 2.0), 8192, 16384) == candidate("ntk", as_default, 8192, 16384)
+
+
+def test_a_base_rule_on_a_scaled_checkpoint_is_refused_and_its_own_method_goes_on() -> None:
+    scaled = Yarn(128, 1e6, 4.0, 32768)
+    with pytest.raises(RopewalkError, match="this checkpoint is yarn-scaled; choose yarn to scale further"):
+        candidate("critical-dimension", scaled, 131072, 524288)
+    assert candidate("yarn", scaled, 131072, 524288) == Yarn(128, 1e6, 16.0, 32768)
+    assert candidate("theta=1e7", scaled, 131072, 524288) == Yarn(128, 1e7, 4.0, 32768)
+    factors = LongRope(4, 1e4, (1.0, 1.0), (1.0, 2.0), 1.0, 4096)
+    with pytest.raises(RopewalkError, match="longrope"):
+        candidate("ntk", factors, 8192, 16384)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("yarm", "besides the rules there are current, linear, yarn, llama3 and theta=VALUE"),
+        ("theta=much", "theta=much gives no number"),
+    ],
+)
+def test_unknown_candidates_are_refused_before_anything_else(name: str, said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
+        check_candidate(name)
