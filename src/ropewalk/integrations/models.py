@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
 
 from ropewalk.attention import require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
-from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding, methods_from_config, replace_methods
+from ropewalk.integrations.rotary_swap import rope_of as rope_of
+from ropewalk.integrations.rotary_swap import rotary_module as rotary_module
+from ropewalk.integrations.rotary_swap import swap_rotary
+from ropewalk.rope import LongRope, RopeMethod, methods_from_config, replace_methods
+from ropewalk.rope import trained_length as trained_length_of
 
 log = logging.getLogger("ropewalk")
-
-PROBE_POSITIONS = 64
-PROBE_TOLERANCE = 1e-5
-"""The stock module rounds angles of up to 63 rad to float32: 63 · 6e-8 = 4e-6, and cos/sin have slope 1."""
 
 
 def load_model(
@@ -188,7 +187,7 @@ def attach(
     attention_hooks.register()
     model.set_attn_implementation(_implementation(config))
     if exact_rope:
-        _swap_rotary(model, methods)
+        swap_rotary(model, methods)
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
@@ -230,6 +229,16 @@ def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | No
         ) from error
 
 
+def trained_length(config: Any) -> int:
+    """Tokens that a checkpoint was trained for: some say only the original length beside their factor.
+
+    Args:
+        config: the transformers config of the language model (``config.get_text_config()``).
+    """
+    values = config.to_dict()
+    return trained_length_of(values, methods_from_config(values).get(None))
+
+
 def checkpoint_activations(model: Any) -> None:
     """Keep each layer's input instead of its activations, and compute the layer again in the backward."""
     options = {"use_reentrant": False}
@@ -251,27 +260,6 @@ def shortest_window(config: Any) -> int | None:
     return int(window)
 
 
-def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
-    """The one rotary module of a model: (parent, attribute, module).
-
-    Raises:
-        RopewalkError: if there is none, or one a layer.
-    """
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("RotaryEmbedding")
-    ]
-    if len(found) != 1:
-        raise RopewalkError(
-            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
-            "exact_rope=False"
-        )
-    name, module = found[0]
-    parent, _, attribute = name.rpartition(".")
-    return model.get_submodule(parent), attribute, module
-
-
 def save_model(
     model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
@@ -284,45 +272,6 @@ def save_model(
     model.save_pretrained(folder, state_dict=state_dict)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def _swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:
-    """Replace the rotary module, after checking that both say the same at the first positions."""
-    parent, attribute, stock = rotary_module(model)
-    # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
-    without = {
-        kind: replace(method, start_tokens=0) if isinstance(method, LongRope) else method
-        for kind, method in methods.items()
-    }
-    for style in STYLES:
-        worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
-        if worst <= PROBE_TOLERANCE:
-            ours = RotaryEmbedding(dict(methods), style=style)
-            ours.train(stock.training)
-            setattr(parent, attribute, ours)
-            return
-    raise RopewalkError(
-        f"the rotary module {type(stock).__name__} does not compute what the model's config says (cos/sin differ "
-        f"by {worst:.1e}); load it with exact_rope=False"
-    )
-
-
-def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float:
-    device = next((buffer.device for buffer in stock.buffers()), torch.device("cpu"))
-    x = torch.zeros(1, PROBE_POSITIONS, 1, device=device)
-    position_ids = torch.arange(PROBE_POSITIONS, device=device)[None]
-    worst = 0.0
-    for layer_type in methods:
-        kind = {} if layer_type is None else {"layer_type": layer_type}
-        with torch.no_grad():
-            theirs = stock(x, position_ids, **kind)
-            mine = ours(x, position_ids, **kind)
-        if not isinstance(theirs, tuple) or any(
-            a.shape != b.shape for a, b in zip(theirs, mine, strict=True)
-        ):
-            return float("inf")
-        worst = max(worst, *(float((a.float() - b).abs().max()) for a, b in zip(theirs, mine, strict=True)))
-    return worst
 
 
 def _refuse_architecture(model: Any, config: Any) -> None:

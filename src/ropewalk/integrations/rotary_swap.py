@@ -1,0 +1,115 @@
+"""The rotary module of a loaded transformers model: found, exchanged for ours, and for another method's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding
+
+PROBE_POSITIONS = 64
+PROBE_TOLERANCE = 1e-5
+"""The stock module rounds angles of up to 63 rad to float32: 63 · 6e-8 = 4e-6, and cos/sin have slope 1."""
+
+
+def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:
+    """The one rotary module of a model: (parent, attribute, module).
+
+    Raises:
+        RopewalkError: if there is none, or one a layer.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("RotaryEmbedding")
+    ]
+    if len(found) != 1:
+        raise RopewalkError(
+            f"{type(model).__name__} has {len(found)} rotary modules where ropewalk expects one; load it with "
+            "exact_rope=False"
+        )
+    name, module = found[0]
+    parent, _, attribute = name.rpartition(".")
+    return model.get_submodule(parent), attribute, module
+
+
+def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> None:
+    """Replace the rotary module by ours, after checking that both say the same at the first positions.
+
+    Raises:
+        RopewalkError: if there is not one rotary module, or it does not compute what ``methods`` say.
+    """
+    parent, attribute, stock = rotary_module(model)
+    # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
+    without = {
+        kind: replace(method, start_tokens=0) if isinstance(method, LongRope) else method
+        for kind, method in methods.items()
+    }
+    for style in STYLES:
+        worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
+        if worst <= PROBE_TOLERANCE:
+            ours = RotaryEmbedding(dict(methods), style=style)
+            ours.train(stock.training)
+            setattr(parent, attribute, ours)
+            return
+    raise RopewalkError(
+        f"the rotary module {type(stock).__name__} does not compute what the model's config says (cos/sin differ "
+        f"by {worst:.1e}); load it with exact_rope=False"
+    )
+
+
+@contextmanager
+def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
+    """Run a loaded model with another RoPE method while the context is open; weights and config stay.
+
+    Raises:
+        RopewalkError: if the model keeps transformers' own rotary module, has a method for each layer type, or
+            rotates another number of dimensions than ``method`` does.
+    """
+    parent, attribute, own = rotary_module(model)
+    if not isinstance(own, RotaryEmbedding):
+        raise RopewalkError(
+            f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be exchanged; "
+            "load it with exact_rope=True"
+        )
+    if set(own.methods) != {None}:
+        raise RopewalkError(
+            f"{type(model).__name__} has a RoPE of its own for each layer type ({', '.join(map(str, own.methods))}); "
+            "one method for all of them would change layers that are not meant"
+        )
+    if method.rotary_dim != own.methods[None].rotary_dim:
+        raise RopewalkError(
+            f"the method rotates {method.rotary_dim} dimensions and {type(model).__name__} "
+            f"{own.methods[None].rotary_dim}; give a method with the model's rotary_dim"
+        )
+    other = RotaryEmbedding(method, style=own.style)
+    other.total_length = own.total_length
+    other.train(own.training)
+    setattr(parent, attribute, other)
+    try:
+        yield
+    finally:
+        setattr(parent, attribute, own)
+
+
+def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None, RopeMethod]) -> float:
+    device = next((buffer.device for buffer in stock.buffers()), torch.device("cpu"))
+    x = torch.zeros(1, PROBE_POSITIONS, 1, device=device)
+    position_ids = torch.arange(PROBE_POSITIONS, device=device)[None]
+    worst = 0.0
+    for layer_type in methods:
+        kind = {} if layer_type is None else {"layer_type": layer_type}
+        with torch.no_grad():
+            theirs = stock(x, position_ids, **kind)
+            mine = ours(x, position_ids, **kind)
+        if not isinstance(theirs, tuple) or any(
+            a.shape != b.shape for a, b in zip(theirs, mine, strict=True)
+        ):
+            return float("inf")
+        worst = max(worst, *(float((a.float() - b).abs().max()) for a, b in zip(theirs, mine, strict=True)))
+    return worst
