@@ -57,19 +57,19 @@ def perplexity_figure(
     drawn = [each for result in series.values() for each in result.positions]
     if not any(math.isfinite(each.perplexity) for each in drawn):
         raise RopewalkError("there is no finite perplexity to draw")
-    figure, axes = _figure(title, "position in the row (tokens)", "perplexity")
+    figure, axes = new_figure(title, "position in the row (tokens)", "perplexity")
     edges = sorted({edge for each in drawn for edge in (each.start, each.end)})
     left = _position_axis(axes, edges)
     for number, (name, result) in enumerate(series.items()):
         if result.positions:
-            _steps(axes, result.positions, left, name, *_style(number, len(series), LINE_STYLES))
+            _steps(axes, result.positions, left, name, *series_style(number, len(series), LINE_STYLES))
     values = [value for each in drawn for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
-    _value_axis(axes, min(values), max(values))
+    value_axis(axes, min(values), max(values))
     if trained_length is not None and edges[0] < trained_length <= edges[-1]:
         axes.axvline(trained_length, color=INK, linestyle=(0, (2, 2)), linewidth=1)
         at_the_end = trained_length == edges[-1]
         axes.annotate(
-            f"trained length {_short(trained_length)}",
+            f"trained length {short_length(trained_length)}",
             (trained_length, 1),
             xycoords=("data", "axes fraction"),
             xytext=(-5 if at_the_end else 5, -5),
@@ -80,8 +80,8 @@ def perplexity_figure(
             fontsize=9,
         )
     if len(series) > 1:
-        _legend(figure, axes)
-    _save(figure, path)
+        add_legend(figure, axes)
+    save_figure(figure, path)
 
 
 def passkey_figure(series: Mapping[str, Sequence[TaskResult]], path: Path, title: str = "") -> None:
@@ -98,7 +98,7 @@ def passkey_figure(series: Mapping[str, Sequence[TaskResult]], path: Path, title
     lengths = sorted({length for by_length in scores.values() for length in by_length})
     if not lengths:
         raise RopewalkError("there is no passkey score to draw")
-    figure, axes = _figure(title, "length (tokens)", "right answers (%)")
+    figure, axes = new_figure(title, "length (tokens)", "right answers (%)")
     width = 0.8 / len(scores)
     for number, (name, by_length) in enumerate(scores.items()):
         at = {n: lengths.index(n) + (number - (len(scores) - 1) / 2) * width for n in lengths}
@@ -108,12 +108,12 @@ def passkey_figure(series: Mapping[str, Sequence[TaskResult]], path: Path, title
     # Room for at least three groups, or a single bar would be as wide as the figure.
     middle, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
     axes.set_xlim(middle - half, middle + half)
-    axes.set_xticks(range(len(lengths)), [_short(length) for length in lengths])
+    axes.set_xticks(range(len(lengths)), [short_length(length) for length in lengths])
     axes.set_ylim(0, 104)
     axes.grid(False, axis="x")
     if len(series) > 1:
-        _legend(figure, axes)
-    _save(figure, path)
+        add_legend(figure, axes)
+    save_figure(figure, path)
 
 
 def training_figure(
@@ -136,7 +136,7 @@ def training_figure(
     x = np.array(
         [n if x_key is None else line[x_key] for n, line in enumerate(metrics, start=1)], dtype=float
     )
-    figure, axes = _figure(title, "optimiser step" if x_key is None else x_key, "loss (nats a token)")
+    figure, axes = new_figure(title, "optimiser step" if x_key is None else x_key, "loss (nats a token)")
     many = len(loss) >= SMOOTHED_POINTS
     axes.plot(
         x,
@@ -150,34 +150,40 @@ def training_figure(
     if many:
         window = max(5, len(loss) // 25)
         axes.plot(x, _running_mean(loss, window), color=COLOURS[1], linewidth=2, label=f"mean of {window}")
-        _legend(figure, axes)
+        add_legend(figure, axes)
     stages = [line.get("stage") for line in metrics]
     for at in range(1, len(stages)):
         if stages[at] != stages[at - 1]:
             axes.axvline((x[at - 1] + x[at]) / 2, color=INK, linestyle=(0, (2, 2)), linewidth=1)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _figure(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+def new_figure(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+    """A figure of ``SIZE_INCHES`` with one axes in the house style, outside matplotlib's global state."""
     margins = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout=margins)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_xlabel(x_label, color=INK)
-    axes.set_ylabel(y_label, color=INK)
+    dress_axes(axes, x_label, y_label)
     if title:
         lines = "\n".join(wrap(title, TITLE_CHARACTERS))
         axes.set_title(lines, loc="left", fontsize=11, color=INK, pad=10, parse_math=False)
+    return figure, axes
+
+
+def dress_axes(axes: Any, x_label: str, y_label: str) -> None:
+    """Labels, ticks, spines and grid in the house style."""
+    axes.set_xlabel(x_label, color=INK)
+    axes.set_ylabel(y_label, color=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(labelsize=9, colors=INK)
     axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
-def _style(number: int, count: int, patterns: Sequence[str]) -> tuple[str, str]:
+def series_style(number: int, count: int, patterns: Sequence[str]) -> tuple[str, str]:
     """Colour and pattern of a series; a single one takes the strong colour and no pattern."""
     number = 1 if count == 1 else number
     return COLOURS[number % len(COLOURS)], patterns[number % len(patterns)]
@@ -210,11 +216,11 @@ def _bars(
     number: int,
     count: int,
 ) -> None:
-    colour, hatch = _style(number, count, HATCHES)
+    colour, hatch = series_style(number, count, HATCHES)
     x = [at[length] for length in by_length]
     y = np.array([100 * result.score for result in by_length.values()])
     ends = 100 * np.array([result.ci95 for result in by_length.values()]).reshape(-1, 2)
-    fill = _style(number, count, FILLS)[1]
+    fill = series_style(number, count, FILLS)[1]
     axes.bar(x, y, width, label=name, facecolor=fill, edgecolor=colour, hatch=hatch)
     # The dot shows a score of 0, where the bar has no height; rounding may put an end past the score.
     errors = np.maximum(0, [y - ends[:, 0], ends[:, 1] - y])
@@ -232,18 +238,19 @@ def _position_axis(axes: Any, edges: Sequence[int]) -> float:
     axes.set_xlim(left, edges[-1])
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(int(value)) if value else "0"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_length(int(value)) if value else "0"))
     return left
 
 
-def _short(tokens: int) -> str:
+def short_length(tokens: int) -> str:
     """As format_length, and 1.5k in place of 1536."""
     halves = f"{tokens / 1024:g}k"
     exact = 1024 <= tokens < 2**20 and len(halves) <= 5 and parse_length(halves) == tokens
     return halves if exact else format_length(tokens)
 
 
-def _value_axis(axes: Any, low: float, high: float) -> None:
+def value_axis(axes: Any, low: float, high: float) -> None:
+    """Make the vertical axis logarithmic where positive values spread by ``LOG_RATIO`` or more."""
     if high < LOG_RATIO * low:
         return
     axes.set_yscale("log")
@@ -266,14 +273,20 @@ def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return means
 
 
-def _legend(figure: Any, axes: Any) -> None:
+def add_legend(figure: Any, axes: Any) -> None:
+    """What is labelled in the axes, in one line above them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside upper right", ncols=4, frameon=False, fontsize=9, handlelength=3
     )
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure whole or not at all; equal figures give equal bytes.
+
+    Raises:
+        RopewalkError: if the suffix is none of ``FORMATS``, or the place cannot be written.
+    """
     if path.suffix not in FORMATS:
         raise RopewalkError(f"a figure is written as .png or .svg, got {path.name}")
     # No date and no random ids: the same results give the same file.
