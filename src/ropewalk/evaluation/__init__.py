@@ -10,20 +10,23 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.evaluation.passkey import PasskeyResult
     from ropewalk.evaluation.perplexity import PerplexityResult, default_bins, perplexity_by_position
+    from ropewalk.evaluation.probe import ProbeResult, candidate_methods
     from ropewalk.evaluation.results import PositionBin, TaskResult
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
     from ropewalk.evaluation.statistics import bootstrap_interval, wilson_interval
     from ropewalk.evaluation.suites import SUITES, check_suites, evaluate
 
-# The function passkey bears its module's name and is imported from there.
+# The functions passkey and probe bear their modules' names and are imported from there.
 _HOMES = {
     "SUITES": "suites",
     "EvaluationRows": "rows",
     "PasskeyResult": "passkey",
     "PerplexityResult": "perplexity",
     "PositionBin": "results",
+    "ProbeResult": "probe",
     "TaskResult": "results",
     "bootstrap_interval": "statistics",
+    "candidate_methods": "probe",
     "check_suites": "suites",
     "default_bins": "perplexity",
     "evaluate": "suites",
@@ -39,8 +42,10 @@ __all__ = [
     "PasskeyResult",
     "PerplexityResult",
     "PositionBin",
+    "ProbeResult",
     "TaskResult",
     "bootstrap_interval",
+    "candidate_methods",
     "check_suites",
     "default_bins",
     "evaluate",

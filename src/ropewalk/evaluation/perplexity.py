@@ -88,19 +88,13 @@ def perplexity_by_position(
         EngineError: if the model or its engine cannot take such rows.
     """
     edges = list(bin_edges)
-    if not rows:
-        raise RopewalkError("perplexity needs at least one row, got none")
+    check_rows(rows)
     if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
         raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
-    for row in rows:
-        if row.layout.pattern != "full":
-            raise RopewalkError(
-                f"perplexity by position needs rows of pattern full, got {row.layout.pattern}"
-            )
     scored = []
     with evaluating(model):
         for done, row in enumerate(rows, start=1):
-            scored.append(_row_losses(model, head, row))
+            scored.append(row_losses(model, head, row))
             if progress is not None:
                 progress(done, len(rows))
     longest = max(row.layout.total_length for row in rows)
@@ -111,7 +105,18 @@ def perplexity_by_position(
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
-def _row_losses(model: Any, head: OutputHead, row: Row) -> _Scored:
+def check_rows(rows: Sequence[Row]) -> None:
+    """Raise where there are no rows, or one in which the index of a token is not how many came before it."""
+    if not rows:
+        raise RopewalkError("perplexity needs at least one row, got none")
+    for row in rows:
+        if row.layout.pattern != "full":
+            raise RopewalkError(
+                f"perplexity by position needs rows of pattern full, got {row.layout.pattern}"
+            )
+
+
+def row_losses(model: Any, head: OutputHead, row: Row) -> _Scored:
     """Losses in nats, 0 where there is no target, and where there is one, both ``[total_length]``."""
     ids, labels = row.input_ids[None].to(model.device), row.labels[None].to(model.device)
     losses = token_losses(model, ids, labels, [row.layout], head)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,17 +12,17 @@ from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.passkey import passkey_samples
-from ropewalk.integrations.models import choose_device, read_config, shortest_window, with_rope
-from ropewalk.integrations.trackers import require_trackers
-from ropewalk.rope import (
-    Linear,
-    MethodParameters,
-    RopeMethod,
-    Yarn,
-    method_for_target,
-    methods_from_config,
+from ropewalk.integrations.models import (
+    choose_device,
+    read_config,
+    shortest_window,
+    trained_length,
+    with_rope,
 )
-from ropewalk.training.recipe import Recipe, Rope, Stage
+from ropewalk.integrations.trackers import require_trackers
+from ropewalk.rope import RopeMethod, methods_from_config
+from ropewalk.training.recipe import Recipe, Stage
+from ropewalk.training.ropes import possible_methods
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Plan:
         model: folder or hub id.
         trained_length: context of the checkpoint as it is, in tokens.
         dtype: dtype of the checkpoint's weights, in which the result is saved.
-        methods: RoPE method of each stage.
+        rope: RoPE method of the checkpoint as it is.
+        methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose.
         packing: packing settings of each stage.
         tokenizer: the model's tokenizer.
         device: where to train.
@@ -44,7 +45,8 @@ class Plan:
     model: str
     trained_length: int
     dtype: torch.dtype
-    methods: tuple[RopeMethod, ...]
+    rope: RopeMethod
+    methods: tuple[RopeMethod | None, ...]
     packing: tuple[PackingSettings, ...]
     tokenizer: Any
     device: torch.device
@@ -61,11 +63,14 @@ def plan(recipe: Recipe) -> Plan:
     model = resolve_model(recipe.model)
     config = read_config(model, recipe.trust_remote_code)
     text = config.get_text_config()
-    trained_length = _trained_length(text)
+    trained = trained_length(text)
     require_trackers(recipe.trackers)
-    methods = _methods(recipe, methods_from_config(text.to_dict()), trained_length, text.model_type)
-    for stage, method in zip(recipe.stages, methods, strict=True):
-        with_rope(text, method, stage.context)
+    current = _current(text)
+    possible = possible_methods(recipe, current, trained)
+    for stage, ends in zip(recipe.stages, possible, strict=True):
+        for method in ends:
+            with_rope(text, method, stage.context)
+    methods = tuple(low if low == high else None for low, high in possible)
     dropout = getattr(text, "attention_dropout", None)
     if dropout:
         raise RopewalkError(
@@ -101,70 +106,18 @@ def plan(recipe: Recipe) -> Plan:
         settings.bos_policy(special)
     engine = resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
-    return Plan(model, trained_length, dtype, methods, packing, tokenizer, device, precision, engine)
+    return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine)
 
 
-def _methods(
-    recipe: Recipe, current: dict[str | None, RopeMethod], trained_length: int, model_type: str
-) -> tuple[RopeMethod, ...]:
-    if None not in current:
+def _current(config: Any) -> RopeMethod:
+    """The checkpoint's own method, one for all layers."""
+    methods = methods_from_config(config.to_dict())
+    if None not in methods:
         raise RopewalkError(
-            f"{model_type} has a RoPE of its own for each layer type ({', '.join(map(str, current))}); extending "
-            "such a model is not supported"
+            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}); "
+            "extending such a model is not supported"
         )
-    method, length = current[None], trained_length
-    methods = []
-    for number, stage in enumerate(recipe.stages):
-        if number == 0 and stage.context <= length:
-            raise RopewalkError(
-                f"stages.0.context {stage.context} is not longer than the {length} tokens the model is trained for"
-            )
-        _refuse_ambiguous(stage, method, number)
-        method = _method(stage.rope, method, length, stage.context)
-        methods.append(method)
-        length = stage.context
-    return tuple(methods)
-
-
-def _trained_length(config: Any) -> int:
-    """Tokens that a checkpoint was trained for: some say only the original length beside their factor."""
-    length = int(config.max_position_embeddings)
-    method = methods_from_config(config.to_dict()).get(None)
-    if isinstance(method, Yarn):
-        return max(length, round(method.factor * method.original_max_position_embeddings))
-    return length
-
-
-def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
-    rope = stage.rope
-    if isinstance(current, Linear) and rope.method == "linear" and number == 0 and rope.factor is None:
-        raise RopewalkError(
-            f"the checkpoint is scaled by {current.factor:g} already, and its config cannot say whether "
-            "max_position_embeddings counts that in; give the whole factor as stages.0.rope.factor"
-        )
-    if rope.method == "ntk" and number and rope.factor is not None:
-        raise RopewalkError(
-            f"stages.{number}.rope.factor {rope.factor:g}: an ntk factor multiplies the base of the stage before; "
-            "leave it out, or give the base itself with method theta"
-        )
-    if rope.method == "longrope" and stage.positions == "reset":
-        raise RopewalkError(
-            f"stages.{number}: with positions reset, longrope would choose its factors by the longest document and "
-            "not by the context; use positions continuous"
-        )
-
-
-def _method(rope: Rope, current: RopeMethod, length: int, context: int) -> RopeMethod:
-    if rope.start_tokens:
-        raise RopewalkError(
-            f"start_tokens {rope.start_tokens} has no place in a transformers config, so the result would not load "
-            "elsewhere; set it to 0"
-        )
-    parameters = MethodParameters(**{f.name: getattr(rope, f.name) for f in fields(MethodParameters)})
-    rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
-    return method_for_target(
-        rope.method, current, length, context, rope_theta=rope_theta, parameters=parameters
-    )
+    return methods[None]
 
 
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ropewalk.lengths import parse_length
 
@@ -61,10 +61,13 @@ class Data(_Strict):
 
 
 class Rope(_Strict):
-    """How a stage changes RoPE; parameters that are not given are derived, or as published."""
+    """How a stage changes RoPE; parameters that are not given are derived, or as published.
 
-    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope"] = Field(
-        "theta", description="see the table of methods below"
+    A plain string in the recipe is its method.
+    """
+
+    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope", "auto"] = Field(
+        "theta", description="see the table of methods above"
     )
     rope_theta: float | Literal["auto"] = Field(
         "auto", description="theta: the new base; auto takes the critical-dimension scaling law"
@@ -81,6 +84,46 @@ class Rope(_Strict):
     short_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
     long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
     start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
+    candidates: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="auto; rules that set a base, `theta=5.0e6`, and `current`; "
+        "`[critical-dimension, ntk, current]`",
+    )
+    probe_rows: int | None = Field(None, ge=1, description="auto; rows that each candidate is measured on; 4")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"method": value} if isinstance(value, str) else value
+
+    @field_validator("candidates")
+    @classmethod
+    def _are_bases(cls, names: list[str] | None) -> list[str] | None:
+        # Imported here: a recipe without them needs no torch.
+        from ropewalk.rope.candidates import FACTOR_METHODS, check_candidate
+
+        for name in names or ():
+            if name in FACTOR_METHODS:
+                raise ValueError(
+                    f"{name} is no base, and later stages could not build on it; give {name} as the stage's method"
+                )
+            check_candidate(name)
+        return names
+
+    @model_validator(mode="after")
+    def _auto_or_not(self) -> Rope:
+        own = ("candidates", "probe_rows")
+        if self.method != "auto":
+            given = [key for key in own if getattr(self, key) is not None]
+            if given:
+                raise ValueError(f"{given[0]} has no meaning for {self.method!r}; the method is 'auto'")
+            return self
+        others = [key for key in type(self).model_fields if key not in ("method", *own)]
+        given = [key for key in others if getattr(self, key) not in (None, "auto")]
+        if given:
+            raise ValueError(f"{given[0]} has no meaning for 'auto', which takes {' and '.join(own)}")
+        return self
 
 
 class Stage(_Strict):

@@ -17,6 +17,7 @@ from ropewalk.reporting import (
     training_figure,
     write_report,
 )
+from ropewalk.training.choice import describe_choice
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run import METRICS, RECIPE, SUMMARY
 
@@ -59,6 +60,7 @@ def write_run_report(output: Path) -> list[Path]:
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
         f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
+        + (f"; {describe_choice(stage['choice'])}" if "choice" in stage else "")
         for stage in summary["stages"]
     ]
     facts: dict[str, object] = {

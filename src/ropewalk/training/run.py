@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ropewalk.data import PackedRows, SourceSpec, ValidationSettings, open_rows, prepare_rows, read_documents
-from ropewalk.data.identity import digest, inputs_identity
-from ropewalk.data.rows import is_packed
-from ropewalk.data.tokenise import tokenise
+from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult, evaluate
 from ropewalk.evaluation.passkey import passkey_samples
-from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.evaluation.rows import Ids
 from ropewalk.files import new_folder, write_json, write_text
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import load_model, save_model
 from ropewalk.integrations.trackers import tracking
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint import checkpoints_in, read_position
+from ropewalk.training.choice import Choice, choose_base
+from ropewalk.training.documents import ROWS, all_rows, rows_record, validation_documents
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.preflight import Plan, plan
-from ropewalk.training.recipe import Recipe, Source
+from ropewalk.training.recipe import Recipe, Stage
 from ropewalk.training.recipe_file import changed_keys, dump_recipe, parse_recipe
 from ropewalk.training.reporter import Reporter, Silent
+from ropewalk.training.ropes import AUTO, auto_candidates, stage_method
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.step import autocast
 from ropewalk.versions import software_versions
@@ -37,7 +36,6 @@ from ropewalk.versions import software_versions
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
-ROWS = "rows.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 PREPARED = {"data", ROWS, "versions.json"}
@@ -70,10 +68,10 @@ def extend(recipe: Recipe, resume: bool = False, reporter: Reporter | None = Non
     model = None if measured else _load(chosen.model, recipe, chosen)
     if model is not None:
         OutputHead.of(model)
-    rows = _all_rows(recipe, chosen, output, resume, reporter)
-    documents = _validation(recipe, chosen, rows[-1])
+    rows = all_rows(recipe, chosen, output, resume, reporter)
+    documents = validation_documents(recipe, chosen, rows[-1])
     passkey_lengths = _passkey_lengths(recipe, chosen, reporter)
-    write_json(output / ROWS, _rows_record(recipe, rows))
+    write_json(output / ROWS, rows_record(recipe, rows))
     write_json(output / "versions.json", versions(chosen))
     write_text(output / RECIPE, dump_recipe(recipe))
     before = _measure("before", model, recipe, chosen, documents, passkey_lengths, output, reporter)
@@ -81,9 +79,9 @@ def extend(recipe: Recipe, resume: bool = False, reporter: Reporter | None = Non
     metrics = MetricsLog(output / METRICS)
     with tracking(recipe.trackers, output / "trackers", _flat(recipe)) as listener:
         metrics.listener = listener
-        last = _train(recipe, chosen, rows, output, metrics, reporter)
+        last, methods, choices = _train(recipe, chosen, rows, output, metrics, reporter)
     final = output / MODEL
-    trained = _load(str(last), recipe, chosen, chosen.methods[-1], chosen.dtype)
+    trained = _load(str(last), recipe, chosen, methods[-1], chosen.dtype)
     if not (final / "config.json").is_file():
         with new_folder(final) as partial:
             save_model(trained, partial, chosen.tokenizer)
@@ -96,7 +94,10 @@ def extend(recipe: Recipe, resume: bool = False, reporter: Reporter | None = Non
         "engine": chosen.engine,
         "device": str(chosen.device),
         "precision": chosen.precision,
-        "stages": [_stage_summary(recipe, chosen, rows, number) for number in range(len(recipe.stages))],
+        "stages": [
+            _stage_summary(stage, methods[number], rows[number], choices.get(number))
+            for number, stage in enumerate(recipe.stages)
+        ],
         "before": [result.to_json() for result in before],
         "after": [result.to_json() for result in after],
         "seconds": time.perf_counter() - began,
@@ -144,93 +145,12 @@ def _announcement(recipe: Recipe, chosen: Plan) -> list[str]:
         f"attention engine {chosen.engine}{told} on {chosen.device}, {chosen.precision}",
     ]
     for number, (stage, method) in enumerate(zip(recipe.stages, chosen.methods, strict=True), start=1):
+        base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
         lines.append(
-            f"stage {number}: {stage.context} tokens, {stage.rope.method} with rope_theta {method.rope_theta:,.0f}, "
+            f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
             f"pattern {stage.pattern}, positions {stage.positions}, {stage.steps} steps of {stage.rows_per_step} rows"
         )
     return lines
-
-
-def _all_rows(
-    recipe: Recipe, chosen: Plan, output: Path, resume: bool, reporter: Reporter
-) -> list[PackedRows]:
-    """The packed rows of every stage; a resumed run gets the very rows it began with, or is refused.
-
-    Raises:
-        RopewalkError: if the documents have changed since and the rows are no longer there.
-    """
-    saved = output / ROWS
-    began = json.loads(saved.read_text(encoding="utf-8")) if resume and saved.is_file() else None
-    if began is not None and began["validation_sources"] != _rows_record(recipe, [])["validation_sources"]:
-        raise RopewalkError(f"the validation sources have changed since the run in {output} began")
-    rows = []
-    for number in range(len(recipe.stages)):
-        folder = None if began is None else Path(began["rows"][number])
-        if folder is not None and is_packed(folder):
-            rows.append(open_rows(folder))
-            continue
-        rows.append(_rows(recipe, chosen, number, output, reporter))
-        if folder is not None and rows[-1].folder.name != folder.name:
-            raise RopewalkError(
-                f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; "
-                "a resumed run must see the same rows: restore the documents, or start again"
-            )
-    return rows
-
-
-def _rows_record(recipe: Recipe, rows: list[PackedRows]) -> dict[str, Any]:
-    """What a resumed run must find again: the folders of rows, and the validation sources' identity."""
-    sources = _specs(recipe.data.validation_sources)
-    return {
-        "rows": [str(each.folder.resolve()) for each in rows],
-        "validation_sources": digest(inputs_identity(sources)) if sources else None,
-    }
-
-
-def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Reporter) -> PackedRows:
-    data = recipe.data
-    with reporter.bar(f"stage {number + 1} data", None) as advance:
-        rows = prepare_rows(
-            _specs(data.sources),
-            chosen.tokenizer,
-            chosen.packing[number],
-            data.cache or output / "data",
-            ValidationSettings(documents=0 if data.validation_sources else data.validation_documents),
-            workers=data.workers,
-            progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
-        )
-    stage = recipe.stages[number]
-    epochs = stage.steps * stage.rows_per_step / len(rows)
-    repeated = f", read {epochs:.1f} times" if epochs > 1 else ""
-    reporter.note(f"stage {number + 1}: {len(rows)} training rows of {stage.context} tokens{repeated}")
-    return rows
-
-
-def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
-    return [SourceSpec(s.path, s.name, s.text_field, s.source_field) for s in sources]
-
-
-def _validation(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list[Ids]:
-    """The documents to measure on, as token ids; none where perplexity is not asked for.
-
-    Raises:
-        RopewalkError: if there are none, or too few for one row: now, and not after the training.
-    """
-    if "perplexity" not in recipe.evaluation.suites:
-        return []
-    length, limit = recipe.stages[-1].context, recipe.evaluation.rows
-    if recipe.data.validation_sources:
-        texts = read_documents(_specs(recipe.data.validation_sources))
-        documents = take_documents((d.input_ids for d in tokenise(texts, chosen.tokenizer)), length, limit)
-    else:
-        documents = [rows.validation[i].input_ids for i in range(len(rows.validation))]
-    if not documents:
-        raise RopewalkError(
-            "there are no validation documents; raise data.validation_documents, or give data.validation_sources"
-        )
-    bos, eos = chosen.tokenizer.bos_token_id, chosen.tokenizer.eos_token_id
-    evaluation_rows(documents, length, bos, eos if bos is None else None, limit)
-    return documents
 
 
 def _evaluation_file(when: str) -> str:
@@ -294,26 +214,39 @@ def _train(
     output: Path,
     metrics: MetricsLog,
     reporter: Reporter,
-) -> Path:
-    """All stages that are not done yet; returns the last checkpoint."""
+) -> tuple[Path, list[RopeMethod], dict[int, Choice]]:
+    """All stages that are not done yet; the last checkpoint, each stage's method, and what ``auto`` stages chose."""
     folder = output / CHECKPOINTS
     existing = checkpoints_in(folder)
     latest = existing[-1] if existing else None
     done = read_position(latest) if latest is not None else None
     metrics.rewind(done.stage if done else 0, done.step if done else 0)
     tokens = steps = 0
+    method, length = chosen.rope, chosen.trained_length
+    methods: list[RopeMethod] = []
+    choices: dict[int, Choice] = {}
     for number, stage in enumerate(recipe.stages):
-        finished = done is not None and (done.stage, done.step) >= (number, stage.steps)
-        if not finished:
+        begun = done is not None and done.stage >= number
+        source = chosen.model if number == 0 or begun else str(checkpoints_in(folder)[-1])
+        if stage.rope.method == AUTO:
+            candidates = auto_candidates(stage, method, length, number)
+            choices[number] = choose_base(
+                number, recipe, chosen, candidates, source, length, rows[number], output, begun, reporter
+            )
+            method = choices[number].method
+        else:
+            method = stage_method(stage.rope, method, length, stage.context)
+        methods.append(method)
+        length = stage.context
+        if done is None or (done.stage, done.step) < (number, stage.steps):
             inside = latest if done is not None and done.stage == number else None
             if inside is not None:
                 reporter.note(f"resuming stage {number + 1} after step {done.step if done else 0}")
-            source = chosen.model if number == 0 else str(checkpoints_in(folder)[-1])
             run = StageRun(
                 number=number,
                 recipe=recipe,
                 source=source,
-                rope=chosen.methods[number],
+                rope=method,
                 rows=rows[number],
                 tokenizer=chosen.tokenizer,
                 checkpoints=folder,
@@ -325,7 +258,7 @@ def _train(
             run_stage(run, metrics, reporter, inside)
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
-    return checkpoints_in(folder)[-1]
+    return checkpoints_in(folder)[-1], methods, choices
 
 
 def _load(
@@ -348,17 +281,19 @@ def _load(
     )
 
 
-def _stage_summary(recipe: Recipe, chosen: Plan, rows: list[PackedRows], number: int) -> dict[str, Any]:
-    stage, method = recipe.stages[number], chosen.methods[number]
+def _stage_summary(
+    stage: Stage, method: RopeMethod, rows: PackedRows, choice: Choice | None
+) -> dict[str, Any]:
     return {
         "context": stage.context,
         "method": stage.rope.method,
         "rope_theta": method.rope_theta,
+        **({} if choice is None else {"choice": choice.to_json()}),
         "pattern": stage.pattern,
         "positions": stage.positions,
         "steps": stage.steps,
         "tokens": stage.steps * stage.rows_per_step * stage.context,
-        "rows": len(rows[number]),
+        "rows": len(rows),
     }
 
 

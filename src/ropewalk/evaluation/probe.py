@@ -1,0 +1,201 @@
+"""The step-0 probe: the loss of some rows under each RoPE setting, before any training.
+
+It says which setting disturbs a model least. Neither what training makes of a setting nor whether the model finds
+anything at a distance follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.perplexity import check_rows, row_losses
+from ropewalk.evaluation.results import Status
+from ropewalk.evaluation.running import Progress, evaluating
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, bootstrap_interval
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.integrations.models import rope_of
+from ropewalk.packing import Row
+from ropewalk.rope import RopeMethod, candidate, check_candidate
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one setting makes of the rows; losses are token-weighted means in nats a token, NaN where there is none.
+
+    Attributes:
+        name: the setting's name.
+        method: its RoPE method; None where it has no meaning for this checkpoint.
+        loss, ci95: of all positions, with a 95 % bootstrap interval over rows (NaN with fewer than two).
+        within_loss: of the positions up to the trained length.
+        beyond_loss, beyond_ci95: of the positions from the trained length on; None where there are none.
+        difference, difference_ci95: loss less that of the best setting, paired row by row.
+        reason: why it was not run, or why its loss is no number.
+    """
+
+    name: str
+    method: RopeMethod | None
+    loss: float
+    ci95: Interval
+    within_loss: float
+    beyond_loss: float | None
+    beyond_ci95: Interval | None
+    difference: float
+    difference_ci95: Interval
+    reason: str | None = None
+
+    @property
+    def status(self) -> Status:
+        return "not run" if self.method is None else "ok"
+
+    @classmethod
+    def not_run(cls, name: str, reason: str) -> ProbeResult:
+        """A setting that has no meaning for the checkpoint, and why."""
+        nan = math.nan
+        return cls(name, None, nan, NO_INTERVAL, nan, None, None, nan, NO_INTERVAL, reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; a missing number is None."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "method": None if self.method is None else self.method.name,
+            "rope_theta": None if self.method is None else self.method.rope_theta,
+            "loss": _finite(self.loss),
+            "ci95": _ends(self.ci95),
+            "within_loss": _finite(self.within_loss),
+            "beyond_loss": None if self.beyond_loss is None else _finite(self.beyond_loss),
+            "beyond_ci95": None if self.beyond_ci95 is None else _ends(self.beyond_ci95),
+            "difference": _finite(self.difference),
+            "difference_ci95": _ends(self.difference_ci95),
+            "reason": self.reason,
+        }
+
+
+def candidate_methods(
+    names: Sequence[str], current: RopeMethod, trained_length: int, target_length: int
+) -> tuple[dict[str, RopeMethod], list[ProbeResult]]:
+    """The methods of settings by name, and a result that says why for each that this checkpoint cannot have.
+
+    Args:
+        names: as for :func:`~ropewalk.rope.candidate`.
+        current: the checkpoint's method.
+        trained_length, target_length: tokens.
+
+    Raises:
+        RopewalkError: if a name is unknown, or none of the settings has a meaning.
+    """
+    for name in names:
+        check_candidate(name)
+    methods: dict[str, RopeMethod] = {}
+    refused: dict[str, ProbeResult] = {}
+    for name in names:
+        try:
+            methods[name] = candidate(name, current, trained_length, target_length)
+        except RopewalkError as error:
+            refused[name] = ProbeResult.not_run(name, str(error))
+    if not methods:
+        reasons = "; ".join(f"{name}: {result.reason}" for name, result in refused.items())
+        raise RopewalkError(f"there is no setting to probe ({reasons or 'none was named'}); add current")
+    return methods, list(refused.values())
+
+
+def probe(
+    model: Any,
+    candidates: Mapping[str, RopeMethod],
+    rows: Sequence[Row],
+    trained_length: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[ProbeResult]:
+    """Measure the same rows under each setting with the same weights; nothing of the model is changed.
+
+    Args:
+        model: a model from ``load_model`` with its exact rotary module and one method for all layers.
+        candidates: methods by the name of their setting. A length-dependent one takes its frequencies for the
+            length of the row.
+        rows: pattern ``full``; one forward pass each and setting.
+        trained_length: tokens; the loss at index t, of the token that follows, is beyond it from there on.
+        seed: of the bootstrap.
+        progress: called after each forward pass.
+
+    Returns:
+        A result for each setting, the lowest loss first, settings of equal loss as given. One whose loss is not
+        finite comes last and says so.
+
+    Raises:
+        RopewalkError: if there is no setting or no row, or the model's RoPE cannot be exchanged.
+        EngineError: if the model or its engine cannot take such rows.
+    """
+    if not candidates:
+        raise RopewalkError("a probe needs at least one setting, got none")
+    if trained_length < 1:
+        raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
+    check_rows(rows)
+    with evaluating(model):
+        head = OutputHead.of(model)
+    scored = {}
+    for method_number, (name, method) in enumerate(candidates.items()):
+        with rope_of(model, method), evaluating(model):
+            sums = []
+            for row in rows:
+                sums.append(_sums(*row_losses(model, head, row), trained_length))
+                if progress is not None:
+                    progress(method_number * len(rows) + len(sums), len(candidates) * len(rows))
+        scored[name] = np.array(sums)
+    best = min(scored.values(), key=lambda sums: _rank(_loss(sums)))
+    results = [_result(name, candidates[name], sums, best, seed) for name, sums in scored.items()]
+    return sorted(results, key=lambda result: _rank(result.loss))
+
+
+def _sums(losses: Floats, has_target: NDArray[np.bool_], trained_length: int) -> Floats:
+    """``[2, 2]``: within and beyond the trained length, the summed loss and the number of targets."""
+    parts = (slice(None, trained_length), slice(trained_length, None))
+    return np.array([[losses[part].sum(), has_target[part].sum()] for part in parts], dtype=np.float64)
+
+
+def _result(name: str, method: RopeMethod, sums: Floats, best: Floats, seed: int) -> ProbeResult:
+    """From sums ``[rows, within or beyond, loss or targets]``, this setting's and the best one's."""
+    totals, counts = sums.sum(1).T
+    with np.errstate(invalid="ignore"):
+        paired = totals - best.sum(1)[:, 0]
+    loss = _loss(sums)
+    beyond = sums[:, 1]
+    has_beyond = bool(beyond[:, 1].any())
+    return ProbeResult(
+        name=name,
+        method=method,
+        loss=loss,
+        ci95=bootstrap_interval(totals, counts, seed),
+        within_loss=_loss(sums[:, :1]),
+        beyond_loss=_loss(sums[:, 1:]) if has_beyond else None,
+        beyond_ci95=bootstrap_interval(beyond[:, 0], beyond[:, 1], seed) if has_beyond else None,
+        difference=loss - _loss(best),
+        difference_ci95=bootstrap_interval(paired, counts, seed),
+        reason=None if math.isfinite(loss) else "the loss is not a finite number",
+    )
+
+
+def _loss(sums: Floats) -> float:
+    total, count = sums.sum((0, 1))
+    return float(total / count) if count else math.nan
+
+
+def _rank(loss: float) -> tuple[bool, float]:
+    return (False, loss) if math.isfinite(loss) else (True, 0.0)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _ends(interval: Interval) -> list[float | None]:
+    return [_finite(end) for end in interval]

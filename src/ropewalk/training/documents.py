@@ -1,0 +1,132 @@
+"""The documents of a run: packed rows to train on, and what is held out to measure on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropewalk.data import PackedRows, SourceSpec, ValidationSettings, open_rows, prepare_rows, read_documents
+from ropewalk.data.identity import digest, inputs_identity
+from ropewalk.data.rows import is_packed
+from ropewalk.data.tokenise import tokenise
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.packing import PackedLayout, Row
+from ropewalk.training.preflight import Plan
+from ropewalk.training.recipe import Recipe, Source
+from ropewalk.training.reporter import Reporter
+
+ROWS = "rows.json"
+
+
+def all_rows(
+    recipe: Recipe, chosen: Plan, output: Path, resume: bool, reporter: Reporter
+) -> list[PackedRows]:
+    """The packed rows of every stage; a resumed run gets the very rows it began with, or is refused.
+
+    Raises:
+        RopewalkError: if the documents have changed since and the rows are no longer there.
+    """
+    saved = output / ROWS
+    began = json.loads(saved.read_text(encoding="utf-8")) if resume and saved.is_file() else None
+    if began is not None and began["validation_sources"] != rows_record(recipe, [])["validation_sources"]:
+        raise RopewalkError(f"the validation sources have changed since the run in {output} began")
+    rows = []
+    for number in range(len(recipe.stages)):
+        folder = None if began is None else Path(began["rows"][number])
+        if folder is not None and is_packed(folder):
+            rows.append(open_rows(folder))
+            continue
+        rows.append(_rows(recipe, chosen, number, output, reporter))
+        if folder is not None and rows[-1].folder.name != folder.name:
+            raise RopewalkError(
+                f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; "
+                "a resumed run must see the same rows: restore the documents, or start again"
+            )
+    return rows
+
+
+def rows_record(recipe: Recipe, rows: list[PackedRows]) -> dict[str, Any]:
+    """What a resumed run must find again: the folders of rows, and the validation sources' identity."""
+    sources = _specs(recipe.data.validation_sources)
+    return {
+        "rows": [str(each.folder.resolve()) for each in rows],
+        "validation_sources": digest(inputs_identity(sources)) if sources else None,
+    }
+
+
+def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Reporter) -> PackedRows:
+    data = recipe.data
+    with reporter.bar(f"stage {number + 1} data", None) as advance:
+        rows = prepare_rows(
+            _specs(data.sources),
+            chosen.tokenizer,
+            chosen.packing[number],
+            data.cache or output / "data",
+            ValidationSettings(documents=0 if data.validation_sources else data.validation_documents),
+            workers=data.workers,
+            progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
+        )
+    stage = recipe.stages[number]
+    epochs = stage.steps * stage.rows_per_step / len(rows)
+    repeated = f", read {epochs:.1f} times" if epochs > 1 else ""
+    reporter.note(f"stage {number + 1}: {len(rows)} training rows of {stage.context} tokens{repeated}")
+    return rows
+
+
+def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
+    return [SourceSpec(s.path, s.name, s.text_field, s.source_field) for s in sources]
+
+
+def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list[Ids]:
+    """The documents to measure on, as token ids; none where perplexity is not asked for.
+
+    Raises:
+        RopewalkError: if there are none, or too few for one row: now, and not after the training.
+    """
+    if "perplexity" not in recipe.evaluation.suites:
+        return []
+    length, limit = recipe.stages[-1].context, recipe.evaluation.rows
+    documents = _held_out(recipe, chosen, rows, length, limit)
+    if not documents:
+        raise RopewalkError(
+            "there are no validation documents; raise data.validation_documents, or give data.validation_sources"
+        )
+    _full_rows(documents, chosen, length, limit)
+    return documents
+
+
+def probe_rows(
+    recipe: Recipe, chosen: Plan, rows: PackedRows, context: int, limit: int
+) -> tuple[list[Row], str]:
+    """Rows to choose a stage's base on, and what they are made of.
+
+    Held-out documents where they fill a row, as in the evaluation; else the stage's first training rows. Either way
+    every token sees all before it, whatever the stage's pattern: it is the distances that the bases differ in.
+
+    Args:
+        rows: packed rows of the stage.
+        context: tokens of a row.
+        limit: most rows.
+    """
+    documents = _held_out(recipe, chosen, rows, context, limit)
+    try:
+        return _full_rows(documents, chosen, context, limit), "held-out"
+    except RopewalkError:
+        first = (rows[number] for number in range(min(limit, len(rows))))
+        layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
+        return [Row(row.input_ids, row.labels, layout) for row in first], "training"
+
+
+def _held_out(recipe: Recipe, chosen: Plan, rows: PackedRows, length: int, limit: int) -> list[Ids]:
+    if recipe.data.validation_sources:
+        texts = read_documents(_specs(recipe.data.validation_sources))
+        return take_documents((d.input_ids for d in tokenise(texts, chosen.tokenizer)), length, limit)
+    return [rows.validation[i].input_ids for i in range(len(rows.validation))]
+
+
+def _full_rows(documents: list[Ids], chosen: Plan, length: int, limit: int) -> list[Row]:
+    bos, eos = chosen.tokenizer.bos_token_id, chosen.tokenizer.eos_token_id
+    return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows

@@ -1,0 +1,375 @@
+"""Stages with ``rope: auto``: what is chosen, that a resumed run never chooses again, and what is refused."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ropewalk.training.choice as choice
+from ropewalk import RopewalkError, load_model
+from ropewalk.cli.app import main
+from ropewalk.data import open_rows
+from ropewalk.evaluation import evaluation_rows, perplexity_by_position
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.rope import Default, scaled_theta
+from ropewalk.training import extend
+from ropewalk.training.preflight import plan
+from ropewalk.training.recipe_file import dump_recipe, parse_recipe
+from ropewalk.training.report import write_run_report
+from ropewalk.training.reporter import Silent
+
+CANDIDATES = ["theta=2", "critical-dimension", "ntk", "current"]
+
+
+def recipe_of(values):
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+def losses(output) -> list[tuple[int, int, float]]:
+    lines = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+    return [(line["stage"], line["step"], line["loss"]) for line in lines]
+
+
+def choices(output):
+    return json.loads((Path(output) / "rope-choices.json").read_text())
+
+
+def three_stages():
+    """One that teaches the words, one that chooses, one that builds on the choice."""
+    stage = {"steps": 12, "rows_per_step": 4, "learning_rate": 1e-2, "pattern": "full"}
+    auto = {"method": "auto", "candidates": list(CANDIDATES)}
+    return [{**stage, "context": 64}, {**stage, "context": 128, "rope": auto}, {**stage, "context": 256}]
+
+
+@pytest.fixture
+def auto_values(recipe_values):
+    """A recipe of three such stages, as plain values to change."""
+    return {**recipe_values, "stages": three_stages(), "checkpoints": {"every": 4, "keep": 9}}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """One finished run of such a recipe: its values, its summary and what it said."""
+    values = {
+        "model": str(tiny_checkpoint),
+        "output": str(tmp_path_factory.mktemp("runs") / "whole"),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 20},
+        "stages": three_stages(),
+        "checkpoints": {"every": 4, "keep": 9},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
+    said = Told()
+    return values, extend(recipe_of(values), reporter=said), said.lines
+
+
+class Told:
+    """A reporter that remembers what it was told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+    def bar(self, label, total):
+        return Silent().bar(label, total)
+
+
+def test_the_base_of_lowest_loss_is_trained_with(finished, tiny_documents):
+    """Each candidate's loss is that of the stage's first checkpoint loaded with it, on the held-out documents."""
+    values, summary, _ = finished
+    chosen = summary["stages"][1]["choice"]
+    assert chosen == choices(values["output"])[0]
+    assert [result["name"] for result in chosen["results"]][-1] == "theta=2"
+    assert chosen["text"] == "held-out"
+    start = Path(values["output"]) / "checkpoints" / "stage0-step000012"
+    first = summary["stages"][0]["rope_theta"]
+    assert first == scaled_theta(1e4, 32, 64)
+    bases = {result["name"]: result["rope_theta"] for result in chosen["results"]}
+    assert bases == pytest.approx(
+        {
+            "theta=2": 2,
+            "critical-dimension": scaled_theta(first, 64, 128),
+            "ntk": first * 2 ** (8 / 6),
+            "current": first,
+        },
+        rel=1e-12,
+    )
+    folder = json.loads((Path(values["output"]) / "rows.json").read_text())["rows"][1]
+    documents = [document.input_ids for document in open_rows(folder).validation]
+    rows = evaluation_rows(documents, 128, 0, None, 4).rows
+    assert chosen["rows"] == len(rows)
+    for result in chosen["results"]:
+        model = load_model(start, rope=Default(8, result["rope_theta"]), max_position_embeddings=128)
+        found = perplexity_by_position(model, OutputHead.of(model), rows, [0, 64, 128])
+        assert result["loss"] == pytest.approx(math.log(found.overall.perplexity), rel=1e-9)
+        assert result["beyond_loss"] == pytest.approx(math.log(found.bins[1].perplexity), rel=1e-9)
+    assert chosen["name"] == min(chosen["results"], key=lambda result: result["loss"])["name"]
+    config = json.loads(
+        (Path(values["output"]) / "checkpoints" / "stage1-step000012" / "config.json").read_text()
+    )
+    assert config["rope_parameters"]["rope_theta"] == chosen["rope_theta"]
+
+
+def test_later_stages_build_on_the_choice(finished):
+    _, summary, _ = finished
+    chosen = summary["stages"][1]["rope_theta"]
+    assert summary["stages"][2]["rope_theta"] == scaled_theta(chosen, 128, 256)
+    config = json.loads((Path(summary["model"]) / "config.json").read_text())
+    assert config["rope_parameters"]["rope_theta"] == scaled_theta(chosen, 128, 256)
+    assert config["max_position_embeddings"] == 256
+    assert "choice" not in summary["stages"][0]
+
+
+def test_notes_and_report_say_who_won_and_by_how_much(finished):
+    values, summary, said = finished
+    assert any(line.startswith("stage 2: 128 tokens, auto with a base yet to be chosen") for line in said)
+    assert any(line.startswith("stage 3: 256 tokens, theta with a base yet to be chosen") for line in said)
+    (line,) = (line for line in said if "auto chose" in line)
+    chosen = summary["stages"][1]["choice"]
+    assert line.startswith(
+        f"stage 2: auto chose {chosen['name']}, rope_theta {chosen['rope_theta']:,.0f}: loss "
+    )
+    assert f"; theta=2 +{chosen['results'][-1]['difference']:.4f}" in line
+    page = write_run_report(Path(values["output"]))[0].read_text()
+    assert line.removeprefix("stage 2: ") in page
+
+
+def test_a_finished_run_resumed_keeps_its_choice(finished, monkeypatch):
+    values, summary, _ = finished
+    monkeypatch.setattr(choice, "probe", None)
+    assert extend(recipe_of(values), resume=True)["stages"] == summary["stages"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["choice on disk, stage not begun", "inside the auto stage", "inside the stage after", "while probing"],
+)
+def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, moment):
+    """kill -9 at four moments; where the choice is on disk the probe is never run again."""
+    values, summary, _ = finished
+    expected = losses(values["output"])
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(auto_values))
+    stage, step = {"inside the auto stage": (1, 6), "inside the stage after": (2, 2)}.get(moment, (1, 0))
+    program = (
+        "import os, signal, sys\n"
+        "import ropewalk.training.choice as choice, ropewalk.training.run as run\n"
+        "import ropewalk.training.stage as stage\n"
+        "def die(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"moment, number, step = {moment!r}, {stage}, {step}\n"
+        "train, begin = stage.train_step, run.run_stage\n"
+        "now = [0, 0]\n"
+        "def steps(*arguments):\n"
+        "    if moment.startswith('inside') and now == [number, step]: die()\n"
+        "    now[1] += 1\n"
+        "    return train(*arguments)\n"
+        "def begins(given, *arguments):\n"
+        "    now[:] = [given.number, 0]\n"
+        "    if moment.startswith('choice') and given.number == number: die()\n"
+        "    return begin(given, *arguments)\n"
+        "stage.train_step, run.run_stage = steps, begins\n"
+        "if moment == 'while probing': choice.write_json = die\n"
+        "from ropewalk.cli.app import main\n"
+        "sys.exit(main(['extend', sys.argv[1]]))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    assert result.returncode == -9, result.stderr
+    output = Path(auto_values["output"])
+    assert (output / "rope-choices.json").exists() == (moment != "while probing")
+    again = (
+        "import sys\n"
+        "import ropewalk.training.choice as choice\n"
+        f"if {moment != 'while probing'}: choice.probe = None\n"
+        "from ropewalk.cli.app import main\n"
+        "sys.exit(main(['extend', sys.argv[1], '--resume']))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", again, str(file)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert losses(output) == expected
+    assert choices(output) == choices(values["output"])
+    resumed = json.loads((output / "summary.json").read_text())
+    assert resumed["stages"] == summary["stages"]
+    assert resumed["after"] == summary["after"]
+
+
+def interrupted(values, monkeypatch) -> Path:
+    """The folder of a run that broke off after the first checkpoint of its auto stage."""
+    import ropewalk.training.stage as stage
+
+    save = stage.save_checkpoint
+
+    def cut_off(folder, model, tokenizer, optimizer, position, keep):
+        save(folder, model, tokenizer, optimizer, position, keep)
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "save_checkpoint", cut_off)
+        with pytest.raises(InterruptedError):
+            extend(recipe_of(values))
+    return Path(values["output"])
+
+
+@pytest.mark.parametrize("content", [None, "[]", "[1]", "{", '[{"stage": 0}]'])
+def test_a_choice_that_is_gone_is_not_made_again(recipe_values, monkeypatch, content):
+    recipe_values["stages"][0]["rope"] = "auto"
+    output = interrupted(recipe_values, monkeypatch)
+    path = output / "rope-choices.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RopewalkError, match=r"rope-choices\.json .*(restore|start again)"):
+        extend(recipe_of(recipe_values), resume=True)
+
+
+def test_without_documents_held_out_the_training_rows_decide(recipe_values):
+    recipe_values["stages"][0]["rope"] = {"method": "auto", "probe_rows": 3}
+    recipe_values["evaluation"] = {"suites": []}
+    recipe_values["data"]["validation_documents"] = 0
+    summary = extend(recipe_of(recipe_values))
+    chosen = summary["stages"][0]["choice"]
+    assert (chosen["rows"], chosen["text"]) == (3, "training")
+    assert sorted(result["name"] for result in chosen["results"]) == ["critical-dimension", "current", "ntk"]
+
+
+def test_validation_sources_decide_where_they_are_given(recipe_values, tiny_documents):
+    recipe_values["stages"][0]["rope"] = "auto"
+    recipe_values["evaluation"] = {"suites": []}
+    recipe_values["data"] = {"sources": [str(tiny_documents)], "validation_sources": [str(tiny_documents)]}
+    chosen = extend(recipe_of(recipe_values))["stages"][0]["choice"]
+    assert (chosen["rows"], chosen["text"]) == (4, "held-out")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
+def test_other_precisions_choose_too(recipe_values, precision):
+    recipe_values["stages"][0]["rope"] = "auto"
+    recipe_values["evaluation"] = {"suites": []}
+    summary = extend(recipe_of({**recipe_values, "precision": precision}))
+    assert all(result["loss"] is not None for result in summary["stages"][0]["choice"]["results"])
+
+
+def test_a_plan_knows_the_methods_that_nothing_is_left_to_choose_for(auto_values):
+    assert [method is None for method in plan(recipe_of(auto_values)).methods] == [False, True, True]
+    auto_values["stages"][1]["rope"]["candidates"] = ["theta=5e5"]
+    assert [m.rope_theta for m in plan(recipe_of(auto_values)).methods][1:] == pytest.approx(
+        [5e5, scaled_theta(5e5, 128, 256)]
+    )
+    auto_values["stages"][1]["rope"] = "auto"
+    auto_values["stages"][2]["rope"] = {"method": "theta", "rope_theta": 7e7}
+    methods = plan(recipe_of(auto_values)).methods
+    assert methods[1] is None
+    assert methods[2] == Default(8, 7e7)
+
+
+def test_auto_as_a_string_and_in_full():
+    text = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps: 1, rope: %s}]\n"
+    short = parse_recipe(text % "auto", "x")
+    assert short == parse_recipe(text % "{method: auto}", "x")
+    assert parse_recipe(dump_recipe(short), "y") == short
+    assert parse_recipe(text % "yarn", "x").stages[0].rope.method == "yarn"
+    full = parse_recipe(text % "{method: auto, candidates: [critical-dimension, ntk, theta=5.0e6]}", "x")
+    assert full.stages[0].rope.candidates == ["critical-dimension", "ntk", "theta=5.0e6"]
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ("{method: auto, candidates: [yarn]}", "yarn is no base"),
+        ("{method: auto, candidates: [ntkk]}", "stages.0.rope.candidates: .*'ntkk'"),
+        ("{method: auto, candidates: [theta=x]}", "theta=x gives no number"),
+        ("{method: auto, candidates: []}", "at least 1 item"),
+        ("{method: auto, probe_rows: 0}", "probe_rows"),
+        ("{method: auto, factor: 2}", "factor has no meaning for 'auto'"),
+        ("{method: auto, rope_theta: 5.0e6}", "rope_theta has no meaning for 'auto'"),
+        ("{method: yarn, candidates: [ntk]}", "candidates has no meaning for 'yarn'"),
+        ("{probe_rows: 4}", "probe_rows has no meaning for 'theta'"),
+        ("{method: auto, candidate: [ntk]}", "did you mean candidates"),
+        ("automatic", "got 'automatic'"),
+    ],
+)
+def test_bad_keys_of_auto_are_refused(rope, message):
+    text = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps: 1, rope: %s}]\n"
+    with pytest.raises(RopewalkError, match=message):
+        parse_recipe(text % rope, "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages.1.rope.candidates": ["schedule:lwm"], "stages.2.context": 2**21}, None),
+        (
+            {"stages.2.rope": {"method": "auto", "candidates": ["schedule:lwm"]}, "stages.2.context": 2**21},
+            "lwm",
+        ),
+        ({"stages.1.rope.candidates": ["theta=0.5"]}, r"stages\.1\.rope\.candidates: theta=0\.5: "),
+        ({"stages.1.rope.candidates": ["current", "theta=1e300"]}, "beyond floating point"),
+        ({"exact_rope": False}, r"stages\.1\.rope: auto .* set exact_rope: true"),
+        (
+            {"stages.0.rope": {"method": "yarn"}},
+            r"stages\.1\.rope: auto .* the stage before leaves the checkpoint yarn-scaled; choose yarn",
+        ),
+        ({"stages.2.rope": {"method": "ntk", "factor": 2}}, "an ntk factor multiplies the base"),
+        ({"stages.2.rope": {"method": "longrope"}}, "short_factor"),
+    ],
+)
+def test_what_can_be_known_before_is_refused_before(auto_values, changes, message):
+    for key, value in changes.items():
+        target = auto_values
+        *parents, last = key.split(".")
+        for part in parents:
+            target = target[int(part)] if part.isdecimal() else target[part]
+        target[last] = value
+    if message is None:
+        plan(recipe_of(auto_values))
+        return
+    with pytest.raises(RopewalkError, match=message):
+        plan(recipe_of(auto_values))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "llama3",
+            "factor": 2.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+)
+def test_a_scaled_checkpoint_is_refused_by_name(recipe_values, tiny_checkpoint, tmp_path, capsys, scaling):
+    shutil.copytree(tiny_checkpoint, tmp_path / "scaled")
+    path = tmp_path / "scaled" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "rope_parameters": {"rope_theta": 1e4, **scaling}}))
+    recipe_values["model"] = str(tmp_path / "scaled")
+    recipe_values["stages"][0]["rope"] = "auto"
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe_values))
+    assert main(["extend", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"the checkpoint is {scaling['rope_type']}-scaled; choose {scaling['rope_type']}" in said
+    assert not Path(recipe_values["output"]).exists()
+
+
+def test_a_dynamic_checkpoint_counts_as_unscaled(recipe_values, tiny_checkpoint, tmp_path):
+    shutil.copytree(tiny_checkpoint, tmp_path / "dynamic")
+    path = tmp_path / "dynamic" / "config.json"
+    config = json.loads(path.read_text())
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    path.write_text(json.dumps({**config, "rope_parameters": scaling}))
+    recipe_values["model"] = str(tmp_path / "dynamic")
+    recipe_values["stages"][0]["rope"] = {"method": "auto", "candidates": ["current"]}
+    recipe_values["evaluation"] = {"suites": []}
+    summary = extend(recipe_of(recipe_values))
+    assert summary["stages"][0]["rope_theta"] == 1e4
+    result = json.loads((Path(summary["model"]) / "config.json").read_text())
+    assert result["rope_parameters"]["rope_type"] == "default"
