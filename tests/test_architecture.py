@@ -18,6 +18,7 @@ ALLOWED = {
     "data": {"packing"},
     "integrations": {"attention", "packing", "rope"},
     "evaluation": {"data", "integrations", "packing", "rope"},
+    "planning": {"rope"},
     "reporting": {"evaluation"},
     "training": {
         "attention",

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import typer
 
+from checkpoint_cases import CASES, path_of
 from ropewalk.cli import app as program
 from ropewalk.cli import inspect
-from ropewalk.rope import Llama3
+from ropewalk.rope import Default, Llama3, scaled_theta
+from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
 
 LLAMA_3_1 = {
     "model_type": "llama",
@@ -77,14 +79,23 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "model": str(tmp_path),
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
+        "config_class": "LlamaConfig",
+        "defaults": {},
         "max_position_embeddings": 131072,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "sliding_window": None,
+        "notes": [],
+        "target": None,
     }
     inv_freq = Llama3(128, 500000.0, 8.0, 1.0, 4.0, 8192).frequencies().inv_freq.tolist()
+    loaded = method["loaded"]
+    assert (loaded["dtype"], loaded["attention_factor"]) == ("float32", 1.0)
+    # The buffer holds float32 roundings of float32 powers; see rope_cases.
+    assert loaded["inv_freq"] == pytest.approx(inv_freq, rel=1e-6)
+    assert 0 < loaded["largest_relative_difference"] < 1e-6
     assert method == {
         "layer_type": None,
         "name": "llama3",
@@ -100,7 +111,9 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "shortest_wavelength": 2 * math.pi,
         "longest_wavelength": 2 * math.pi / inv_freq[-1],
         "critical_dimension": 70,
+        "context_bound": 85132,
         "inv_freq": inv_freq,
+        "loaded": loaded,
     }
 
 
@@ -132,7 +145,7 @@ def test_layer_types_are_described_one_by_one(
         ("full_attention", "linear"),
         ("sliding_attention", "default"),
     ]
-    assert said["model_type"] == "gemma3"
+    assert said["model_type"] == "gemma3_text"
     assert said["sliding_window"] == 1024
     # 2·ceil(128·log_1e6(131072 / 8 / 2π)): a linear factor of 8 says that 16384 tokens came before.
     assert said["methods"][0]["critical_dimension"] == 2 * math.ceil(
@@ -216,10 +229,92 @@ def test_bad_files_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     assert "no rope_theta" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_configs_that_people_have_are_read_right_and_no_default_is_silent(
+    run: Run, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CASES[name]
+    assert run(path_of(name), "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["defaults"] == case.defaults
+    assert {method["layer_type"] for method in said["methods"]} == set(case.methods)
+    for method in said["methods"]:
+        expected = case.methods[method["layer_type"]]
+        length = said["max_position_embeddings"]
+        assert (method["name"], method["rope_theta"]) == (expected.name, expected.rope_theta)
+        assert method["inv_freq"] == expected.frequencies(length).inv_freq.tolist()
+        bound = context_bound(expected.frequencies(length).inv_freq)
+        assert method["context_bound"] == (SEARCH_LIMIT if bound is None else bound)
+        if method["loaded"] is not None:
+            assert method["loaded"]["dtype"] == "float32"
+            assert method["loaded"]["largest_relative_difference"] < 1e-6
+    assert run(path_of(name)) == 0
+    text = capsys.readouterr().out
+    for key in case.defaults:
+        assert f"note: config.json does not say {key}; " in text
+
+
+def test_target_gives_every_rule_its_bound_and_a_recommendation(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "periods.png"
+    assert run(path_of("llama-3-8b"), "--target", "128k", "--json", "--plot", picture) == 0
+    target = json.loads(capsys.readouterr().out)["target"]
+    assert (target["trained_length"], target["target_length"]) == (8192, 131072)
+    by_rule = {setting["rule"]: setting for setting in target["settings"]}
+    law = by_rule["critical-dimension"]
+    theta = scaled_theta(500000.0, 8192, 131072)
+    assert law["rope_theta"] == theta
+    assert law["context_bound"] == context_bound(Default(128, theta).frequencies().inv_freq)
+    assert target["recommended"] == "critical-dimension"
+    assert [stage["context"] for stage in target["stages"]] == [32768, 131072]
+    assert target["action"].startswith(f"Set rope_theta to {theta:,.0f}")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert run(path_of("llama-3-8b"), "--target", "128k") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
+        f"Set rope_theta to {theta:,.0f} in the end, and train in 2 stages: at 32,768 and then 131,072 tokens.",
+        "critical-dimension ←",
+        "b' = b^(ln(T'/2π) / ln(T/2π))",
+        "arXiv:2310.05209",
+        "a low perplexity alone proves nothing",
+        f"rope: {{method: theta, rope_theta: {theta:.10g}}}",
+    ):
+        assert part in text
+
+
+def test_the_trained_length_can_be_set_right(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(path_of("mistral-7b-v0.1"), "--target", "32k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["target"]["action"].startswith("Change nothing")
+    assert run(path_of("mistral-7b-v0.1"), "--target", "32k", "--from", "8k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["target"]["trained_length"] == 8192
+
+
+@pytest.mark.parametrize("name", ["phi-3-mini-128k-instruct", "gemma-3-4b", "yarn-llama-2-7b-128k", "phi-2"])
+def test_advice_on_scaled_and_partial_checkpoints(
+    run: Run, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(path_of(name), "--target", "200k", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["target"]["action"]
+    assert run(path_of(name), "--target", "200k") == 0
+    assert "To reach 204,800 tokens" in capsys.readouterr().out
+
+
+def test_contradicting_fields_are_refused(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, {**LLAMA_3_1, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
+    assert run(path) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "10000.0" in captured.err
+    assert "500000.0" in captured.err
+
+
 def test_help_has_an_example(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     said = capsys.readouterr().out
-    assert "ropewalk inspect meta-llama/Llama-3.1-8B --json" in said
+    assert "ropewalk inspect meta-llama/Llama-3.1-8B --target 1M" in said
     assert "MODEL" in said
 
 

@@ -121,13 +121,13 @@ def _lengths(text: str | None, path: str) -> list[int]:
     from ropewalk.cli.inspect import read_config
     from ropewalk.lengths import parse_length
 
-    config = read_config(path)
+    config = read_config(path).values
     if text is not None:
         tokens = list(dict.fromkeys(parse_length(part) for part in _names(text)))
         if not tokens:
             raise RopewalkError(f"--lengths {text!r} names no length; write tokens as 8192, 128k or 1M")
         return tokens
-    stated = config.get("text_config", config).get("max_position_embeddings")
+    stated = config.get("max_position_embeddings")
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
     return [int(stated)]

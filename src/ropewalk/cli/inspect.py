@@ -1,123 +1,158 @@
-"""``ropewalk inspect``: which RoPE a checkpoint has, read from its config alone."""
+"""``ropewalk inspect``: which RoPE a checkpoint has, how far it reaches, and what a target length would need."""
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.output import JsonOption, print_json, results
-from ropewalk.data.embedded import resolve_model
-from ropewalk.errors import RopewalkError
+from ropewalk.cli.options import PlotOption, check_plot
+from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.lengths import parse_length
 
 if TYPE_CHECKING:
+    from ropewalk.integrations.checkpoint_config import CheckpointConfig
+    from ropewalk.integrations.loaded_rope import LoadedRope
+    from ropewalk.planning import Advice
     from ropewalk.rope import RopeMethod
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("inspect", epilog="Example: ropewalk inspect meta-llama/Llama-3.1-8B --json")(inspect)
+    example = "Example: ropewalk inspect meta-llama/Llama-3.1-8B --target 1M --plot periods.png"
+    app.command("inspect", epilog=example)(inspect)
 
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a config.json, or a Hub id.")
+        str,
+        typer.Argument(metavar="MODEL", help="A checkpoint's folder, a config.json, a Hub id, or embedded."),
     ],
+    target: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_length, metavar="LENGTH", help="Context to extend to: 131072, 128k, 1M; with advice."
+        ),
+    ] = None,
+    from_length: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            parser=parse_length,
+            metavar="LENGTH",
+            help="Trained length, where the config misstates it.",
+        ),
+    ] = None,
+    plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the RoPE of a checkpoint: method, theta, lengths, wavelengths. Reads the config, no weights."""
-    description = describe(model, read_config(model))
+    """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
+    from ropewalk.integrations.loaded_rope import loaded_rope
+    from ropewalk.rope import config_tensions
+
+    check_plot(plot)
+    config = read_config(model)
+    description = describe(config, loaded_rope(config), config_tensions(config.values))
+    advice = None
+    if target is not None:
+        advice = _advise(config, target, from_length)
+    if plot is not None:
+        _draw(config, advice, plot)
     if as_json:
-        print_json(description)
-    else:
-        _print(description)
+        print_json({**description, "target": None if advice is None else advice.to_json()})
+        return
+    _print(description)
+    if advice is not None:
+        from ropewalk.cli.advice import print_advice
+
+        print_advice(advice)
+    if plot is not None:
+        results().print(f"picture {plot}", markup=False, soft_wrap=True)
 
 
-def read_config(model: str) -> dict[str, Any]:
-    """The ``config.json`` of a folder, of a path to the file itself, or of a model on the Hugging Face Hub.
+def read_config(model: str) -> CheckpointConfig:
+    """The config of a folder, of a path to the file itself, of a model on the Hub, or of the embedded one.
 
     Raises:
-        RopewalkError: if there is no such file or model, or it does not hold a JSON object.
+        RopewalkError: as :func:`ropewalk.integrations.checkpoint_config.read_checkpoint_config`.
     """
-    path = Path(resolve_model(model)).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise RopewalkError(f"{model} has no config.json")
-    elif not path.is_file():
-        if not HUB_ID.fullmatch(model) or model.endswith(".json"):
-            raise RopewalkError(f"there is no folder or file {model}")
-        path = _from_hub(model)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise RopewalkError(f"{path} must hold a JSON object, got {type(config).__name__}")
-    return config
+    from ropewalk.data.embedded import resolve_model
+    from ropewalk.integrations.checkpoint_config import read_checkpoint_config
+
+    path = resolve_model(model)
+    return read_checkpoint_config(model, None if str(path) == model else path)
 
 
-def _from_hub(model: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+def _advise(config: CheckpointConfig, target: int, from_length: int | None) -> Advice:
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.planning import advise
+    from ropewalk.planning.checkpoint import of_checkpoint
 
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RopewalkError(
-            f"there is no folder {model}, and the Hub gave no config.json for it: {reason}"
-        ) from error
+    checkpoint = of_checkpoint(config.values)
+    with ConsoleReporter(notes).bar(f"safe base for {target:,} tokens", None) as advance:
+        return advise(
+            checkpoint.method,
+            from_length or checkpoint.trained_length,
+            target,
+            progress=lambda done, _: advance(done, ""),
+        )
 
 
-def describe(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the config says, as one JSON value.
+def describe(
+    config: CheckpointConfig, loaded: Sequence[LoadedRope] | None, tensions: Sequence[str]
+) -> dict[str, Any]:
+    """What a config says and comes to, as one JSON value.
 
     Args:
-        model: the name to show.
-        config: a ``config.json``; a multimodal one is described by its ``text_config``.
+        config: as read.
+        loaded: what transformers' rotary module holds; None where transformers does not know the model.
+        tensions: what in the config is suspicious.
 
     Returns:
-        Lengths in tokens, wavelengths in tokens, ``inv_freq`` in rad/token; null where the config is silent.
+        Lengths and wavelengths in tokens, ``inv_freq`` in rad/token; null where the config is silent.
         Frequencies are those at ``max_position_embeddings``.
-
-    Raises:
-        RopewalkError: as :func:`ropewalk.rope.methods_from_config`.
     """
     from ropewalk.rope import head_dim, methods_from_config
 
-    text = config.get("text_config")
-    decoder = text if isinstance(text, Mapping) else config
+    decoder = config.values
     methods = methods_from_config(decoder)
     length = decoder.get("max_position_embeddings")
     heads = decoder.get("num_attention_heads")
     # Qwen writes a window that its own switch turns off.
     window = decoder.get("sliding_window") if decoder.get("use_sliding_window", True) else None
+    held = {each.layer_type: each for each in loaded or ()}
     return {
-        "model": model,
-        "model_type": config.get("model_type"),
-        "architectures": config.get("architectures"),
+        "model": config.model,
+        "model_type": decoder.get("model_type"),
+        "architectures": decoder.get("architectures"),
+        "config_class": config.config_class,
+        "defaults": config.defaults,
         "max_position_embeddings": length,
         "num_hidden_layers": decoder.get("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": decoder.get("num_key_value_heads") or heads,
         "head_dim": head_dim(decoder),
         "sliding_window": window,
-        "methods": [_describe_method(layer_type, method, length) for layer_type, method in methods.items()],
+        "notes": list(tensions),
+        "methods": [
+            _describe_method(layer_type, method, length, held.get(layer_type))
+            for layer_type, method in methods.items()
+        ],
     }
 
 
-def _describe_method(layer_type: str | None, method: RopeMethod, length: int | None) -> dict[str, Any]:
+def _describe_method(
+    layer_type: str | None, method: RopeMethod, length: int | None, held: LoadedRope | None
+) -> dict[str, Any]:
+    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+
     inv_freq, attention_factor = method.frequencies(length)
     apart = ("rotary_dim", "rope_theta", "attention_factor")
+    bound = context_bound(inv_freq)
     return {
         "layer_type": layer_type,
         "name": method.name,
@@ -128,14 +163,28 @@ def _describe_method(layer_type: str | None, method: RopeMethod, length: int | N
         "shortest_wavelength": 2 * math.pi / float(inv_freq[0]),
         "longest_wavelength": 2 * math.pi / float(inv_freq[-1]),
         "critical_dimension": _critical_dimension(method, length),
+        "context_bound": SEARCH_LIMIT if bound is None else bound,
         "inv_freq": inv_freq.tolist(),
+        "loaded": None if held is None else _describe_loaded(method, held),
+    }
+
+
+def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
+    """What transformers holds right after a load: short factors, for a method that depends on the length."""
+    expected = method.frequencies().inv_freq
+    same = held.inv_freq.shape == expected.shape
+    return {
+        "dtype": held.dtype,
+        "inv_freq": held.inv_freq.tolist(),
+        "attention_factor": held.attention_factor,
+        "largest_relative_difference": float((held.inv_freq / expected - 1).abs().max()) if same else None,
     }
 
 
 def _critical_dimension(method: RopeMethod, length: int | None) -> int | None:
     """For the length the unscaled model was trained for; None where the config does not tell it."""
-    from ropewalk.rope import Linear, critical_dimension
-    from ropewalk.rope.theory import SHORTEST_LENGTH
+    from ropewalk.rope import Linear
+    from ropewalk.rope.theory import SHORTEST_LENGTH, critical_dimension
 
     trained = getattr(method, "original_max_position_embeddings", length)
     if trained is not None and isinstance(method, Linear):
@@ -143,6 +192,23 @@ def _critical_dimension(method: RopeMethod, length: int | None) -> int | None:
     if trained is None or trained < SHORTEST_LENGTH:
         return None
     return critical_dimension(method.rotary_dim, method.rope_theta, trained)
+
+
+def _draw(config: CheckpointConfig, advice: Advice | None, plot: Path) -> None:
+    """The pairs' periods as they are, and as recommended."""
+    import numpy as np
+
+    from ropewalk.planning.checkpoint import of_checkpoint
+    from ropewalk.reporting.rope_figures import periods_figure
+
+    checkpoint = of_checkpoint(config.values)
+    trained = checkpoint.trained_length if advice is None else advice.trained_length
+    target = trained if advice is None else advice.target_length
+    series = {"as trained": 2 * np.pi / checkpoint.method.frequencies(trained).inv_freq.numpy()}
+    if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
+        recommended = advice.chosen.method.frequencies(target).inv_freq.numpy()
+        series[f"recommended for the target ({advice.chosen.rule})"] = 2 * np.pi / recommended
+    periods_figure(series, plot, trained, target, title=f"{config.model}: period of each rotary pair")
 
 
 def _print(description: Mapping[str, Any]) -> None:
@@ -156,7 +222,18 @@ def _print(description: Mapping[str, Any]) -> None:
         table.add_section()
         for label, value in _method_rows(method, description["head_dim"]):
             table.add_row(label, escape(value))
-    results().print(table)
+    console = results()
+    console.print(table)
+    for line in (*default_notes(description["defaults"], description["config_class"]), *description["notes"]):
+        console.print(f"note: {line}", markup=False, soft_wrap=True)
+
+
+def default_notes(defaults: Mapping[str, Any], config_class: str | None) -> list[str]:
+    """A sentence for each value that the config leaves to its class: never a silent default."""
+    return [
+        f"config.json does not say {key}; {config_class}'s own default {_summary(value)} is what transformers uses"
+        for key, value in defaults.items()
+    ]
 
 
 def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -183,7 +260,18 @@ def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, st
         ("attention_factor", f"{method['attention_factor']:g}"),
         ("wavelengths", f"{shortest:,.1f} to {longest:,.0f} tokens"),
         ("critical dimension", _text(method["critical_dimension"])),
+        ("context bound", f"{method['context_bound']:,} tokens"),
+        ("inv_freq as loaded", _loaded_text(method["loaded"])),
     ]
+
+
+def _loaded_text(loaded: Mapping[str, Any] | None) -> str:
+    if loaded is None:
+        return "transformers does not know this model type"
+    difference = loaded["largest_relative_difference"]
+    if difference is None:
+        return f"{loaded['dtype']}, of another size than the config says"
+    return f"{loaded['dtype']}, within {difference:.1e} of the exact values"
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,35 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk.errors import RopewalkError
+from ropewalk.lengths import parse_length
+
+RotaryDimOption = Annotated[
+    int, typer.Option("--rotary-dim", help="Rotated dimensions of a head: head_dim, or a part of it.")
+]
+ThetaOption = Annotated[float, typer.Option("--rope-theta", help="RoPE base of the checkpoint.")]
+FromOption = Annotated[
+    int, typer.Option("--from", parser=parse_length, metavar="LENGTH", help="Trained length: 8192, 8k.")
+]
+ToOption = Annotated[
+    int, typer.Option("--to", parser=parse_length, metavar="LENGTH", help="Target length: 131072, 128k, 1M.")
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into FILE (.png or .svg).")
+]
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse a picture that could not be written, before the work."""
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg"):
+        raise RopewalkError(f"a figure is written as .png or .svg, got {path.name}")
+    if path.is_dir():
+        raise RopewalkError(f"{path} is a folder; --plot names a file")

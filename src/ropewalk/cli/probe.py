@@ -1,0 +1,219 @@
+"""``ropewalk rope probe``: which RoPE settings disturb a checkpoint least at a longer context, without training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropewalk.cli.evaluate import DTYPES
+from ropewalk.cli.options import PlotOption, check_plot
+from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation import ProbeResult
+    from ropewalk.packing import Row
+    from ropewalk.reporting import ResultTable
+
+DEFAULT_RULES = "current,critical-dimension,ntk,linear,yarn"
+CAVEAT = (
+    "A low loss before training says which setting disturbs the model least: not which is best after training, nor "
+    "that the model finds what lies far back."
+)
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to its group."""
+    example = "Example: ropewalk rope probe meta-llama/Llama-2-7b-hf --to 32k --text books/ --plot probe.png"
+    group.command("probe", epilog=example)(probe_command)
+
+
+def probe_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
+    ],
+    to: Annotated[str, typer.Option("--to", help="The context to probe, in tokens: 2048, 32k, 1M.")],
+    text: Annotated[str, typer.Option(help="Documents: as for ropewalk data pack.")] = "embedded:validation",
+    rules: Annotated[
+        str, typer.Option(help="Settings, with commas between; theta=5e6 gives a base itself.")
+    ] = DEFAULT_RULES,
+    rows: Annotated[int, typer.Option(help="Most rows of text.")] = 4,
+    trained: Annotated[
+        str | None,
+        typer.Option("--from", help="The context the checkpoint was trained for; its config's if not given."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows."""
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.data import load_tokenizer
+    from ropewalk.data.embedded import resolve_model
+    from ropewalk.evaluation import candidate_methods
+    from ropewalk.evaluation.probe import probe
+    from ropewalk.integrations.models import choose_device, load_model, read_config, trained_length
+    from ropewalk.lengths import parse_length
+    from ropewalk.rope import check_candidate
+    from ropewalk.versions import software_versions
+
+    target = parse_length(to)
+    names = list(dict.fromkeys(name.strip() for name in rules.split(",") if name.strip()))
+    for name in names:
+        check_candidate(name)
+    check_plot(plot)
+    if dtype not in DTYPES:
+        raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    path = resolve_model(model)
+    config = read_config(path).get_text_config()
+    length = trained_length(config) if trained is None else parse_length(trained)
+    if target < length:
+        raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
+    methods, refused = candidate_methods(names, _only_method(config), length, target)
+    where = choose_device(device)
+    measured_on = _rows(text, load_tokenizer(path), target, rows)
+    loaded = load_model(path, dtype=dtype, device=where)
+    with ConsoleReporter(notes).bar("probe", len(methods) * len(measured_on)) as advance:
+        found = probe(loaded, methods, measured_on, length, seed, lambda done, total: advance(done, "rows"))
+    if plot is not None:
+        _draw(found, plot, f"{'embedded' if model == 'embedded' else Path(path).name} at {target:,} tokens")
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "trained_length": length,
+                "target_length": target,
+                "text": text,
+                "rows": len(measured_on),
+                "seed": seed,
+                "dtype": str(loaded.dtype).removeprefix("torch."),
+                "device": str(loaded.device),
+                "results": [
+                    {**result.to_json(), "context_bound": _bound(result, target)}
+                    for result in (*found, *refused)
+                ],
+                "best": found[0].name,
+                "versions": software_versions(),
+            }
+        )
+        return
+    _print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
+    for line in (*(f"{result.name} was not run: {result.reason}" for result in refused), _verdict(found)):
+        results().print(f"\n{line}", markup=False, soft_wrap=True)
+    if plot is not None:
+        results().print(f"\n{plot}", soft_wrap=True, markup=False)
+
+
+def _print_whole(table: Any) -> None:
+    """A table whose numbers are never cut off, however narrow the terminal is."""
+    from rich.measure import Measurement
+
+    console = results()
+    wide = console.options.update(max_width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+
+
+def _only_method(config: Any) -> Any:
+    from ropewalk.rope import methods_from_config
+
+    methods = methods_from_config(config.to_dict())
+    if None not in methods:
+        raise RopewalkError(
+            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}); one "
+            "setting for all of them would change layers that are not meant"
+        )
+    return methods[None]
+
+
+def _rows(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
+    from ropewalk.data import SourceSpec, read_documents
+    from ropewalk.data.tokenise import tokenise
+    from ropewalk.evaluation import evaluation_rows, take_documents
+
+    stream = tokenise(read_documents([SourceSpec(text)]), tokenizer)
+    documents = take_documents((document.input_ids for document in stream), length, limit)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows
+
+
+def _bound(result: ProbeResult, target: int) -> int | None:
+    """The context bound of a setting in tokens, ``SEARCH_LIMIT`` at most; None for one that was not run."""
+    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+
+    if result.method is None:
+        return None
+    bound = context_bound(result.method.frequencies(target).inv_freq)
+    return SEARCH_LIMIT if bound is None else bound
+
+
+def _table(found: Sequence[ProbeResult], trained: int, target: int, rows: int) -> ResultTable:
+    from ropewalk.reporting import ResultTable
+    from ropewalk.reporting.tables import MISSING, interval
+
+    def cells(result: ProbeResult) -> tuple[str, ...]:
+        if result.method is None:
+            return (result.name, MISSING, result.status, *[MISSING] * 5)
+        return (
+            result.name,
+            f"{result.method.rope_theta:,.0f}",
+            _nats(result.loss),
+            interval(result.ci95, _nats),
+            MISSING if result.beyond_loss is None else _nats(result.beyond_loss),
+            _nats(result.difference),
+            interval(result.difference_ci95, _nats),
+            f"{_bound(result, target):,}",
+        )
+
+    return ResultTable(
+        f"Loss before training in {rows} row{'s' if rows > 1 else ''} of {target:,} tokens, nats a token, with 95 % "
+        "interval over rows",
+        (
+            "setting",
+            "rope_theta",
+            "loss",
+            "95 %",
+            f"beyond {trained:,}",
+            "over best",
+            "95 %",
+            "context bound",
+        ),
+        tuple(cells(result) for result in found),
+    )
+
+
+def _nats(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "–"
+
+
+def _verdict(found: Sequence[ProbeResult]) -> str:
+    """Which setting starts best, whether that may be chance, and what it does not say."""
+    best = found[0]
+    if not math.isfinite(best.loss):
+        return f"No setting has a finite loss. {CAVEAT}"
+    if len(found) == 1:
+        return f"{best.name} is the only setting that ran, with {best.loss:.3f} nats a token. {CAVEAT}"
+    second = found[1]
+    low = second.difference_ci95[0]
+    start = f"{best.name} starts best, {second.difference:.3f} nats a token below {second.name}: "
+    if math.isnan(low):
+        return f"{start}whether that is chance cannot be said from one row. {CAVEAT}"
+    return f"{start}{'more than chance between rows' if low > 0 else 'no more than chance may do'}. {CAVEAT}"
+
+
+def _draw(found: Sequence[ProbeResult], path: Path, title: str) -> None:
+    from ropewalk.reporting.rope_probe import probe_figure
+
+    ends = [(r.loss, r.loss) if math.isnan(r.ci95[0]) else r.ci95 for r in found]
+    drawn = [
+        (r.name, r.loss, low, high)
+        for r, (low, high) in zip(found, ends, strict=True)
+        if math.isfinite(r.loss)
+    ]
+    probe_figure(drawn, path, title=title, caption=None)

@@ -1,0 +1,95 @@
+"""``ropewalk rope plan``: the stages from a checkpoint to a target length."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ropewalk.cli.inspect import default_notes, read_config
+from ropewalk.cli.options import ToOption
+from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.lengths import parse_length
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group ``rope``."""
+    group.command("plan", epilog="Example: ropewalk rope plan meta-llama/Meta-Llama-3-8B --to 1M")(
+        plan_command
+    )
+
+
+def plan_command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a config.json, or a Hub id.")
+    ],
+    to_length: ToOption,
+    from_length: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            parser=parse_length,
+            metavar="LENGTH",
+            help="Trained length; what the config states if not given.",
+        ),
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="critical-dimension (if not given), ntk, lower-bound, schedule:NAME, linear, yarn, llama3, theta=5e6; "
+            "a scaled checkpoint goes on with its own method."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan the stages to a longer context: at which lengths to train, with which RoPE, and why."""
+    from rich.table import Table
+
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.planning import plan_stages, recipe_stages
+    from ropewalk.planning.checkpoint import of_checkpoint
+    from ropewalk.rope import check_candidate
+
+    if rule is not None:
+        check_candidate(rule)
+    config = read_config(model)
+    checkpoint = of_checkpoint(config.values)
+    trained = from_length or checkpoint.trained_length
+    with ConsoleReporter(notes).bar("safe base", None) as advance:
+        stages = plan_stages(
+            checkpoint.method, trained, to_length, rule, progress=lambda done, _: advance(done, "")
+        )
+    snippet = recipe_stages(stages)
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "trained_length": trained,
+                "target_length": to_length,
+                "defaults": config.defaults,
+                "notes": list(checkpoint.notes),
+                "stages": [stage.to_json() for stage in stages],
+                "recipe": snippet,
+            }
+        )
+        return
+    console = results()
+    table = Table(title=f"from {trained:,} to {to_length:,} tokens", title_justify="left")
+    for name in ("context", "method", "rope_theta", "factor"):
+        table.add_column(name, justify="right")
+    table.add_column("reason")
+    for stage in stages:
+        values = stage.to_json()
+        factor = "" if values["factor"] is None else f"{values['factor']:g}"
+        table.add_row(
+            f"{stage.context:,}",
+            stage.recipe_method,
+            f"{stage.method.rope_theta:,.10g}",
+            factor,
+            stage.reason,
+        )
+    console.print(table)
+    for line in (*default_notes(config.defaults, config.config_class), *checkpoint.notes):
+        console.print(f"note: {line}", markup=False, soft_wrap=True)
+    console.print("\nfor a recipe (steps are yours to choose):\n", markup=False)
+    console.print(snippet, markup=False, soft_wrap=True, end="")

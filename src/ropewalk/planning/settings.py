@@ -1,0 +1,139 @@
+"""What each rule would set for a target length, how far that reaches, and where the rule comes from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import Default, RopeMethod, candidate
+from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound
+from ropewalk.rope.theory.bases import Progress
+
+PUBLISHED_DIM = 128
+"""rotary_dim of the models behind the published schedules."""
+
+ORIGINS: dict[str, tuple[str, str, str]] = {
+    "current": (
+        "the frequencies as they are",
+        "config.json",
+        "positions beyond the trained length turn the slow pairs to angles that training never showed",
+    ),
+    "critical-dimension": (
+        "b' = b^(ln(T'/2π) / ln(T/2π))",
+        "Liu et al., arXiv:2310.05209, theorem 1; used by Gradient for Llama 3",
+        "keeps the number of pairs that complete a turn; says nothing of the margin B(m), so look at the bound",
+    ),
+    "ntk": (
+        "b' = b·(T'/T)^(d/(d-2))",
+        "bloc97 (2023); Peng et al., arXiv:2309.00071, equation 16",
+        "made for use without training; with training, larger bases did better (arXiv:2411.13476)",
+    ),
+    "lower-bound": (
+        "the least b' from which every larger base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
+        "Men et al., arXiv:2405.14591, equation 7; safe base in place of the infimum, see docs/theory.md",
+        "a necessary condition, derived for similar against random keys; it does not say how much training is needed",
+    ),
+    "linear": (
+        "θ' = θ·T/T'",
+        "Chen et al., arXiv:2306.15595",
+        "also slows the pairs that tell neighbouring tokens apart",
+    ),
+    "yarn": (
+        "fast pairs kept, slow ones divided by T'/T, a ramp between; attention factor 0.1·ln(T'/T) + 1",
+        "Peng et al., arXiv:2309.00071, section 3.2",
+        "every server must support it; generalised well beyond the trained length in arXiv:2411.13476",
+    ),
+    "llama3": (
+        "as yarn by wavelength, low and high frequency factors 1 and 4",
+        "Llama 3.1's reference code",
+        "the factor is chosen, not derived: Meta took 8 for 8192 to 131072 tokens",
+    ),
+}
+"""Formula, source and caveat of each rule but the schedules."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one rule sets.
+
+    Attributes:
+        rule: as in :data:`ropewalk.rope.CANDIDATES`.
+        method: the method, None where the rule does not apply.
+        context_bound: tokens up to which B(m) ≥ 0; ``SEARCH_LIMIT`` where no violation was found up to there.
+        reaches_target: whether that is the target or more; None where the rule does not apply.
+        reason: why the rule does not apply.
+        formula, source, caveat: where the number comes from and what it leaves out.
+    """
+
+    rule: str
+    method: RopeMethod | None
+    context_bound: int | None
+    reaches_target: bool | None
+    reason: str | None
+    formula: str
+    source: str
+    caveat: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; the method by name, base and, where it has one, factor."""
+        values = asdict(self)
+        method = values.pop("method") and self.method
+        return {
+            "rule": values.pop("rule"),
+            "method": None if method is None else method.name,
+            "rope_theta": None if method is None else method.rope_theta,
+            "factor": None if method is None else getattr(method, "factor", None),
+            **values,
+        }
+
+
+def bound_at(method: RopeMethod, length: int) -> int:
+    """The context bound of a method's frequencies for sequences of ``length`` tokens, ``SEARCH_LIMIT`` at most."""
+    bound = context_bound(method.frequencies(length).inv_freq)
+    return SEARCH_LIMIT if bound is None else bound
+
+
+def compare_settings(
+    current: RopeMethod,
+    trained_length: int,
+    target_length: int,
+    ceiling: float = SAFE_CEILING,
+    progress: Progress | None = None,
+) -> list[Setting]:
+    """Every rule's setting for a target length; those that do not apply say why.
+
+    Args:
+        current: the method the checkpoint was trained with.
+        trained_length, target_length: tokens, the second not shorter.
+        ceiling, progress: of the rule lower-bound, which takes seconds to a minute.
+    """
+    names = [*list(ORIGINS)[:4], *(f"schedule:{name}" for name in SCHEDULES), *list(ORIGINS)[4:]]
+    return [_setting(name, current, trained_length, target_length, ceiling, progress) for name in names]
+
+
+def _setting(
+    name: str,
+    current: RopeMethod,
+    trained_length: int,
+    target_length: int,
+    ceiling: float,
+    progress: Progress | None,
+) -> Setting:
+    origin = origin_of(name, current)
+    try:
+        method = candidate(name, current, trained_length, target_length, ceiling, progress)
+    except RopewalkError as error:
+        return Setting(name, None, None, None, str(error), *origin)
+    bound = bound_at(method, target_length)
+    return Setting(name, method, bound, bound >= target_length, None, *origin)
+
+
+def origin_of(rule: str, current: RopeMethod) -> tuple[str, str, str]:
+    """Formula, source and caveat of a rule."""
+    if rule in ORIGINS:
+        return ORIGINS[rule]
+    schedule = SCHEDULES[rule.removeprefix("schedule:")]
+    other = isinstance(current, Default) and current.rotary_dim != PUBLISHED_DIM
+    dims = f"; rotary_dim {PUBLISHED_DIM}, this model has {current.rotary_dim}" if other else ""
+    return "as published", schedule.source, f"chosen for {schedule.start}{dims}"

@@ -1,0 +1,185 @@
+"""``ropewalk rope`` through the program's own main: published numbers as JSON, plain words, refusals, pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.cli.app import main
+from ropewalk.rope import METHODS, Default, DynamicNtk, longrope_attention_factor, method_for_target
+from ropewalk.rope.theory import context_bound
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    def call(line: str, *more: object, status: int = 0) -> str:
+        assert main(["rope", *line.split(), *map(str, more)]) == status
+        captured = capsys.readouterr()
+        return captured.err if status else captured.out
+
+    return call
+
+
+def as_json(text: str) -> dict[str, Any]:
+    return json.loads(text)
+
+
+@pytest.mark.parametrize(("base", "bound"), [("10000", 1706), ("500000", 18437), ("1e6", 27114), ("100", 58)])
+def test_bound(run, base: str, bound: int) -> None:
+    said = as_json(run(f"bound --rope-theta {base} --rotary-dim 128 --json"))
+    assert said["context_bound"] == bound
+    assert said["first_violation"] == bound + 1
+    assert said["margin_there"] < 0
+    assert f"context bound {bound:,} tokens" in run(f"bound --rope-theta {base} --rotary-dim 128")
+
+
+def test_a_bound_beyond_the_search_is_at_least_its_limit(run, monkeypatch) -> None:
+    from ropewalk.rope import theory
+
+    monkeypatch.setattr(theory, "context_bound", lambda inv_freq: context_bound(inv_freq, 1000))
+    monkeypatch.setattr(theory, "SEARCH_LIMIT", 1000)
+    said = as_json(run("bound --rope-theta 1e9 --rotary-dim 128 --json"))
+    assert (said["context_bound"], said["at_least"], said["first_violation"]) == (1000, True, None)
+    assert "more than 1,000 tokens" in run("bound --rope-theta 1e9 --rotary-dim 128")
+
+
+@pytest.mark.parametrize("length", ["8192", "8k"])
+def test_base(run, length: str) -> None:
+    said = as_json(run(f"base --length {length} --rotary-dim 128 --json"))
+    assert said["infimum"] == pytest.approx(83763.84, rel=1e-6)
+    assert said["safe_base"] == pytest.approx(394327.9, rel=1e-6)
+    assert said["ceiling"] == 1e9
+    assert len(said["feasible"]) == 35
+    assert said["feasible"][0][0] == said["infimum"]
+    assert said["feasible"][-1] == [said["safe_base"], 1e9]
+    text = run(f"base --length {length} --rotary-dim 128")
+    assert "35, with holes between them" in text
+    assert "the 12 widest of 35" in text
+
+
+def test_base_says_when_the_ceiling_is_too_low_or_near(run) -> None:
+    none = run("base --length 8k --rotary-dim 128 --ceiling 1000")
+    assert "no base up to 1000 reaches 8,192 tokens; raise --ceiling" in none
+    near = "base --length 8k --rotary-dim 128 --ceiling 1e6"
+    assert as_json(run(near, "--json"))["safe_base_near_ceiling"]
+    assert "raise --ceiling" in run(near)
+
+
+def test_theta_of_gradient(run) -> None:
+    line = "theta --rope-theta 500000 --from 8192 --to 262144 --rotary-dim 128"
+    said = as_json(run(line, "--json"))
+    assert said["rope_theta"] == pytest.approx(283461213.5, abs=0.05)
+    assert (said["rule"], said["critical_dimension"]) == ("critical-dimension", 70)
+    assert said["context_bound"] == 896529
+    text = run(line)
+    for part in ("formula", "source", "caveat", "arXiv:2310.05209", "covers the target"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "theta"),
+    [("ntk", 10000 * 8 ** (128 / 126)), ("schedule:lwm", 1e6), ("lower-bound", 3_327_000.0)],
+)
+def test_theta_by_other_rules(run, rule: str, theta: float) -> None:
+    said = as_json(run(f"theta --rope-theta 10000 --from 4k --to 32k --rotary-dim 128 --rule {rule} --json"))
+    assert said["rope_theta"] == pytest.approx(theta, rel=1e-3)
+    assert said["rule"] == rule
+    assert said["reaches_target"] == (said["context_bound"] >= 32768)
+    assert said["reaches_target"] or rule != "lower-bound"
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"longrope", "dynamic"}))
+def test_frequencies_of_every_method(run, method: str) -> None:
+    said = as_json(
+        run(f"frequencies --method {method} --rope-theta 10000 --rotary-dim 64 --from 4096 --to 65536 --json")
+    )
+    expected = method_for_target(method, Default(64, 10000.0), 4096, 65536)
+    inv_freq, attention_factor = expected.frequencies(65536)
+    assert said["inv_freq"] == inv_freq.tolist()
+    assert said["attention_factor"] == attention_factor
+
+
+def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
+    rest = "--rope-theta 10000 --rotary-dim 4 --from 4096 --to 65536 --json"
+    dynamic = as_json(run(f"frequencies --method dynamic {rest}"))
+    assert dynamic["inv_freq"] == DynamicNtk(4, 10000.0, 16.0, 4096).frequencies(65536).inv_freq.tolist()
+    factors = tmp_path / "factors.json"
+    factors.write_text('{"short_factor": [1, 1], "long_factor": [1, 8]}')
+    longrope = as_json(run(f"frequencies --method longrope {rest} --factors", factors))
+    assert longrope["inv_freq"] == pytest.approx([1.0, 0.01 / 8])
+    assert longrope["attention_factor"] == longrope_attention_factor(16, 4096)
+    assert "longrope needs short_factor" in run(f"frequencies --method longrope {rest}", status=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bound --rope-theta 1 --rotary-dim 128", "rope_theta must be a finite number above 1, got 1.0"),
+        (
+            "bound --rope-theta 1e4 --rotary-dim 127",
+            "rotary_dim must be an even whole number, at least 2, got 127",
+        ),
+        ("bound --rope-theta 1e4", "Missing option '--rotary-dim'"),
+        ("bound --rope-theta 1e4 --rotary-dim 128 --compare much", "--compare takes numbers"),
+        (
+            "bound --rope-theta 1e4 --rotary-dim 128 --plot x.jpg",
+            "a figure is written as .png or .svg, got x.jpg",
+        ),
+        ("base --length 8q --rotary-dim 128", "'8q' is no length"),
+        ("base --length 8k --rotary-dim 128 --ceiling 0.5", "the ceiling must be above 1"),
+        ("theta --rope-theta 1e4 --from 8k --to 4k --rotary-dim 128", "must be at least the trained length"),
+        ("theta --rope-theta 1e4 --from 4k --to 8k --rotary-dim 128 --rule cd", "unknown rule 'cd'"),
+        (
+            "frequencies --method yarm --rope-theta 1e4 --rotary-dim 128 --from 4k --to 8k",
+            "unknown RoPE method 'yarm'",
+        ),
+        ("plan nowhere/at-all/there --to 1M", "there is no folder or file nowhere/at-all/there"),
+        ("plan embedded --to 1M --rule yarm", "unknown rule 'yarm'"),
+        ("plan embedded --to 128", "must be above the trained length, got 128 and 256"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(run, line: str, message: str) -> None:
+    said = run(line, status=2)
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_plan_of_llama_3(run) -> None:
+    said = as_json(run("plan --to 1M --json", CONFIGS / "llama-3-8b.json"))
+    assert [stage["context"] for stage in said["stages"]] == [65536, 262144, 1048576]
+    assert {stage["method"] for stage in said["stages"]} == {"theta"}
+    assert [round(stage["rope_theta"]) for stage in said["stages"]] == [22443169, 283461213, 3580165449]
+    assert all(stage["reason"] for stage in said["stages"])
+    text = run("plan --to 1M", CONFIGS / "llama-3-8b.json")
+    assert "rope: {method: theta, rope_theta: 3580165449" in text
+
+
+def test_plan_tells_what_the_config_left_to_its_class(run) -> None:
+    said = as_json(run("plan --to 32k --rule ntk --json", CONFIGS / "llama-2-7b.json"))
+    assert said["defaults"] == {"rope_theta": 10000.0}
+    assert "config.json does not say rope_theta" in run(
+        "plan --to 32k --rule ntk", CONFIGS / "llama-2-7b.json"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bound --rope-theta 10000 --rotary-dim 32 --compare 1e5",
+        "base --length 2k --rotary-dim 128",
+        "theta --rope-theta 10000 --from 4k --to 32k --rotary-dim 128",
+        "frequencies --method yarn --rope-theta 10000 --rotary-dim 128 --from 4k --to 64k",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_pictures(run, line: str, suffix: str, tmp_path: Path) -> None:
+    picture = tmp_path / f"picture.{suffix}"
+    assert str(picture) in run(line, "--plot", picture).replace("\n", "")
+    assert picture.stat().st_size > 5000
+    assert picture.read_bytes()[:4] == (b"\x89PNG" if suffix == "png" else b"<?xm")

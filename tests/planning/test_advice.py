@@ -1,0 +1,161 @@
+"""Advice: each rule's setting with its bound, a recommendation that follows from them, stages that a recipe takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from ropewalk.errors import RopewalkError
+from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
+from ropewalk.planning.checkpoint import of_checkpoint
+from ropewalk.planning.settings import bound_at
+from ropewalk.rope import CANDIDATES, Default, DynamicNtk, Linear, Llama3, LongRope, Yarn, trained_length
+from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.ropes import possible_methods
+
+LLAMA_2 = Default(128, 1e4)
+LLAMA_3 = Default(128, 5e5)
+LLAMA_3_1 = Llama3(128, 5e5, 8.0, 1.0, 4.0, 8192)
+QWEN_YARN = Yarn(128, 1e6, 4.0, 32768)
+DEEPSEEK_CODER = Linear(128, 1e5, 4.0)
+PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 4096)
+
+
+def test_every_rule_says_what_it_sets_or_why_not_and_where_it_comes_from() -> None:
+    settings = compare_settings(LLAMA_2, 4096, 16384)
+    assert {setting.rule for setting in settings} == set(CANDIDATES)
+    for setting in settings:
+        assert (setting.method is None) == (setting.reason is not None)
+        assert setting.formula
+        assert setting.source
+        assert setting.caveat
+        if setting.method is not None:
+            bound = context_bound(setting.method.frequencies(16384).inv_freq)
+            assert setting.context_bound == (SEARCH_LIMIT if bound is None else bound)
+            assert setting.reaches_target == (setting.context_bound >= 16384)
+    assert json.loads(json.dumps([setting.to_json() for setting in settings]))[0]["rule"] == "current"
+
+
+def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
+    advice = advise(LLAMA_3, 8192, 262144)
+    assert advice.chosen is not None
+    assert advice.chosen.rule == "critical-dimension"
+    assert advice.action == (
+        "Set rope_theta to 283,461,213 in the end, and train in 2 stages: at 65,536 and then 262,144 tokens."
+    )
+    assert advice.current_bound == 18437
+    assert any("context bound of 896,529 tokens covers the target" in reason for reason in advice.reasons)
+    assert any("29 of 64 rotary pairs never completed a turn" in reason for reason in advice.reasons)
+
+
+def test_where_the_law_falls_short_the_lower_bound_is_taken() -> None:
+    advice = advise(LLAMA_2, 4096, 32768)
+    by_rule = {setting.rule: setting for setting in advice.settings}
+    assert by_rule["critical-dimension"].reaches_target is False
+    assert advice.chosen is by_rule["lower-bound"]
+    assert advice.chosen.reaches_target
+    assert [stage.context for stage in advice.stages] == [32768]
+    assert all(stage.context_bound >= stage.context for stage in advice.stages)
+
+
+@pytest.mark.parametrize(
+    ("method", "trained", "factor"),
+    [(LLAMA_3_1, 131072, 32.0), (QWEN_YARN, 131072, 16.0), (DEEPSEEK_CODER, 16384, 16.0)],
+)
+def test_a_scaled_checkpoint_goes_on_with_its_own_method(method, trained: int, factor: float) -> None:
+    advice = advise(method, trained, 4 * trained)
+    assert advice.chosen is not None
+    assert advice.chosen.rule == method.name
+    assert advice.chosen.method.factor == factor
+    assert [stage.recipe_method for stage in advice.stages] == [method.name]
+    assert f"factor {factor:g}" in advice.action
+    if not advice.chosen.reaches_target:
+        assert any("does not cover the target" in reason for reason in advice.reasons)
+    refused = {setting.rule for setting in advice.settings if setting.method is None}
+    assert {"critical-dimension", "ntk", "lower-bound"} <= refused
+
+
+def test_longrope_is_told_to_search() -> None:
+    advice = advise(PHI_3, 131072, 262144)
+    assert advice.chosen is None
+    assert advice.action.startswith("Search new factors for 262,144 tokens")
+    with pytest.raises(RopewalkError, match="needs factors from a search"):
+        plan_stages(PHI_3, 131072, 262144)
+
+
+def test_dynamic_ntk_was_trained_unscaled_and_counts_so() -> None:
+    advice = advise(DynamicNtk(128, 5e5, 2.0, 8192), 8192, 65536)
+    assert advice.chosen is not None
+    assert advice.chosen.rule == "critical-dimension"
+
+
+@pytest.mark.parametrize("target", [2048, 4096])
+def test_a_target_that_fits_already_changes_nothing(target: int) -> None:
+    advice = advise(LLAMA_2, 4096, target)
+    assert advice.action.startswith("Change nothing")
+    assert (advice.chosen, advice.stages, advice.settings) == (None, (), ())
+
+
+def test_advice_is_json() -> None:
+    said = json.loads(json.dumps(advise(LLAMA_3, 8192, 65536).to_json()))
+    assert said["recommended"] == "critical-dimension"
+    assert len(said["exposure_now"]) == len(said["exposure_then"]) == 64
+    assert {"context", "method", "rope_theta", "reason"} <= set(said["stages"][0])
+
+
+def test_stages_compose_and_each_says_whether_its_bound_covers_it() -> None:
+    stages = plan_stages(LLAMA_3, 8192, 2**20)
+    assert [stage.context for stage in stages] == [65536, 262144, 1048576]
+    assert [round(stage.method.rope_theta) for stage in stages] == [22443169, 283461213, 3580165449]
+    for stage in stages:
+        assert stage.context_bound == bound_at(stage.method, stage.context)
+        assert ("covers the stage" in stage.reason) == (stage.context_bound >= stage.context)
+
+
+def test_an_explicit_rule_is_never_ignored() -> None:
+    with pytest.raises(RopewalkError, match="this checkpoint is yarn-scaled"):
+        plan_stages(QWEN_YARN, 131072, 2**20, "ntk")
+    stages = plan_stages(QWEN_YARN, 131072, 2**20, "theta=1e8")
+    assert stages[-1].method == Yarn(128, 1e8, 4.0, 32768)
+
+
+@pytest.mark.parametrize(
+    ("method", "trained"),
+    [(LLAMA_3, 8192), (LLAMA_3_1, 131072), (QWEN_YARN, 131072), (DEEPSEEK_CODER, 16384)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_stages_fit_into_a_recipe_and_mean_the_same_there(method, trained: int) -> None:
+    stages = plan_stages(method, trained, 16 * trained)
+    assert len(stages) == 2
+    text = yaml.safe_load(recipe_stages(stages))
+    recipe = Recipe.model_validate({"model": "x", "output": "y", "data": {"sources": ["z"]}, **text})
+    for ours, (low, high) in zip(stages, possible_methods(recipe, method, trained), strict=True):
+        assert low == high
+        # A recipe holds the base with ten digits.
+        assert low.frequencies().inv_freq.numpy() == pytest.approx(
+            ours.method.frequencies().inv_freq.numpy(), rel=1e-9
+        )
+
+
+def test_the_layers_with_full_attention_are_planned_for() -> None:
+    config = {
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }
+    checkpoint = of_checkpoint(config)
+    assert checkpoint.method == Linear(256, 1e6, 8.0)
+    assert "sliding_attention" in checkpoint.notes[0]
+
+
+def test_the_trained_length_of_yarn_is_its_factor_times_the_original() -> None:
+    assert trained_length({"max_position_embeddings": 32768}, QWEN_YARN) == 131072
+    assert trained_length({"max_position_embeddings": 8192}, LLAMA_3) == 8192
+    with pytest.raises(RopewalkError, match="must state max_position_embeddings in tokens, got None"):
+        trained_length({}, LLAMA_3)
