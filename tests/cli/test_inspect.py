@@ -82,6 +82,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "config_class": "LlamaConfig",
         "defaults": {},
         "max_position_embeddings": 131072,
+        "trained_length": 131072,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,

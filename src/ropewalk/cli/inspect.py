@@ -116,7 +116,7 @@ def describe(
         Lengths and wavelengths in tokens, ``inv_freq`` in rad/token; null where the config is silent.
         Frequencies are those at ``max_position_embeddings``.
     """
-    from ropewalk.rope import head_dim, methods_from_config
+    from ropewalk.rope import head_dim, methods_from_config, trained_length
 
     decoder = config.values
     methods = methods_from_config(decoder)
@@ -132,6 +132,7 @@ def describe(
         "config_class": config.config_class,
         "defaults": config.defaults,
         "max_position_embeddings": length,
+        "trained_length": None if length is None else trained_length(decoder, methods.get(None)),
         "num_hidden_layers": decoder.get("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": decoder.get("num_key_value_heads") or heads,
@@ -241,6 +242,7 @@ def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model type", _text(description["model_type"])),
         ("longest input", _tokens(description["max_position_embeddings"])),
+        ("trained length", f"{_tokens(description['trained_length'])}, as the config states it"),
         ("layers", _text(description["num_hidden_layers"])),
         ("heads", f"{_text(heads)}, key/value {_text(kv_heads)}, of {description['head_dim']} dimensions"),
         ("sliding window", _tokens(description["sliding_window"])),

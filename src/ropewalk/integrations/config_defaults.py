@@ -38,6 +38,10 @@ def _complete_shape(values: dict[str, Any], defaults: dict[str, Any], text: Any)
             if values.get(type(text).attribute_map.get(key, key)) is None:
                 defaults[key] = value
             values[key] = value
+    kv_heads = getattr(text, "num_key_value_heads", None)
+    if values.get("num_key_value_heads") is None and isinstance(kv_heads, int):
+        # Says nothing of RoPE, so it is shown and not named among the defaults.
+        values["num_key_value_heads"] = kv_heads
     head_dim = getattr(text, "head_dim", None)
     heads = values.get("num_attention_heads")
     derived = heads and values.get("hidden_size") and values["hidden_size"] / heads
