@@ -5,14 +5,14 @@ has holes: as ``b`` grows, single distances dip below zero and come back. Sampli
 feasible intervals and narrow holes, so here every hole is found by its own distance ``m``, in ``x = ln b``:
 
 1. Distances are taken in doublings, and bases that a shorter distance has ruled out are not looked at again.
-2. What remains is cut into cells. At a cell's centre ``B(m)`` of all ``m`` is one float32 matrix product. A
-   distance is of interest only if the slope ``|dB/dx| ≤ m·Σ a_i·θ_i`` (``a_i = 2i/d``) could bring it to zero
-   inside the cell.
-3. For those few, a Taylor bound with the second derivative decides, or the cell is halved, or (where ``B`` is
-   monotone) Newton's method gives the end of the hole in float64.
+2. What remains is cut into cells. At the points between cells ``B(m)`` of all ``m`` is one float32 matrix product.
+   Between two points ``B`` lies within ``h²/2·max|d²B/dx²|`` of its chord (``h`` the half width), so few distances
+   can cross zero inside a cell, and a cell in which one stays below zero throughout is ruled out.
+3. For the distances in doubt a Taylor bound in float64 decides, or the cell is halved, or (where ``B`` is monotone)
+   Newton's method gives the end of the hole.
 
-Cost: with ``c`` cells for a length, each a product of ``L·d`` terms, and cells as narrow as ``1/L``, it is
-``O(L²·d·ln(ceiling))`` operations at most; in practice the ruled-out bases save most of it.
+Cost: cells are as narrow as ``1/L``, each a product of ``L·d`` terms: ``O(L²·d·ln(ceiling))`` operations at most;
+in practice the ruled-out bases save most of it.
 
 Source of the theory: Men et al., "Base of RoPE Bounds Context Length", arXiv:2405.14591; the holes are ours.
 """
@@ -266,7 +266,8 @@ def _look(
     def bend(cell: Any, m: Any) -> Any:
         return 0.5 * half[cell] ** 2 * (m * m * square[cell] + m * linear[cell])
 
-    slack = SCREEN_ERROR * len(exponents)
+    # Twice the error of a value: once in the middle of two, once in their difference.
+    slack = 2 * SCREEN_ERROR * len(exponents)
     limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf).astype(np.float32)
     lower = np.minimum(values[:-1], values[1:])
     cell, place = np.divmod(np.flatnonzero(lower < limit[:, None]), count)
