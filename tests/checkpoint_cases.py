@@ -60,7 +60,12 @@ LLAMA_2_THETA = {"rope_theta": 10000.0}
 
 CASES = {
     "llama-2-7b": one(Default(128, 10000.0), 4096, defaults=LLAMA_2_THETA),
-    "llama-2-7b-32k": one(Linear(128, 10000.0, 8.0), 4096, defaults=LLAMA_2_THETA),
+    "llama-2-7b-32k": one(
+        Linear(128, 10000.0, 8.0),
+        4096,
+        defaults=LLAMA_2_THETA,
+        tension="linear factor 8: nothing says whether",
+    ),
     "yarn-llama-2-7b-128k": one(Yarn(128, 10000.0, 32.0, 4096), 4096, defaults=LLAMA_2_THETA),
     "yarn-llama-2-13b-64k": one(Yarn(128, 10000.0, 16.0, 4096), 4096, defaults=LLAMA_2_THETA),
     "codellama-7b": one(Default(128, 1000000), 16384),
@@ -107,6 +112,7 @@ CASES = {
             "rope_theta": 1000000.0,
             "rope_local_base_freq": 10000.0,
         },
+        "full_attention: linear factor 8: nothing says whether",
     ),
     "starcoder2-7b": one(
         Default(128, 1000000), 16384, "Starcoder2Config", tension="only the last 4096 tokens (sliding_window)"

@@ -112,6 +112,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "shortest_wavelength": 2 * math.pi,
         "longest_wavelength": 2 * math.pi / inv_freq[-1],
         "critical_dimension": 70,
+        "critical_dimension_length": 8192,
         "context_bound": 85132,
         "inv_freq": inv_freq,
         "loaded": loaded,

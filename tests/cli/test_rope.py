@@ -62,9 +62,22 @@ def test_base(run, length: str) -> None:
     assert "the 12 widest of 35" in text
 
 
+def test_other_bases_have_bounds_of_their_own(run) -> None:
+    said = as_json(run("bound --rope-theta 1e4 --rotary-dim 128 --compare 5e5,1e6 --json"))
+    assert [other["context_bound"] for other in said["others"]] == [18437, 27114]
+
+
+def test_base_that_no_ceiling_can_help(run) -> None:
+    assert "a single pair turns the same at every base" in run("base --length 8k --rotary-dim 2")
+    in_a_hole = run("base --length 1000 --rotary-dim 128 --ceiling 5000")
+    said = " ".join(in_a_hole.replace("│", " ").split())
+    assert "none: the ceiling of 5000 lies in a hole" in said
+    assert "every base reaches" not in said
+
+
 def test_base_says_when_the_ceiling_is_too_low_or_near(run) -> None:
     none = run("base --length 8k --rotary-dim 128 --ceiling 1000")
-    assert "no base up to 1000 reaches 8,192 tokens; raise --ceiling" in none
+    assert "no base up to 1000 reaches 8,192 tokens with rotary_dim 128; raise --ceiling" in none
     near = "base --length 8k --rotary-dim 128 --ceiling 1e6"
     assert as_json(run(near, "--json"))["safe_base_near_ceiling"]
     assert "raise --ceiling" in run(near)
@@ -91,6 +104,12 @@ def test_theta_by_other_rules(run, rule: str, theta: float) -> None:
     assert said["rule"] == rule
     assert said["reaches_target"] == (said["context_bound"] >= 32768)
     assert said["reaches_target"] or rule != "lower-bound"
+
+
+def test_the_ceiling_of_the_lower_bound_is_the_given_one(run) -> None:
+    line = "theta --rope-theta 1e4 --from 4k --to 8k --rotary-dim 128 --rule lower-bound"
+    assert as_json(run(line, "--json"))["rope_theta"] == 394400.0
+    assert "no base up to 10000 is safe for 8192 tokens" in run(f"{line} --ceiling 1e4", status=2)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"longrope", "dynamic"}))
@@ -140,6 +159,9 @@ def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
         ),
         ("plan nowhere/at-all/there --to 1M", "there is no folder or file nowhere/at-all/there"),
         ("plan embedded --to 1M --rule yarm", "unknown rule 'yarm'"),
+        ("plan embedded --to 1M --rule current", "the rule current changes nothing"),
+        ("theta --rope-theta 1e4 --from 4k --to 1025M --rotary-dim 128", "may be at most 1073741824 tokens"),
+        ("bound --rope-theta 1e4 --rotary-dim 1000000", "at most 2048 rotated dimensions, got 1000000"),
         ("plan embedded --to 128", "must be above the trained length, got 128 and 256"),
     ],
 )
@@ -160,6 +182,19 @@ def test_plan_of_llama_3(run) -> None:
     assert "rope: {method: theta, rope_theta: 3580165449" in text
 
 
+def test_plan_takes_the_length_that_the_user_knows(run) -> None:
+    said = as_json(run("plan --to 64k --from 8k --rule ntk --json", CONFIGS / "mistral-7b-v0.1.json"))
+    assert said["trained_length"] == 8192
+    assert said["stages"][0]["rope_theta"] == pytest.approx(10000 * 8 ** (128 / 126))
+    assert any("sliding window of 4,096 tokens" in note for note in said["notes"])
+
+
+def test_plan_of_a_scaled_checkpoint_with_a_base_says_the_base_in_the_recipe(run) -> None:
+    said = as_json(run("plan --to 1M --rule theta=1e8 --json", CONFIGS / "qwen2.5-7b-instruct-yarn.json"))
+    assert said["stages"][0]["method"] == "theta"
+    assert "rope: {method: theta, rope_theta: 100000000}" in said["recipe"]
+
+
 def test_plan_tells_what_the_config_left_to_its_class(run) -> None:
     said = as_json(run("plan --to 32k --rule ntk --json", CONFIGS / "llama-2-7b.json"))
     assert said["defaults"] == {"rope_theta": 10000.0}
@@ -173,6 +208,8 @@ def test_plan_tells_what_the_config_left_to_its_class(run) -> None:
     [
         "bound --rope-theta 10000 --rotary-dim 32 --compare 1e5",
         "base --length 2k --rotary-dim 128",
+        "base --length 1000 --rotary-dim 128 --ceiling 1e7",
+        "base --length 6 --rotary-dim 128",
         "theta --rope-theta 10000 --from 4k --to 32k --rotary-dim 128",
         "frequencies --method yarn --rope-theta 10000 --rotary-dim 128 --from 4k --to 64k",
     ],

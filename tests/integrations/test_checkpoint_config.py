@@ -353,3 +353,67 @@ def test_code_of_the_checkpoint_is_never_run(tmp_path: Path) -> None:
         config = read_checkpoint_config(str(tmp_path))
         assert methods_from_config(config.values) == {None: Default(16, 1e4)}
         loaded_rope(config)
+
+
+def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
+    text = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    for key, value in (("rope_theta", 1e6), ("max_position_embeddings", 131072)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": text}))
+        with pytest.raises(RopewalkError, match=f"{key} .* stands outside text_config"):
+            read_checkpoint_config(str(path))
+        path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": {**text, key: 7e5}}))
+        with pytest.raises(RopewalkError, match=f"{key} is .* in the config but 700000.0 in its text_config"):
+            read_checkpoint_config(str(path))
+
+
+def test_multi_head_latent_attention_is_named_also_where_the_class_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "kimi_k9", "qk_rope_head_dim": 64, "rope_theta": 50000.0}))
+    with pytest.raises(RopewalkError, match="multi-head latent attention"):
+        read_checkpoint_config(str(path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "two values"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            "contradicts itself",
+        ),
+        ({"rope_theta": 1e4, "rope_ratio": 5}, "rope_ratio 5 in the config is not understood"),
+        ({"rope_theta": 1e4, "rotary_pct": 0.25}, "to transformers' LlamaConfig"),
+    ],
+)
+def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path: Path) -> None:
+    """transformers takes one of two values that contradict each other, and says nothing."""
+    from ropewalk.integrations.models import read_config
+
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, **keys}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for read in (read_checkpoint_config, read_config):
+        with pytest.raises(RopewalkError, match=message):
+            read(str(tmp_path))
+
+
+def test_a_load_says_every_default_aloud_and_only_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ropewalk.integrations.models import read_config
+
+    config = {
+        "model_type": "gpt_neox",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "rotary_emb_base": 500000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read_config(tmp_path)
+    read_config(tmp_path)
+    said = [record.getMessage() for record in caplog.records]
+    assert not any("rope_theta" in line for line in said)
+    assert sum("partial_rotary_factor" in line and "default of 0.25" in line for line in said) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -49,6 +51,10 @@ def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
     assert advice.current_bound == 18437
     assert any("context bound of 896,529 tokens covers the target" in reason for reason in advice.reasons)
     assert any("29 of 64 rotary pairs never completed a turn" in reason for reason in advice.reasons)
+    assert "With the recommended setting 0 pairs meet new angles; as it is, 29 would." in advice.reasons
+    assert sum(pair.new_angles > 0 for pair in advice.exposure_now) == 29
+    assert advice.exposure_then is not None
+    assert sum(pair.new_angles > 0 for pair in advice.exposure_then) == 0
 
 
 def test_where_the_law_falls_short_the_lower_bound_is_taken() -> None:
@@ -97,6 +103,43 @@ def test_a_target_that_fits_already_changes_nothing(target: int) -> None:
     advice = advise(LLAMA_2, 4096, target)
     assert advice.action.startswith("Change nothing")
     assert (advice.chosen, advice.stages, advice.settings) == (None, (), ())
+
+
+def test_where_part_of_a_head_is_rotated_the_law_is_taken_and_the_bound_is_no_argument() -> None:
+    whole, part = (advise(Default(32, 1e4), 2048, 16384, partial=partial) for partial in (False, True))
+    assert (whole.chosen.rule, part.chosen.rule) == ("lower-bound", "critical-dimension")
+    assert any("counts the rotated dimensions alone" in reason for reason in part.reasons)
+    assert plan_stages(Default(32, 1e4), 2048, 16384, partial=True)[-1].method == part.chosen.method
+
+
+def test_a_scaled_checkpoint_whose_method_falls_short_is_told_a_base_that_does_not() -> None:
+    advice = advise(LLAMA_3_1, 131072, 2**20)
+    (said,) = (reason for reason in advice.reasons if "does not cover the target" in reason)
+    base = float(re.search(r"theta=([0-9.e+]+)", said)[1])
+    assert bound_at(replace(LLAMA_3_1, rope_theta=base), 2**20) >= 2**20
+    assert bound_at(replace(LLAMA_3_1, rope_theta=base / 1.3), 2**20) < 2**20
+
+
+def test_beyond_the_longest_search_the_lower_bound_is_left_out_and_says_so() -> None:
+    advice = advise(LLAMA_3, 8192, 2**23)
+    (left_out,) = (setting for setting in advice.settings if setting.rule == "lower-bound")
+    assert "takes many minutes" in left_out.reason
+    with pytest.raises(RopewalkError, match="may be at most 1073741824 tokens"):
+        advise(LLAMA_3, 8192, 2**31)
+
+
+def test_windows_and_partial_rotation_are_noted() -> None:
+    config = {
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 32768,
+    }
+    assert "64 of 128 dimensions" in of_checkpoint(config).notes[0]
+    windowed = {"head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768, "sliding_window": 4096}
+    assert "sliding window of 4,096 tokens" in of_checkpoint(windowed).notes[0]
+    assert of_checkpoint({**windowed, "use_sliding_window": False}).notes == ()
+    assert of_checkpoint({"head_dim": 64, "rope_theta": 1e4}, 4096).trained_length == 4096
 
 
 def test_advice_is_json() -> None:

@@ -333,6 +333,7 @@ def test_finetuned_of_the_yarn_authors_changes_nothing() -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+LENGTH_VALUE = LENGTH["max_position_embeddings"]
 WINDOW = {"rope_theta": 1e4, "max_position_embeddings": 4096, "sliding_window": 1024}
 MIXED = {
     "full_attention": {**YARN, "rope_theta": 1e6},
@@ -360,7 +361,28 @@ MIXED = {
             },
             ["linear factor 2 times .* 4096 is 8192 tokens, but max_position_embeddings is 16384"],
         ),
-        ({"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}}, []),
+        (
+            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            ["linear factor 2: nothing says whether max_position_embeddings .* counts it in"],
+        ),
+        (
+            {"rope_theta": 1e4, **LENGTH, "model_max_length": 131072, "max_sequence_length": LENGTH_VALUE},
+            ["model_max_length is 131072, but max_position_embeddings is"],
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "factor": 8.0,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                },
+            },
+            ["longrope factor 8 times .* 4096 is 32768 tokens, but max_position_embeddings is 131072"],
+        ),
         # llama3's factor is no ratio of lengths.
         (
             {

@@ -44,6 +44,7 @@ from ropewalk.rope import (
     RopeMethod,
     Theta,
     Yarn,
+    config_entries,
     longrope_attention_factor,
     unscaled_inv_freq,
 )
@@ -323,7 +324,7 @@ def test_methods_are_frozen_and_have_no_theta_of_their_own() -> None:
         (lambda: Yarn(8, 1e4, 2.0, 512, attention_factor=0), "attention_factor .* got 0"),
         (lambda: Yarn(8, 1e4, 2.0, 512, mscale=-1), "mscale must be 0 or more, or absent, got -1"),
         (lambda: Yarn(8, 1e4, 2.0, 6), "above 2·pi·beta_slow = 6.3 tokens, got 6"),
-        (lambda: Llama3(8, 1e4, 2.0, 4.0, 1.0, 512), "high_freq_factor must be above .* got 1.0 and 4.0"),
+        (lambda: Llama3(8, 1e4, 2.0, 4.0, 1.0, 512), "high_freq_factor must be at least .* got 1.0 and 4.0"),
         (lambda: LongRope(8, 1e4, (1.0,) * 3, (1.0,) * 4, 1.0, 512), "rotary_dim / 2 = 4 entries, got 3"),
         (lambda: LongRope(4, 1e4, (1.0, 1.0), (1.0, 0.0), 1.0, 512), r"long_factor\[1\] .* got 0.0"),
         (lambda: LongRope(4, 1e4, 1.0, (1.0, 1.0), 1.0, 512), "short_factor must be a list of numbers"),
@@ -334,3 +335,11 @@ def test_methods_are_frozen_and_have_no_theta_of_their_own() -> None:
 def test_bad_fields_are_refused_with_their_value(build: Any, said: str) -> None:
     with pytest.raises(RopewalkError, match=said):
         build()
+
+
+def test_llama3_with_equal_factors_is_that_of_transformers() -> None:
+    """Llama 4: both factors are 1, so nothing is blended."""
+    method = Llama3(128, 5e5, 16.0, 1.0, 1.0, 8192)
+    config = llama_config(method, **config_entries(method, 128))
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    torch.testing.assert_close(method.frequencies().inv_freq, inv_freq.double(), rtol=FLOAT32_ORACLE, atol=0)

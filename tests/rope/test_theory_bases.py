@@ -39,6 +39,7 @@ def test_intervals_are_feasible_inside_and_infeasible_just_outside(
         for base in (low, high, *(math.exp(random.uniform(math.log(low), math.log(high))) for _ in range(3))):
             assert reaches(base, rotary_dim, length), base
     ends = [(None, 1.0), *found.feasible, (ceiling, None)]
+    assert all(low < high for low, high in found.feasible)
     for (_, high), (low, _) in pairwise(ends):
         # A hole may be narrower than the step outside, and then its middle is outside both.
         step = min(OUTSIDE, (low / high - 1) / 2)
@@ -127,9 +128,27 @@ def test_the_test_notices_a_search_that_skips_holes(monkeypatch: pytest.MonkeyPa
     assert in_some(wrong, middle) or wrong.infimum != exact.infimum
 
 
+def test_errors_of_the_screen_within_their_bound_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 may err either way in every value: the allowance for it keeps the map exact."""
+    exact = feasible_bases(1500, 64, 1e7)
+    rng, large = np.random.default_rng(0), 0.3
+    screened = bases.screen
+
+    def noisy(*arguments):
+        values = screened(*arguments)
+        return values + rng.choice([-large, large], values.shape).astype(np.float32)
+
+    monkeypatch.setattr(bases, "screen", noisy)
+    monkeypatch.setattr(bases, "screen_error", lambda pairs: large * 1.001)
+    found = feasible_bases(1500, 64, 1e7)
+    assert len(found.feasible) == len(exact.feasible)
+    np.testing.assert_allclose(found.feasible, exact.feasible, rtol=10.0 ** (1 - DIGITS))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ((100, 2050), "at most 2048 rotated dimensions, got 2050"),
         ((0, 128), "length must be at least 1 token, got 0"),
         ((100, 127), "rotary_dim must be an even whole number, at least 2, got 127"),
         ((100, 128, 1.0), "the ceiling must be above 1 and at most 1e\\+15, got 1.0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from rope_cases import examples, methods
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, Llama3, LongRope, Yarn
 from ropewalk.rope.theory import attention_upper_bound, context_bound, similarity_margin, violations
-from ropewalk.rope.theory.screen import SCREEN_ERROR, screen
+from ropewalk.rope.theory.screen import screen, screen_error
 from theory_cases import inv_freq, margins
 
 # The paper's table 4: one base of 5e6, and its "method 2", piecewise with interpolated slow pairs.
@@ -92,7 +94,7 @@ def test_screen_stays_within_its_error(pairs: int, bases: list[float], first: in
     assert screened.shape == (len(bases), count)
     exact = np.array([margins(each, first + count - 1, first) for each in theta])
     # cos of m·θ itself is off by half an ulp of the angle, up to 2^26 · 1.1e-16 a pair.
-    assert np.abs(screened - exact).max() <= SCREEN_ERROR * pairs
+    assert np.abs(screened - exact).max() <= screen_error(pairs)
 
 
 def test_screen_refuses_products_in_lower_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +106,23 @@ def test_screen_refuses_products_in_lower_precision(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "bmm", bfloat16)
     with pytest.raises(RopewalkError, match="set_float32_matmul_precision"):
         context_bound(inv_freq(128, 1e6))
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert context_bound(inv_freq(128, 1e6)) == 27114
+
+
+def test_more_pairs_than_any_head_has_are_refused() -> None:
+    with pytest.raises(RopewalkError, match="at most 2048 rotated dimensions, got 2050"):
+        context_bound(np.ones(1025))
+
+
+def test_a_margin_of_exactly_zero_counts_as_reached() -> None:
+    # cos(0) + cos(π) to the last bit: a pair that does not turn, and one that is half a turn a token.
+    theta = [0.0, math.pi]
+    assert similarity_margin(theta, 1) == 0
+    assert context_bound(theta, limit=1000) is None
 
 
 def test_a_bound_beyond_the_limit_is_none_and_far_ones_are_found() -> None:
@@ -129,6 +148,7 @@ def test_margin_has_the_shape_of_its_positions_and_the_pairs_at_zero() -> None:
     np.testing.assert_allclose(margin, expected, rtol=1e-14)
 
 
+@examples
 @given(st.integers(1, 20), st.floats(2, 1e6), st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
 def test_attention_upper_bound_is_the_sum_of_partial_sums(pairs: int, base: float, m: list[int]) -> None:
     theta = inv_freq(2 * pairs, base)

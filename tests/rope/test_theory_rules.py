@@ -56,6 +56,14 @@ def test_lower_bound_never_lowers_a_base_and_needs_a_ceiling_that_is_safe() -> N
         theta_by_rule("lower-bound", 128, 1e4, 2048, 8192, ceiling=1e4)
 
 
+def test_lower_bound_leaves_a_decade_below_the_ceiling_it_chose_itself() -> None:
+    """With 8 pairs the base up to 1e12 that looks safe for 128k fails 2 % higher."""
+    theta = theta_by_rule("lower-bound", 16, 1e4, 2048, 131072)
+    assert theta > 1.9e12
+    for base in np.geomspace(theta, 10 * theta, 200):
+        assert context_bound(inv_freq(16, base), limit=131072) is None
+
+
 @pytest.mark.parametrize(
     ("name", "length", "base"),
     [

@@ -227,6 +227,28 @@ def test_a_choice_that_is_gone_is_not_made_again(recipe_values, monkeypatch, con
         extend(recipe_of(recipe_values), resume=True)
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda saved: saved[0].update(rope_theta=12345.0),
+        lambda saved: saved[0].update(name="ntkk"),
+        lambda saved: saved[0].update(rotary_dim=2),
+        lambda saved: saved[0].update(results=[]),
+        lambda saved: saved.append({**saved[0], "rope_theta": 5e5}),
+    ],
+    ids=["base", "name", "dimension", "results", "twice"],
+)
+def test_an_edited_choice_is_refused(recipe_values, monkeypatch, edit):
+    recipe_values["stages"][0]["rope"] = "auto"
+    output = interrupted(recipe_values, monkeypatch)
+    path = output / "rope-choices.json"
+    saved = json.loads(path.read_text())
+    edit(saved)
+    path.write_text(json.dumps(saved))
+    with pytest.raises(RopewalkError, match=r"rope-choices\.json .*restore"):
+        extend(recipe_of(recipe_values), resume=True)
+
+
 def test_without_documents_held_out_the_training_rows_decide(recipe_values):
     recipe_values["stages"][0]["rope"] = {"method": "auto", "probe_rows": 3}
     recipe_values["evaluation"] = {"suites": []}
@@ -306,7 +328,7 @@ def test_bad_keys_of_auto_are_refused(rope, message):
             {"stages.2.rope": {"method": "auto", "candidates": ["schedule:lwm"]}, "stages.2.context": 2**21},
             "lwm",
         ),
-        ({"stages.1.rope.candidates": ["theta=0.5"]}, r"stages\.1\.rope\.candidates: theta=0\.5: "),
+        ({"stages.1.rope.candidates": ["theta=0.5"]}, r"stages\.1\.rope\.candidates: .* above 1, got 0\.5"),
         ({"stages.1.rope.candidates": ["current", "theta=1e300"]}, "beyond floating point"),
         ({"exact_rope": False}, r"stages\.1\.rope: auto .* set exact_rope: true"),
         (

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ropewalk.cli.output import results
 
 if TYPE_CHECKING:
-    from ropewalk.planning import Advice, Setting
+    from ropewalk.planning import Advice
+    from ropewalk.rope import RopeMethod
 
 
 BOUND = (
@@ -41,11 +42,17 @@ def print_advice(advice: Advice) -> None:
     table.add_column("context bound", justify="right")
     table.add_column("reaches")
     for setting in advice.settings:
-        mark = " ←" if setting is advice.chosen else ""
-        reaches = {True: "yes", False: "no", None: ""}[setting.reaches_target]
-        bound = "" if setting.context_bound is None else f"{setting.context_bound:,}"
-        table.add_row(f"{setting.rule}{mark}", _setting_text(setting), bound, reaches)
+        if setting.method is not None:
+            mark = " ←" if setting is advice.chosen else ""
+            reaches = "yes" if setting.reaches_target else "no"
+            table.add_row(f"{setting.rule}{mark}", _setting_text(setting.method), setting.reach, reaches)
     console.print(table)
+    refused: dict[str | None, list[str]] = {}
+    for setting in advice.settings:
+        if setting.method is None:
+            refused.setdefault(setting.reason, []).append(setting.rule)
+    for reason, rules in refused.items():
+        console.print(f"does not apply: {', '.join(rules)}: {reason}", markup=False, soft_wrap=True)
     console.print("\nWhere the numbers come from", style="bold")
     for setting in advice.settings:
         if setting.method is not None:
@@ -63,10 +70,7 @@ def _print_origin(name: str, formula: str, source: str, caveat: str) -> None:
         console.print(f"  {label:8} {text}", markup=False, soft_wrap=True)
 
 
-def _setting_text(setting: Setting) -> str:
-    method = setting.method
-    if method is None:
-        return f"does not apply: {setting.reason}"
+def _setting_text(method: RopeMethod) -> str:
     factor = getattr(method, "factor", None)
     if factor is not None:
         return f"{method.name}, factor {factor:g}, base {method.rope_theta:,.10g}"

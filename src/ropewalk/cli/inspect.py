@@ -12,12 +12,14 @@ import typer
 
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
 if TYPE_CHECKING:
     from ropewalk.integrations.checkpoint_config import CheckpointConfig
     from ropewalk.integrations.loaded_rope import LoadedRope
     from ropewalk.planning import Advice
+    from ropewalk.planning.checkpoint import Checkpoint
     from ropewalk.rope import RopeMethod
 
 
@@ -52,25 +54,40 @@ def inspect(
 ) -> None:
     """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
     from ropewalk.integrations.loaded_rope import loaded_rope
+    from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import config_tensions
 
     check_plot(plot)
     config = read_config(model)
-    description = describe(config, loaded_rope(config), config_tensions(config.values))
-    advice = None
-    if target is not None:
-        advice = _advise(config, target, from_length)
-    if plot is not None:
-        _draw(config, advice, plot)
+    tensions = config_tensions(config.values)
+    if config.config_class is None:
+        tensions.append(
+            f"transformers does not know the model type {config.values.get('model_type')!r}: what the file leaves out "
+            "(a partial rotation, a head's width) is taken as Llama's"
+        )
+    try:
+        loaded = loaded_rope(config)
+    except RopewalkError as error:
+        loaded = None
+        tensions.append(f"what transformers holds after a load is not known: {error}")
+    description = describe(config, loaded, tensions, from_length)
+    checkpoint = advice = None
+    if target is not None or plot is not None:
+        checkpoint = of_checkpoint(config.values, from_length)
+    if target is not None and checkpoint is not None:
+        description["notes"] += checkpoint.notes
+        advice = _advise(checkpoint, target)
     if as_json:
         print_json({**description, "target": None if advice is None else advice.to_json()})
-        return
-    _print(description)
-    if advice is not None:
-        from ropewalk.cli.advice import print_advice
+    else:
+        _print(description)
+        if advice is not None:
+            from ropewalk.cli.advice import print_advice
 
-        print_advice(advice)
-    if plot is not None:
+            print_advice(advice)
+    if plot is not None and checkpoint is not None:
+        _draw(config.model, checkpoint, advice, plot)
+    if plot is not None and not as_json:
         results().print(f"picture {plot}", markup=False, soft_wrap=True)
 
 
@@ -87,23 +104,25 @@ def read_config(model: str) -> CheckpointConfig:
     return read_checkpoint_config(model, None if str(path) == model else path)
 
 
-def _advise(config: CheckpointConfig, target: int, from_length: int | None) -> Advice:
+def _advise(checkpoint: Checkpoint, target: int) -> Advice:
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.planning import advise
-    from ropewalk.planning.checkpoint import of_checkpoint
 
-    checkpoint = of_checkpoint(config.values)
     with ConsoleReporter(notes).bar(f"safe base for {target:,} tokens", None) as advance:
         return advise(
             checkpoint.method,
-            from_length or checkpoint.trained_length,
+            checkpoint.trained_length,
             target,
-            progress=lambda done, _: advance(done, ""),
+            progress=lambda done, _: advance(done, "distances"),
+            partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
         )
 
 
 def describe(
-    config: CheckpointConfig, loaded: Sequence[LoadedRope] | None, tensions: Sequence[str]
+    config: CheckpointConfig,
+    loaded: Sequence[LoadedRope] | None,
+    tensions: Sequence[str],
+    given_length: int | None = None,
 ) -> dict[str, Any]:
     """What a config says and comes to, as one JSON value.
 
@@ -111,6 +130,7 @@ def describe(
         config: as read.
         loaded: what transformers' rotary module holds; None where transformers does not know the model.
         tensions: what in the config is suspicious.
+        given_length: the trained length where the user knows better, tokens.
 
     Returns:
         Lengths and wavelengths in tokens, ``inv_freq`` in rad/token; null where the config is silent.
@@ -132,7 +152,7 @@ def describe(
         "config_class": config.config_class,
         "defaults": config.defaults,
         "max_position_embeddings": length,
-        "trained_length": None if length is None else trained_length(decoder, methods.get(None)),
+        "trained_length": given_length or (length and trained_length(decoder, methods.get(None))),
         "num_hidden_layers": decoder.get("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": decoder.get("num_key_value_heads") or heads,
@@ -163,7 +183,7 @@ def _describe_method(
         "parameters": {f.name: getattr(method, f.name) for f in fields(method) if f.name not in apart},
         "shortest_wavelength": 2 * math.pi / float(inv_freq[0]),
         "longest_wavelength": 2 * math.pi / float(inv_freq[-1]),
-        "critical_dimension": _critical_dimension(method, length),
+        **_critical_dimension(method, length),
         "context_bound": SEARCH_LIMIT if bound is None else bound,
         "inv_freq": inv_freq.tolist(),
         "loaded": None if held is None else _describe_loaded(method, held),
@@ -182,34 +202,33 @@ def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
     }
 
 
-def _critical_dimension(method: RopeMethod, length: int | None) -> int | None:
-    """For the length the unscaled model was trained for; None where the config does not tell it."""
+def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int | None]:
+    """With the length it is for, that of the unscaled model; None where the config does not tell it."""
     from ropewalk.rope import Linear
     from ropewalk.rope.theory import SHORTEST_LENGTH, critical_dimension
 
-    trained = getattr(method, "original_max_position_embeddings", length)
-    if trained is not None and isinstance(method, Linear):
-        trained = int(trained / method.factor)
-    if trained is None or trained < SHORTEST_LENGTH:
-        return None
-    return critical_dimension(method.rotary_dim, method.rope_theta, trained)
+    unscaled = getattr(method, "original_max_position_embeddings", length)
+    if unscaled is not None and isinstance(method, Linear):
+        unscaled = int(unscaled / method.factor)
+    if unscaled is None or unscaled < SHORTEST_LENGTH:
+        return {"critical_dimension": None, "critical_dimension_length": None}
+    dimensions = critical_dimension(method.rotary_dim, method.rope_theta, unscaled)
+    return {"critical_dimension": dimensions, "critical_dimension_length": unscaled}
 
 
-def _draw(config: CheckpointConfig, advice: Advice | None, plot: Path) -> None:
+def _draw(model: str, checkpoint: Checkpoint, advice: Advice | None, plot: Path) -> None:
     """The pairs' periods as they are, and as recommended."""
     import numpy as np
 
-    from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.reporting.rope_figures import periods_figure
 
-    checkpoint = of_checkpoint(config.values)
-    trained = checkpoint.trained_length if advice is None else advice.trained_length
+    trained = checkpoint.trained_length
     target = trained if advice is None else advice.target_length
     series = {"as trained": 2 * np.pi / checkpoint.method.frequencies(trained).inv_freq.numpy()}
     if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
         recommended = advice.chosen.method.frequencies(target).inv_freq.numpy()
         series[f"recommended for the target ({advice.chosen.rule})"] = 2 * np.pi / recommended
-    periods_figure(series, plot, trained, target, title=f"{config.model}: period of each rotary pair")
+    periods_figure(series, plot, trained, target, title=f"{model}: period of each rotary pair")
 
 
 def _print(description: Mapping[str, Any]) -> None:
@@ -242,7 +261,7 @@ def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model type", _text(description["model_type"])),
         ("longest input", _tokens(description["max_position_embeddings"])),
-        ("trained length", f"{_tokens(description['trained_length'])}, as the config states it"),
+        ("trained length", f"{_tokens(description['trained_length'])}, as stated"),
         ("layers", _text(description["num_hidden_layers"])),
         ("heads", f"{_text(heads)}, key/value {_text(kv_heads)}, of {description['head_dim']} dimensions"),
         ("sliding window", _tokens(description["sliding_window"])),
@@ -261,15 +280,21 @@ def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, st
         *parameters,
         ("attention_factor", f"{method['attention_factor']:g}"),
         ("wavelengths", f"{shortest:,.1f} to {longest:,.0f} tokens"),
-        ("critical dimension", _text(method["critical_dimension"])),
+        ("critical dimension", _critical_text(method)),
         ("context bound", f"{method['context_bound']:,} tokens"),
         ("inv_freq as loaded", _loaded_text(method["loaded"])),
     ]
 
 
+def _critical_text(method: Mapping[str, Any]) -> str:
+    dimensions, length = method["critical_dimension"], method["critical_dimension_length"]
+    scaled = "" if method["name"] == "default" else ", before scaling"
+    return "not stated" if dimensions is None else f"{dimensions} at {length:,} tokens{scaled}"
+
+
 def _loaded_text(loaded: Mapping[str, Any] | None) -> str:
     if loaded is None:
-        return "transformers does not know this model type"
+        return "not known"
     difference = loaded["largest_relative_difference"]
     if difference is None:
         return f"{loaded['dtype']}, of another size than the config says"

@@ -49,7 +49,7 @@ def searching(label: str, total: int | None) -> Iterator[Callable[[int, int], No
     from ropewalk.cli.progress import ConsoleReporter
 
     with ConsoleReporter(notes).bar(label, total) as advance:
-        yield lambda done, _: advance(done, "")
+        yield lambda done, _: advance(done, "distances")
 
 
 def bound_command(
@@ -71,7 +71,7 @@ def bound_command(
     found = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
     bound = found[rope_theta]
     violation = None if bound is None else bound + 1
-    result = {
+    result: dict[str, Any] = {
         "rope_theta": rope_theta,
         "rotary_dim": rotary_dim,
         "context_bound": SEARCH_LIMIT if bound is None else bound,
@@ -88,18 +88,28 @@ def bound_command(
         "source": "arXiv:2405.14591, section 4.3",
     }
     if plot is not None:
-        _draw_bound(frequencies, found, plot)
+        result["pictures"] = [str(plot), str(decay_path(plot))]
     if as_json:
         print_json(result)
-        return
+    else:
+        _print_bound(bases, rotary_dim, found, result)
+    if plot is not None:
+        _draw_bound(frequencies, found, plot)
+        _say_plot(as_json, plot, decay_path(plot))
+
+
+def _print_bound(
+    bases: Sequence[float], rotary_dim: int, found: dict[float, int | None], result: dict[str, Any]
+) -> None:
+    from ropewalk.rope.theory import SEARCH_LIMIT
+
     console = results()
     for base in bases:
         far = f"more than {SEARCH_LIMIT:,}" if found[base] is None else f"{found[base]:,}"
         console.print(f"base {base:,.10g}, rotary_dim {rotary_dim}: context bound {far} tokens", markup=False)
-    if violation is not None:
-        console.print(f"B({violation}) = {result['margin_there']:.3g} is the first below zero", markup=False)
-    _say_plot(plot)
-    _say_plot(None if plot is None else decay_path(plot))
+    if not result["at_least"]:
+        first = result["first_violation"]
+        console.print(f"B({first}) = {result['margin_there']:.3g} is the first below zero", markup=False)
 
 
 def _draw_bound(frequencies: dict[float, Any], found: dict[float, int | None], plot: Path) -> None:
@@ -146,13 +156,13 @@ def base_command(
         "formula": "B(m) = Σ cos(m·b^(-2i/d)) ≥ 0 for all 0 ≤ m ≤ length",
         "source": "arXiv:2405.14591, equation 7; intervals found exactly, at least 1e-6 wide (relative)",
     }
-    if plot is not None:
-        _draw_bases(length, rotary_dim, ceiling, found, plot)
     if as_json:
         print_json(result)
-        return
-    _print_bases(found, near)
-    _say_plot(plot)
+    else:
+        _print_bases(found, near)
+    if plot is not None:
+        _draw_bases(length, rotary_dim, ceiling, found, plot)
+        _say_plot(as_json, plot)
 
 
 def _print_bases(found: Any, near: bool) -> None:
@@ -160,14 +170,24 @@ def _print_bases(found: Any, near: bool) -> None:
 
     console = results()
     if found.infimum is None:
-        console.print(f"no base up to {found.ceiling:g} reaches {found.length:,} tokens; raise --ceiling")
+        more = "a single pair turns the same at every base" if found.rotary_dim == 2 else "raise --ceiling"
+        console.print(
+            f"no base up to {found.ceiling:g} reaches {found.length:,} tokens with rotary_dim {found.rotary_dim}; "
+            f"{more}",
+            soft_wrap=True,
+        )
         return
     console.print(f"bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim}")
     table = Table(show_header=False)
     table.add_row("infimum", f"{found.infimum:,.9g}")
-    table.add_row("feasible intervals", f"{len(found.feasible):,}, with holes between them")
-    safe = "none up to the ceiling" if found.safe_base is None else f"{found.safe_base:,.9g}"
-    table.add_row("safe base", f"{safe}: from there to {found.ceiling:g} every base reaches")
+    count = len(found.feasible)
+    table.add_row("feasible intervals", f"{count:,}, with holes between them" if count > 1 else "1")
+    if found.safe_base is None:
+        table.add_row("safe base", f"none: the ceiling of {found.ceiling:g} lies in a hole; raise --ceiling")
+    else:
+        table.add_row(
+            "safe base", f"{found.safe_base:,.9g}: from there to {found.ceiling:g} every base reaches"
+        )
     console.print(table)
     if near:
         console.print(
@@ -219,17 +239,22 @@ def theta_command(
             help="critical-dimension, ntk, lower-bound, or schedule:NAME (gradient, lwm, anchorcontext)."
         ),
     ] = "critical-dimension",
-    ceiling: Annotated[float, typer.Option(help="For lower-bound: largest base to look at.")] = 1e12,
+    ceiling: Annotated[
+        float | None,
+        typer.Option(help="For lower-bound: largest base to look at; 1e12 or more if not given."),
+    ] = None,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The base for a longer context by a rule, and how far that base reaches."""
-    from ropewalk.planning.settings import bound_at, origin_of
+    from ropewalk.planning.settings import bound_at, origin_of, tokens_text
     from ropewalk.rope import Default
-    from ropewalk.rope.theory import check_rule, critical_dimension, theta_by_rule
+    from ropewalk.rope.theory import SEARCH_LIMIT, check_rule, critical_dimension, theta_by_rule
 
     check_plot(plot)
     check_rule(rule)
+    if to_length > SEARCH_LIMIT:
+        raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {to_length}")
     with searching(f"safe base for {to_length:,} tokens", None) as progress:
         theta = theta_by_rule(rule, rotary_dim, rope_theta, from_length, to_length, ceiling, progress)
     method = Default(rotary_dim, theta)
@@ -248,24 +273,23 @@ def theta_command(
         "source": source,
         "caveat": caveat,
     }
-    if plot is not None:
-        _draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
     if as_json:
         print_json(result)
-        return
-    console = results()
-    covers = "covers" if bound >= to_length else "does not cover"
-    for line in (
-        f"rope_theta {theta:,.10g} for {to_length:,} tokens, by {rule}",
-        f"its context bound of {bound:,} tokens {covers} the target",
-        f"critical dimension {result['critical_dimension']} of {rotary_dim} (base {rope_theta:,.10g}, "
-        f"{from_length:,} tokens)",
-        f"formula  {formula}",
-        f"source   {source}",
-        f"caveat   {caveat}",
-    ):
-        console.print(line, markup=False, soft_wrap=True)
-    _say_plot(plot)
+    else:
+        covers = "covers" if bound >= to_length else "does not cover"
+        for line in (
+            f"rope_theta {theta:,.10g} for {to_length:,} tokens, by {rule}",
+            f"its context bound of {tokens_text(bound)} {covers} the target",
+            f"critical dimension {result['critical_dimension']} of {rotary_dim} (base {rope_theta:,.10g}, "
+            f"{from_length:,} tokens)",
+            f"formula  {formula}",
+            f"source   {source}",
+            f"caveat   {caveat}",
+        ):
+            results().print(line, markup=False, soft_wrap=True)
+    if plot is not None:
+        _draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
+        _say_plot(as_json, plot)
 
 
 def _draw_theta(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
@@ -327,13 +351,13 @@ def frequencies_command(
         "attention_factor": attention_factor,
         "context_bound": bound_at(after, to_length),
     }
-    if plot is not None:
-        _draw_periods(before, after, from_length, to_length, plot)
     if as_json:
         print_json(result)
-        return
-    _print_frequencies(result, from_length, to_length)
-    _say_plot(plot)
+    else:
+        _print_frequencies(result, from_length, to_length)
+    if plot is not None:
+        _draw_periods(before, after, from_length, to_length, plot)
+        _say_plot(as_json, plot)
 
 
 def _factor_lists(path: Path | None) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
@@ -352,10 +376,12 @@ def _factor_lists(path: Path | None) -> tuple[tuple[float, ...] | None, tuple[fl
 def _print_frequencies(result: dict[str, Any], trained: int, target: int) -> None:
     from rich.table import Table
 
+    from ropewalk.planning.settings import tokens_text
+
     console = results()
     console.print(
         f"{result['method']}, base {result['rope_theta']:,.10g}, attention factor {result['attention_factor']:.6g}, "
-        f"context bound {result['context_bound']:,} tokens",
+        f"context bound {tokens_text(result['context_bound'])}",
         markup=False,
         soft_wrap=True,
     )
@@ -393,6 +419,6 @@ def _numbers(text: str | None, option: str) -> Sequence[float]:
         raise RopewalkError(f"{option} takes numbers with commas between, got {text!r}") from None
 
 
-def _say_plot(plot: Path | None) -> None:
-    if plot is not None:
+def _say_plot(as_json: bool, *plots: Path) -> None:
+    for plot in () if as_json else plots:
         results().print(f"picture {plot}", markup=False, soft_wrap=True)

@@ -36,8 +36,8 @@ def plan_command(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="critical-dimension (if not given), ntk, lower-bound, schedule:NAME, linear, yarn, llama3, theta=5e6; "
-            "a scaled checkpoint goes on with its own method."
+            help="critical-dimension, ntk, lower-bound, schedule:NAME, linear, yarn, llama3 or theta=5e6; if not "
+            "given, what inspect --target recommends."
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -48,16 +48,22 @@ def plan_command(
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.planning import plan_stages, recipe_stages
     from ropewalk.planning.checkpoint import of_checkpoint
-    from ropewalk.rope import check_candidate
+    from ropewalk.rope import check_candidate, config_tensions
 
     if rule is not None:
         check_candidate(rule)
     config = read_config(model)
-    checkpoint = of_checkpoint(config.values)
-    trained = from_length or checkpoint.trained_length
+    checkpoint = of_checkpoint(config.values, from_length)
+    trained = checkpoint.trained_length
+    said = [*config_tensions(config.values), *checkpoint.notes]
     with ConsoleReporter(notes).bar("safe base", None) as advance:
         stages = plan_stages(
-            checkpoint.method, trained, to_length, rule, progress=lambda done, _: advance(done, "")
+            checkpoint.method,
+            trained,
+            to_length,
+            rule,
+            progress=lambda done, _: advance(done, "distances"),
+            partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
         )
     snippet = recipe_stages(stages)
     if as_json:
@@ -67,7 +73,7 @@ def plan_command(
                 "trained_length": trained,
                 "target_length": to_length,
                 "defaults": config.defaults,
-                "notes": list(checkpoint.notes),
+                "notes": said,
                 "stages": [stage.to_json() for stage in stages],
                 "recipe": snippet,
             }
@@ -89,7 +95,7 @@ def plan_command(
             stage.reason,
         )
     console.print(table)
-    for line in (*default_notes(config.defaults, config.config_class), *checkpoint.notes):
+    for line in (*default_notes(config.defaults, config.config_class), *said):
         console.print(f"note: {line}", markup=False, soft_wrap=True)
     console.print("\nfor a recipe (steps are yours to choose):\n", markup=False)
     console.print(snippet, markup=False, soft_wrap=True, end="")

@@ -73,8 +73,8 @@ def read_checkpoint_config(model: str, at: str | os.PathLike[str] | None = None)
     _refuse_two_places(raw, decoder, config_class)
     if config_class is None:
         stated = under_known_names(decoder)
-        _refuse_unknown_keys(decoder, None)
         _check_rotary_dim(stated, methods_from_config(stated))
+        _refuse_unknown_keys(decoder, None)
         return CheckpointConfig(model, stated, {}, None)
     _check_stated(decoder, config_class)
     outer = build(model, config_class, raw)
@@ -119,10 +119,15 @@ def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], confi
     own = set() if config_class is None else {field.name for field in fields(config_class)}
     for key in (*ROPE_KEYS, "max_position_embeddings", "head_dim"):
         outside, inside = raw.get(key), decoder.get(key)
-        if key not in own and outside is not None and inside is not None and outside != inside:
+        if key in own or outside is None or decoder is raw or outside == inside:
+            continue
+        if inside is not None:
             raise RopewalkError(
                 f"{key} is {outside!r} in the config but {inside!r} in its text_config; remove the wrong one"
             )
+        raise RopewalkError(
+            f"{key} {outside!r} stands outside text_config, where transformers does not look for it; move it inside"
+        )
 
 
 def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:

@@ -24,6 +24,7 @@ CONFIG_ERRORS = (
     ValueError,
 )
 """What transformers raises over a config that it cannot use."""
+MOST_CHARACTERS = 300
 
 
 def class_of(model_type: object) -> Any:
@@ -76,4 +77,6 @@ def quiet() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    """The first sentence of an error; transformers lists every class it knows in the second."""
+    text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return (text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…") or type(error).__name__

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from ropewalk.attention import require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
+from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
+from ropewalk.integrations.config_class import CONFIG_ERRORS
 from ropewalk.integrations.rotary_swap import rope_of as rope_of
 from ropewalk.integrations.rotary_swap import rotary_module as rotary_module
 from ropewalk.integrations.rotary_swap import swap_rotary
@@ -101,44 +103,43 @@ def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str,
 
 
 def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> Any:
-    """The transformers config of a folder or hub id.
+    """The transformers config of a folder or hub id; what its file leaves to the class is said aloud, once.
 
     Raises:
-        RopewalkError: if there is none, or it says nothing of RoPE.
+        RopewalkError: if there is none, it says nothing of RoPE, or it contradicts itself.
     """
     from transformers import AutoConfig
 
     _check_exists(path_or_id)
     try:
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (*CONFIG_ERRORS, OSError) as error:
         raise RopewalkError(f"cannot read a model config from {path_or_id}: {_first_line(error)}") from error
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
     methods_from_config(config.get_text_config().to_dict())
-    _say_default_theta(str(path_or_id), config)
+    if type(config).__module__.startswith("transformers."):
+        # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
+        _say_defaults(str(path_or_id), read_checkpoint_config(str(path_or_id)))
     return config
 
 
-def _say_default_theta(path_or_id: str, config: Any) -> None:
+def _say_defaults(path_or_id: str, checkpoint: CheckpointConfig) -> None:
     """Llama 2's config.json names no theta, and transformers fills in its class's own: never silently."""
-    written, _ = type(config).get_config_dict(path_or_id)
-    text = written.get("text_config", written)
-    places = [text, text.get("rope_parameters") or {}, text.get("rope_scaling") or {}]
-    nested = [value for place in places[1:] for value in place.values() if isinstance(value, dict)]
-    if not any("rope_theta" in place for place in [*places, *nested]) and path_or_id not in _told:
+    if checkpoint.defaults and path_or_id not in _told:
         _told.add(path_or_id)
-        theta = next(iter(methods_from_config(config.get_text_config().to_dict()).values())).rope_theta
-        log.warning(
-            "%s/config.json gives no rope_theta; %s's own default of %g is used",
-            path_or_id.rstrip("/"),
-            type(config).__name__,
-            theta,
-        )
+        for key, value in checkpoint.defaults.items():
+            log.warning(
+                "%s/config.json gives no %s; %s's own default of %s is used",
+                path_or_id.rstrip("/"),
+                key,
+                checkpoint.config_class,
+                f"{value:g}" if isinstance(value, float) else value,
+            )
 
 
 _told: set[str] = set()
-"""Checkpoints whose missing theta was mentioned: once a process is enough."""
+"""Checkpoints whose defaults were mentioned: once a process is enough."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -301,6 +302,8 @@ def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
             raise RopewalkError(
                 f"{path} is a folder without a config.json: not a model in Hugging Face layout"
             )
+    elif path.is_file():
+        raise RopewalkError(f"{path} is a file; a model is a folder with config.json and weights")
     elif path.is_absolute() or str(path_or_id).startswith((".", "~")) or len(path.parts) > 2:
         raise RopewalkError(f"model folder {path} does not exist")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.planning.settings import Setting, bound_at, compare_settings
+from ropewalk.planning.settings import Setting, bound_at, compare_settings, tokens_text
 from ropewalk.planning.stages import PlannedStage, plan_stages
 from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod
-from ropewalk.rope.theory import SAFE_CEILING, SEARCH_LIMIT, PairExposure, exposure
+from ropewalk.rope.theory import PairExposure, exposure
 from ropewalk.rope.theory.bases import Progress
 
 
@@ -20,7 +20,7 @@ class Advice:
 
     Attributes:
         trained_length, target_length: tokens.
-        current_bound: context bound of the checkpoint as it is, tokens.
+        current_bound: context bound of the checkpoint as it is, at the target length, tokens.
         settings: every rule's setting.
         chosen: the recommended one; None where nothing needs to change or nothing can be recommended.
         stages: how to get there.
@@ -66,8 +66,9 @@ def advise(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float = SAFE_CEILING,
+    ceiling: float | None = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> Advice:
     """Compare all settings for a target length and recommend one.
 
@@ -78,10 +79,11 @@ def advise(
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens.
         ceiling, progress: of the rule lower-bound, which takes seconds to a minute.
+        partial: whether only a part of a head is rotated.
     """
     trained = current.frequencies(trained_length).inv_freq
     now = exposure(trained, trained_length, current.frequencies(target_length).inv_freq, target_length)
-    bound = bound_at(current, trained_length)
+    bound = bound_at(current, max(trained_length, target_length))
     if target_length <= trained_length:
         return Advice(
             trained_length,
@@ -97,7 +99,7 @@ def advise(
             exposure_then=None,
         )
     settings = compare_settings(current, trained_length, target_length, ceiling, progress)
-    chosen, why = _choose(settings, current, target_length)
+    chosen, why = _choose(settings, current, target_length, partial)
     stages: list[PlannedStage] = []
     then = None
     if chosen is not None and chosen.method is not None:
@@ -117,12 +119,14 @@ def advise(
         chosen,
         stages,
         action=_action(chosen, stages, current, target_length),
-        reasons=(*_need(now, bound, trained_length, target_length), *why, *_novelty(now, then)),
+        reasons=(*_need(now, bound, trained_length, target_length, partial), *why, *_novelty(now, then)),
         caveats=(*([] if chosen is None else [f"About the rule: {chosen.caveat}."]), _NECESSARY, _STATED),
         exposure_now=now,
         exposure_then=then,
     )
 
+
+_MOST_DOUBLINGS = 24
 
 _NECESSARY = (
     "The bound is a necessary condition from theory (arXiv:2405.14591), not a promise: after training, measure "
@@ -132,31 +136,37 @@ _STATED = "The trained length is what the config states; a model may have been t
 
 
 def _choose(
-    settings: Sequence[Setting], current: RopeMethod, target_length: int
+    settings: Sequence[Setting], current: RopeMethod, target_length: int, partial: bool
 ) -> tuple[Setting | None, list[str]]:
     by_rule = {setting.rule: setting for setting in settings}
     if isinstance(current, LongRope):
         return None, []
     if not isinstance(current, Default | DynamicNtk | Ntk):
-        return _own_method(by_rule[current.name])
+        return _own_method(by_rule[current.name], current, target_length)
     law, safe = by_rule["critical-dimension"], by_rule["lower-bound"]
     if law.method is not None and law.reaches_target:
         return law, [
             f"The new base turns each slow pair no further over {target_length:,} tokens than the old one did over the "
-            f"trained length, and its context bound of {_tokens(law.context_bound)} covers the target."
+            f"trained length, and its context bound of {law.reach} covers the target."
+        ]
+    if partial and law.method is not None:
+        return law, [
+            f"The new base turns each slow pair no further over {target_length:,} tokens than the old one did over the "
+            f"trained length. Its context bound of {law.reach} counts the rotated dimensions alone, so it "
+            "is no argument against it."
         ]
     if safe.method is None:
         return (None if law.method is None else law), [f"The lower bound gives no base: {safe.reason}."]
     short = []
     if law.method is not None:
         short.append(
-            f"The scaling law's base of {law.method.rope_theta:,.0f} reaches only {_tokens(law.context_bound)}, so the "
-            f"larger base of the lower bound is taken: from it up to {SAFE_CEILING:.0e} every base covers the target."
+            f"The scaling law's base of {law.method.rope_theta:,.0f} reaches only {law.reach}, so the "
+            "larger base of the lower bound is taken: every base looked at from there on covers the target."
         )
     return safe, short
 
 
-def _own_method(own: Setting) -> tuple[Setting | None, list[str]]:
+def _own_method(own: Setting, current: RopeMethod, target_length: int) -> tuple[Setting | None, list[str]]:
     if own.method is None:
         return None, [f"The checkpoint's own method does not go on: {own.reason}."]
     why = [
@@ -165,10 +175,24 @@ def _own_method(own: Setting) -> tuple[Setting | None, list[str]]:
     ]
     if not own.reaches_target:
         why.append(
-            f"Its context bound of {_tokens(own.context_bound)} does not cover the target: expect retrieval to weaken "
-            "beyond it. A larger base under the same scaling raises the bound (theta=VALUE in ropewalk rope probe)."
+            f"Its context bound of {own.reach} does not cover the target: expect retrieval to weaken "
+            "beyond it." + _larger_base(current, target_length)
         )
     return own, why
+
+
+def _larger_base(current: RopeMethod, target_length: int) -> str:
+    """A base that covers the target under the present scaling, from a coarse search; empty where there is none."""
+    for step in range(1, 4 * _MOST_DOUBLINGS + 1):
+        # Two digits: the search is no finer.
+        base = float(f"{current.rope_theta * 2 ** (step / 4):.1e}")
+        bound = bound_at(replace(current, rope_theta=base), target_length)
+        if bound >= target_length:
+            return (
+                f" With the present scaling a base of {base:,.0f} would cover it (theta={base:g}, bound "
+                f"{tokens_text(bound)}); compare the two with ropewalk rope probe."
+            )
+    return ""
 
 
 def _action(
@@ -197,14 +221,14 @@ def _action(
     return f"{what} and train at {target_length:,} tokens."
 
 
-def _need(now: Sequence[PairExposure], bound: int, trained: int, target: int) -> list[str]:
+def _need(now: Sequence[PairExposure], bound: int, trained: int, target: int, partial: bool) -> list[str]:
     incomplete = sum(not pair.complete for pair in now)
     new = sum(pair.new_angles > 0 for pair in now)
     return [
         f"As it is, {incomplete} of {len(now)} rotary pairs never completed a turn in {trained:,} tokens, and {new} "
         f"would meet angles at {target:,} tokens that training never showed.",
-        f"As it is, a similar token stays more attractive than a random one only up to {_tokens(bound)} (its context "
-        "bound).",
+        f"As it is, a similar token stays more attractive than a random one only up to {tokens_text(bound)} (its "
+        f"context bound{', of the rotated dimensions alone' if partial else ''}).",
     ]
 
 
@@ -213,9 +237,3 @@ def _novelty(now: Sequence[PairExposure], then: Sequence[PairExposure] | None) -
         return []
     before, after = (sum(pair.new_angles > 0 for pair in pairs) for pairs in (now, then))
     return [f"With the recommended setting {after} pairs meet new angles; as it is, {before} would."]
-
-
-def _tokens(count: int | None) -> str:
-    if count is None or count >= SEARCH_LIMIT:
-        return f"more than {SEARCH_LIMIT:,} tokens"
-    return f"{count:,} tokens"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import RopeMethod, methods_from_config, trained_length
+from ropewalk.rope import RopeMethod, head_dim, methods_from_config, trained_length
 
 GLOBAL_LAYERS = "full_attention"
 
@@ -18,25 +18,26 @@ class Checkpoint:
 
     Attributes:
         method: of all layers, or of those with full attention.
-        layer_type: which layers; None for all.
+        head_dim: dimensions of a head, rotated or not.
         trained_length: tokens, scaling included.
         notes: what a reader must know, a sentence each.
     """
 
     method: RopeMethod
-    layer_type: str | None
+    head_dim: int
     trained_length: int
     notes: Sequence[str]
 
 
-def of_checkpoint(config: Mapping[str, Any]) -> Checkpoint:
+def of_checkpoint(config: Mapping[str, Any], given_length: int | None = None) -> Checkpoint:
     """Read a checkpoint's setting from its config.
 
     Args:
         config: the decoder's config as a mapping.
+        given_length: the trained length where the user knows better, tokens.
 
     Raises:
-        RopewalkError: if it states no length, or has no layers with full attention.
+        RopewalkError: if it states no length and none is given, or it has no layers with full attention.
     """
     methods = methods_from_config(config)
     layer_type = None if None in methods else GLOBAL_LAYERS
@@ -44,12 +45,47 @@ def of_checkpoint(config: Mapping[str, Any]) -> Checkpoint:
         known = ", ".join(map(str, methods))
         raise RopewalkError(f"none of this model's layer types has full attention ({known}); nothing to plan")
     method = methods[layer_type]
+    length = trained_length(config, method) if given_length is None else given_length
+    return Checkpoint(method, head_dim(config), length, tuple(_notes(config, methods, method, layer_type)))
+
+
+def _notes(
+    config: Mapping[str, Any],
+    methods: Mapping[str | None, RopeMethod],
+    method: RopeMethod,
+    layer_type: str | None,
+) -> list[str]:
     notes = []
+    window = window_of(config)
     if layer_type is not None:
         others = ", ".join(str(kind) for kind in methods if kind != layer_type)
         notes.append(
-            f"layers of type {others} have a RoPE of their own and a short window; this is about {layer_type} layers"
+            f"layers of type {others} have a RoPE of their own; this is about {layer_type} layers, and ropewalk extend "
+            "does not train such a model"
+        )
+    elif window is not None:
+        notes.append(
+            f"layers with a sliding window of {window:,} tokens share this RoPE and see no further whatever it is; "
+            "ropewalk extend does not train them at a context beyond the window"
         )
     if not method.trainable:
-        notes.append(f"{method.name} is for inference only; the model was trained unscaled")
-    return Checkpoint(method, layer_type, trained_length(config, method), tuple(notes))
+        notes.append(
+            f"{method.name} is for inference only: the model was trained unscaled and is planned for so"
+        )
+    if method.rotary_dim < head_dim(config):
+        notes.append(
+            f"{method.rotary_dim} of {head_dim(config)} dimensions of a head are rotated; the others compare tokens "
+            "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
+        )
+    return notes
+
+
+def window_of(config: Mapping[str, Any]) -> int | None:
+    """The sliding window of those layers that have one, tokens; None where none has."""
+    window = config.get("sliding_window")
+    layer_types = config.get("layer_types") or ("sliding_attention",)
+    # Qwen writes a window that its own switch turns off.
+    if window is None or config.get("use_sliding_window") is False or "sliding_attention" not in layer_types:
+        return None
+    longest = config.get("max_position_embeddings")
+    return None if isinstance(longest, int) and window >= longest else int(window)

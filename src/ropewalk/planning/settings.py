@@ -7,9 +7,12 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, RopeMethod, candidate
-from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound
+from ropewalk.rope.theory import SCHEDULES, SEARCH_LIMIT, context_bound
 from ropewalk.rope.theory.bases import Progress
+from ropewalk.rope.theory.rules import LOWER_BOUND
 
+LONGEST_SEARCH = 2**21
+"""Tokens up to which the lower bound is searched without being asked for by name."""
 PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
@@ -75,6 +78,11 @@ class Setting:
     source: str
     caveat: str
 
+    @property
+    def reach(self) -> str:
+        """The context bound in words; empty where the rule does not apply."""
+        return "" if self.context_bound is None else tokens_text(self.context_bound)
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; the method by name, base and, where it has one, factor."""
         values = asdict(self)
@@ -94,11 +102,16 @@ def bound_at(method: RopeMethod, length: int) -> int:
     return SEARCH_LIMIT if bound is None else bound
 
 
+def tokens_text(bound: int) -> str:
+    """A context bound in words: the search for it ends somewhere."""
+    return f"more than {SEARCH_LIMIT:,} tokens" if bound >= SEARCH_LIMIT else f"{bound:,} tokens"
+
+
 def compare_settings(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float = SAFE_CEILING,
+    ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> list[Setting]:
     """Every rule's setting for a target length; those that do not apply say why.
@@ -106,8 +119,14 @@ def compare_settings(
     Args:
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens, the second not shorter.
-        ceiling, progress: of the rule lower-bound, which takes seconds to a minute.
+        ceiling, progress: of the rule lower-bound, which takes seconds to a minute, and is left out above
+            ``LONGEST_SEARCH``.
+
+    Raises:
+        RopewalkError: if the target is beyond ``SEARCH_LIMIT``.
     """
+    if target_length > SEARCH_LIMIT:
+        raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {target_length}")
     names = [*list(ORIGINS)[:4], *(f"schedule:{name}" for name in SCHEDULES), *list(ORIGINS)[4:]]
     return [_setting(name, current, trained_length, target_length, ceiling, progress) for name in names]
 
@@ -117,10 +136,16 @@ def _setting(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float,
+    ceiling: float | None,
     progress: Progress | None,
 ) -> Setting:
     origin = origin_of(name, current)
+    if name == LOWER_BOUND and target_length > LONGEST_SEARCH:
+        reason = (
+            f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope theta --rule "
+            "lower-bound does it)"
+        )
+        return Setting(name, None, None, None, reason, *origin)
     try:
         method = candidate(name, current, trained_length, target_length, ceiling, progress)
     except RopewalkError as error:

@@ -8,9 +8,10 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import format_length
-from ropewalk.planning.settings import bound_at
+from ropewalk.planning.settings import LONGEST_SEARCH, bound_at, tokens_text
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, RopeMethod, Yarn, candidate
-from ropewalk.rope.theory import SAFE_CEILING, safe_base, stage_contexts
+from ropewalk.rope.candidates import CURRENT, GIVEN
+from ropewalk.rope.theory import SEARCH_LIMIT, stage_contexts
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import CRITICAL_DIMENSION, LOWER_BOUND
 
@@ -50,9 +51,10 @@ def plan_stages(
     trained_length: int,
     target_length: int,
     rule: str | None = None,
-    ceiling: float = SAFE_CEILING,
+    ceiling: float | None = None,
     progress: Progress | None = None,
     final: RopeMethod | None = None,
+    partial: bool = False,
 ) -> list[PlannedStage]:
     """Stages of 4 to 8 times the length before, each with its own setting.
 
@@ -65,6 +67,7 @@ def plan_stages(
         rule: one of :data:`ropewalk.rope.CANDIDATES` or ``theta=5e6``; None for :func:`recommended_rule`.
         ceiling, progress: of the rule lower-bound.
         final: the rule's method for the target, where the caller has it already.
+        partial: whether only a part of a head is rotated.
 
     Raises:
         RopewalkError: if the checkpoint's scaling has no continuation, or the rule no answer.
@@ -75,7 +78,11 @@ def plan_stages(
             "gives them"
         )
     contexts = stage_contexts(trained_length, target_length)
-    name = rule or recommended_rule(current, trained_length, target_length, ceiling, progress)
+    if rule == CURRENT:
+        raise RopewalkError("the rule current changes nothing, so there is no plan to make; leave --rule out")
+    if target_length > SEARCH_LIMIT:
+        raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {target_length}")
+    name = rule or recommended_rule(current, trained_length, target_length, partial, ceiling, progress)
     stages = []
     length = trained_length
     for context in contexts:
@@ -86,7 +93,7 @@ def plan_stages(
             PlannedStage(
                 context,
                 method,
-                "theta" if isinstance(method, Default) else method.name,
+                "theta" if isinstance(method, Default) or name.startswith(GIVEN) else method.name,
                 bound,
                 _reason(name, method, length, context, bound),
             )
@@ -99,19 +106,28 @@ def recommended_rule(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float = SAFE_CEILING,
+    partial: bool = False,
+    ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> str:
     """A scaled checkpoint's own method; else the critical-dimension law where its base reaches the target, else the
     lower bound where there is one.
+
+    Where only a part of a head is rotated, the law: the bound counts the rotated dimensions alone and would ask for
+    bases that nobody needs.
     """
     if not isinstance(current, Default | DynamicNtk | Ntk):
         return current.name
+    if partial or target_length > LONGEST_SEARCH:
+        return CRITICAL_DIMENSION
     law = candidate(CRITICAL_DIMENSION, current, trained_length, target_length)
     if bound_at(law, target_length) >= target_length:
         return CRITICAL_DIMENSION
-    reached = safe_base(target_length, current.rotary_dim, ceiling, progress)
-    return CRITICAL_DIMENSION if reached is None else LOWER_BOUND
+    try:
+        candidate(LOWER_BOUND, current, trained_length, target_length, ceiling, progress)
+    except RopewalkError:
+        return CRITICAL_DIMENSION
+    return LOWER_BOUND
 
 
 def recipe_stages(stages: Sequence[PlannedStage]) -> str:
@@ -121,7 +137,7 @@ def recipe_stages(stages: Sequence[PlannedStage]) -> str:
         lines.append(f"  - context: {format_length(stage.context)}")
         parameter = (
             f"rope_theta: {stage.method.rope_theta:.10g}"
-            if isinstance(stage.method, Default)
+            if stage.recipe_method == "theta"
             else f"factor: {stage.method.factor!r}"  # type: ignore[attr-defined]
         )
         lines.append(f"    rope: {{method: {stage.recipe_method}, {parameter}}}")
@@ -136,4 +152,4 @@ def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int
     else:
         set_to = f"base {method.rope_theta:,.0f} by the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"
-    return f"{longer}; {set_to}; its context bound of {bound:,} tokens {enough} the stage"
+    return f"{longer}; {set_to}; its context bound of {tokens_text(bound)} {enough} the stage"

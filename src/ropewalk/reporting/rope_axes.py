@@ -90,8 +90,13 @@ def checked_series(
         value, at = value[at >= smallest_x], at[at >= smallest_x]
         if not len(at):
             raise RopewalkError(f"{what} of {name!r}: there is no point from {smallest_x:g} on to draw")
-        checked[name] = at, value
+        checked[shown_name(name)] = at, value
     return checked
+
+
+def shown_name(name: str) -> str:
+    """A name as a legend shows it: matplotlib leaves out what begins with an underscore."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def check_count(what: str, count: int) -> None:
@@ -165,8 +170,9 @@ def length_axis(axis: Any, low: float, high: float) -> None:
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
     set_scale("log", base=2)
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
-    step = math.ceil((last - first + 1) / MOST_LENGTH_TICKS)
-    fix_ticks(axis, [2.0**power for power in range(first, last + 1, step)])
+    powers = range(first, last + 1, max(1, math.ceil((last - first + 1) / MOST_LENGTH_TICKS)))
+    # Between two powers of two the ends themselves are the ticks.
+    fix_ticks(axis, [2.0**power for power in powers] or [low, high])
 
 
 def linear_length_axis(axis: Any, high: int) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_theta
 from ropewalk.rope.methods import Default, DynamicNtk, Ntk, RopeMethod
 from ropewalk.rope.target import method_for_target
-from ropewalk.rope.theory.bases import SAFE_CEILING, Progress
+from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
 
 CURRENT = "current"
@@ -20,7 +21,7 @@ def candidate(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float = SAFE_CEILING,
+    ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> RopeMethod:
     """The method that a checkpoint would get for a target length under a rule.
@@ -47,7 +48,7 @@ def candidate(
     check_candidate(name)
     if not isinstance(current, Default | DynamicNtk | Ntk):
         raise RopewalkError(
-            f"{name} is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled; choose "
+            f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled; choose "
             f"{current.name} to scale further, or theta=VALUE"
         )
     base = current.as_default().rope_theta if isinstance(current, Ntk) else current.rope_theta
@@ -70,6 +71,8 @@ def check_candidate(name: str) -> None:
 
 def _base(text: str) -> float:
     try:
-        return float(text)
+        base = float(text)
     except ValueError:
         raise RopewalkError(f"theta={text} gives no number; write theta=5e6") from None
+    check_theta(base)
+    return base

@@ -238,6 +238,8 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     values.pop("type", None)
     theta = values.pop("rope_theta")
     dim = _rotary_dim(config, values.pop("partial_rotary_factor", None))
+    if kind == "default" and values.get("factor") == 1:
+        del values["factor"]
     unknown = sorted(set(values) - set(KEYS[kind]))
     if unknown:
         raise RopewalkError(

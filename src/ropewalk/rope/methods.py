@@ -291,7 +291,7 @@ class Llama3(RopeMethod):
     Attributes:
         factor: ``s``; Meta's value is chosen, not T'/T (8 for 8192 to 131072).
         low_freq_factor: turns over ``T`` below which a pair is divided by ``s``.
-        high_freq_factor: turns over ``T`` above which a pair is kept; above ``low_freq_factor``.
+        high_freq_factor: turns over ``T`` above which a pair is kept; at least ``low_freq_factor``.
         original_max_position_embeddings: ``T``, tokens.
 
     Source: Llama 3.1's reference code, ``apply_scaling``.
@@ -310,9 +310,9 @@ class Llama3(RopeMethod):
         check_positive("low_freq_factor", self.low_freq_factor)
         check_positive("high_freq_factor", self.high_freq_factor)
         check_original_length(self.original_max_position_embeddings)
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise RopewalkError(
-                f"high_freq_factor must be above low_freq_factor, got {self.high_freq_factor} and "
+                f"high_freq_factor must be at least low_freq_factor, got {self.high_freq_factor} and "
                 f"{self.low_freq_factor}"
             )
 
@@ -320,7 +320,12 @@ class Llama3(RopeMethod):
         inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta)
         turns = self.original_max_position_embeddings * inv_freq / (2 * math.pi)
         span = self.high_freq_factor - self.low_freq_factor
-        kept = ((turns - self.low_freq_factor) / span).clamp(0, 1)
+        # Llama 4 has both at 1: nothing to blend, a pair is kept or divided.
+        kept = (
+            ((turns - self.low_freq_factor) / span).clamp(0, 1)
+            if span
+            else (turns >= self.low_freq_factor).double()
+        )
         return RopeFrequencies(inv_freq * kept + inv_freq / self.factor * (1 - kept), 1.0)
 
 

@@ -8,6 +8,9 @@ from typing import Any
 from ropewalk.rope.config import ORIGINAL, Config, methods_from_config
 from ropewalk.rope.methods import Default, DynamicNtk, Linear, LongRope, RopeMethod, Yarn
 
+OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
+"""Where configs also state a context."""
+
 
 def config_tensions(config: Config) -> list[str]:
     """Plain sentences on what does not fit together well in a config; none for a config without tensions.
@@ -25,7 +28,7 @@ def config_tensions(config: Config) -> list[str]:
         about = "" if layer_type is None else f"{layer_type}: "
         of_method = _of_method(method, _entry(config, layer_type), config.get(ORIGINAL), length)
         said += [about + sentence for sentence in of_method]
-    return said + _of_window(config, length)
+    return said + _of_lengths(config, length) + _of_window(config, length)
 
 
 def _of_method(
@@ -35,6 +38,12 @@ def _of_method(
         return ["rope type dynamic is for inference only: every length has another base, so none is trained"]
     stated = entry.get(ORIGINAL)
     original = outside if stated is None else stated
+    if isinstance(method, Linear) and original is None and length is not None:
+        return [
+            f"linear factor {method.factor:g}: nothing says whether max_position_embeddings {length} counts it in, "
+            f"as it is taken here, or was left at the length before, so that the model is trained for "
+            f"{length * method.factor:g} tokens (--from says so)"
+        ]
     if length is None or original is None:
         return []
     if isinstance(method, Default) and length > original:
@@ -50,6 +59,14 @@ def _of_method(
             f"max_position_embeddings is {length}"
         ]
     return []
+
+
+def _of_lengths(config: Config, length: int | None) -> list[str]:
+    return [
+        f"{key} is {config[key]}, but max_position_embeddings is {length}, which is what counts here"
+        for key in OTHER_LENGTHS
+        if isinstance(config.get(key), int) and config[key] != length
+    ]
 
 
 def _of_window(config: Config, length: int | None) -> list[str]:

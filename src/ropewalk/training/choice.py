@@ -97,7 +97,13 @@ def choose_base(
     """
     choices = _read(output / CHOICES)
     if number in choices:
-        return choices[number]
+        choice = choices[number]
+        if candidates.get(choice.name) != choice.method:
+            raise RopewalkError(
+                f"{output / CHOICES} says that stage {number + 1} trains with {choice.name} and rope_theta "
+                f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
+            )
+        return choice
     if begun:
         raise RopewalkError(
             f"stage {number + 1} has begun, and {output / CHOICES} does not say with which base; restore the file, "
@@ -145,7 +151,12 @@ def _read(path: Path) -> dict[int, Choice]:
         choices = [Choice.from_json(value) for value in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RopewalkError(f"{path} is damaged ({error}); restore it, or start again") from error
-    return {choice.stage: choice for choice in choices}
+    by_stage = {choice.stage: choice for choice in choices}
+    if len(by_stage) < len(choices) or not all(choice.results for choice in choices):
+        raise RopewalkError(
+            f"{path} is damaged (a stage stands twice, or has no results); restore it, or start again"
+        )
+    return by_stage
 
 
 def _probe(

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_rotary_dim
-from ropewalk.rope.theory.screen import SCREEN_ERROR, screen
+from ropewalk.rope.theory.screen import MOST_PAIRS, screen, screen_error
 
 Floats = NDArray[np.float64]
 
@@ -131,7 +131,7 @@ def safe_base(
 
     Args:
         length, rotary_dim, ceiling: as in :func:`feasible_bases`.
-        progress: called with the decades of bases done and their number, at most.
+        progress: called with the distances done, once a decade of bases, and their number at most.
 
     Returns:
         The base, or None where the ceiling itself is not feasible.
@@ -140,16 +140,20 @@ def safe_base(
     high = math.log(ceiling)
     decades = math.ceil(high / math.log(10))
     for done in range(decades):
-        if progress is not None:
-            progress(done, decades)
         low = max(high - math.log(10), 0.0)
-        remaining = _feasible(length, rotary_dim, low, high, None)
+        remaining = _feasible(
+            length, rotary_dim, low, high, _shifted(progress, done * length, decades * length)
+        )
         if not len(remaining) or remaining[-1, 1] != high:
             return rounded_up(math.exp(high)) if done else None
         if remaining[-1, 0] != low:
             return rounded_up(math.exp(remaining[-1, 0]))
         high = low
     return 1.0
+
+
+def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
+    return None if progress is None else lambda done, _: progress(before + done, total)
 
 
 def rounded_up(base: float, digits: int = DIGITS) -> float:
@@ -164,6 +168,8 @@ def _rounded(base: float, rounding: str, digits: int) -> float:
 
 def _check(length: int, rotary_dim: int, ceiling: float) -> None:
     check_rotary_dim(rotary_dim)
+    if rotary_dim > 2 * MOST_PAIRS:
+        raise RopewalkError(f"a head may have at most {2 * MOST_PAIRS} rotated dimensions, got {rotary_dim}")
     if length < 1:
         raise RopewalkError(f"length must be at least 1 token, got {length}")
     if not 1 < ceiling <= HIGHEST_CEILING:
@@ -267,7 +273,7 @@ def _look(
         return 0.5 * half[cell] ** 2 * (m * m * square[cell] + m * linear[cell])
 
     # Twice the error of a value: once in the middle of two, once in their difference.
-    slack = 2 * SCREEN_ERROR * len(exponents)
+    slack = 2 * screen_error(len(exponents))
     limit = np.where(real, bend(slice(None), float(first + count)) + slack, -np.inf).astype(np.float32)
     lower = np.minimum(values[:-1], values[1:])
     cell, place = np.divmod(np.flatnonzero(lower < limit[:, None]), count)

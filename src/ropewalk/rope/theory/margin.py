@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.theory.screen import SCREEN_ERROR, Floats, screen
+from ropewalk.rope.theory.screen import MOST_PAIRS, Floats, screen, screen_error
 
 SEARCH_LIMIT = 2**30
 """Tokens up to which a context bound is searched: two seconds on two cores."""
@@ -101,7 +101,7 @@ def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
     first, size = 1, _FIRST_BLOCK
     while first <= limit:
         count = min(size, limit + 1 - first)
-        near = np.flatnonzero(screen(theta[None], first, count)[0] < SCREEN_ERROR * len(theta)) + first
+        near = np.flatnonzero(screen(theta[None], first, count)[0] < screen_error(len(theta))) + first
         below = near[similarity_margin(theta, near) < 0]
         if len(below):
             yield below.astype(np.int64)
@@ -116,5 +116,9 @@ def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
     if theta.ndim != 1 or not len(theta) or not np.isfinite(theta).all() or (theta < 0).any():
         raise RopewalkError(
             f"inv_freq must be a list of frequencies in rad/token, each 0 or more, got shape {theta.shape}"
+        )
+    if len(theta) > MOST_PAIRS:
+        raise RopewalkError(
+            f"a head may have at most {2 * MOST_PAIRS} rotated dimensions, got {2 * len(theta)}"
         )
     return theta

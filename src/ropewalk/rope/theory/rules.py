@@ -7,7 +7,7 @@ import difflib
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_ntk_dim, check_rotary_dim, check_theta
 from ropewalk.rope.methods import ntk_theta
-from ropewalk.rope.theory.bases import SAFE_CEILING, Progress, rounded_up, safe_base
+from ropewalk.rope.theory.bases import HIGHEST_CEILING, SAFE_CEILING, Progress, rounded_up, safe_base
 from ropewalk.rope.theory.scaling import scaled_theta
 from ropewalk.rope.theory.schedules import SCHEDULES
 
@@ -22,7 +22,7 @@ def theta_by_rule(
     rope_theta: float,
     trained_length: int,
     target_length: int,
-    ceiling: float = SAFE_CEILING,
+    ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> float:
     """The base that a rule sets for a longer context.
@@ -43,7 +43,7 @@ def theta_by_rule(
         rope_theta: ``b``, the checkpoint's base.
         trained_length: ``T``, tokens.
         target_length: ``T'``, tokens, at least ``trained_length``.
-        ceiling: for lower-bound, the largest base to look at.
+        ceiling: for lower-bound, the largest base to look at; None for 1e12, or 1e15 where that is too near.
         progress: for lower-bound, which takes seconds.
 
     Raises:
@@ -62,14 +62,8 @@ def theta_by_rule(
         check_ntk_dim(rotary_dim)
         return ntk_theta(rotary_dim, rope_theta, target_length / trained_length)
     if rule == LOWER_BOUND:
-        safe = safe_base(target_length, rotary_dim, ceiling, progress)
-        if safe is None:
-            raise RopewalkError(
-                f"no base up to {ceiling:g} is safe for {target_length} tokens with rotary_dim {rotary_dim}; raise "
-                "the ceiling"
-            )
         # Every larger base is as good: a number that people can copy.
-        return max(rope_theta, rounded_up(safe, 4))
+        return max(rope_theta, rounded_up(_safe(target_length, rotary_dim, ceiling, progress), 4))
     return SCHEDULES[rule.removeprefix(SCHEDULE)].theta(target_length)
 
 
@@ -79,3 +73,15 @@ def check_rule(rule: str) -> None:
         near = difflib.get_close_matches(rule, RULES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RULES)}"
         raise RopewalkError(f"unknown rule {rule!r}; {hint}")
+
+
+def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progress | None) -> float:
+    """A safe base with a decade of feasible ones above it, unless the caller sets the ceiling."""
+    for highest in (SAFE_CEILING, HIGHEST_CEILING) if ceiling is None else (ceiling,):
+        safe = safe_base(length, rotary_dim, highest, progress)
+        if safe is not None and (ceiling is not None or safe <= highest / 10):
+            return safe
+    raise RopewalkError(
+        f"no base up to {highest:g} is safe for {length} tokens with rotary_dim {rotary_dim}"
+        + ("" if ceiling is None else "; raise the ceiling")
+    )

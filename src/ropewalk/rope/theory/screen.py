@@ -18,20 +18,25 @@ from ropewalk.errors import RopewalkError
 
 Floats = NDArray[np.float64]
 
-SCREEN_ERROR = 2e-5
-"""Bound on the error of one pair's contribution.
-
-A table entry is a product of two rounded ones (3 roundings of 6e-8), a term the product of two entries, and the
-sum of ``2n`` terms, each at most 1, rounds by at most ``2n·6e-8`` a term: below 1.6e-5 up to n = 128 pairs. The
-cubic of a slow pair errs by ``SLOW_TURN⁴/24`` = 4.2e-6.
-"""
 SLOW_TURN = 0.1
 """Radians from a row's middle to its end up to which a pair is slow."""
 CUBIC = 4
+MOST_PAIRS = 1024
+"""More than any model's head has; the error bound grows with their number."""
+
+
+def screen_error(pairs: int) -> float:
+    """Bound on the error of a screened B(m).
+
+    A table entry is a product of two rounded ones (3 roundings of 6e-8), a term the product of two entries; the sum
+    of ``2·pairs`` terms, each at most 1, rounds by at most ``2·pairs·6e-8`` a term; the cubic of a slow pair errs by
+    ``SLOW_TURN⁴/24`` = 4.2e-6.
+    """
+    return pairs * (5e-6 + 1.2e-7 * pairs)
 
 
 def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
-    """B(m) for ``first ≤ m < first + count`` to within ``SCREEN_ERROR`` a pair.
+    """B(m) for ``first ≤ m < first + count`` to within :func:`screen_error`.
 
     Args:
         theta: float64 ``[settings, pairs]``, rad/token, 0 or more.
@@ -58,14 +63,15 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
 
 def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
     """``left @ right^T`` of each setting; torch's product works well from several threads at once."""
-    product: NDArray[np.float32] = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
+    with torch.autocast("cpu", enabled=False):
+        product: NDArray[np.float32] = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
     return product
 
 
 def _check(value: np.float32, theta: Floats, m: int) -> None:
     """torch can be told to multiply float32 in bfloat16: then nothing here would hold."""
     error = abs(float(value) - float(np.cos(m * theta).sum()))
-    if error > SCREEN_ERROR * len(theta):
+    if error > screen_error(len(theta)):
         raise RopewalkError(
             f"float32 matrix products are off by {error:.1e} here; undo torch.set_float32_matmul_precision, or set "
             "it to 'highest'"
