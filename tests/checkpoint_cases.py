@@ -87,6 +87,10 @@ CASES = {
         "Qwen2Config",
         tension="32768 is 131072 tokens, but max_position_embeddings is 32768",
     ),
+    "qwen1.5-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
+    "deepseek-coder-6.7b-base": one(
+        Linear(128, 100000, 4.0), 4096, tension="linear factor 4: nothing says whether"
+    ),
     "qwen2.5-coder-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "qwen3-8b": one(Default(128, 1000000), 40960, "Qwen3Config"),
     # The first upload said su for longrope and had other factors.

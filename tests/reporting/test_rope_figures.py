@@ -13,7 +13,8 @@ from matplotlib.colors import to_rgba
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import rope_bases, rope_figures, rope_probe
-from ropewalk.reporting.rope_axes import envelope, length_text
+from ropewalk.reporting.figures import new_figure
+from ropewalk.reporting.rope_axes import envelope, length_axis, length_text, shown_name
 from ropewalk.reporting.rope_bases import band_polygons, base_text
 
 M = np.arange(1, 8193)
@@ -317,3 +318,19 @@ def test_probe_axis_fits_and_the_best_is_bold(
     assert axes.yaxis_inverted()
     if scale == "linear":
         assert (axes.get_xlim()[0] == 0) == bool(bars)
+
+
+def test_names_that_begin_with_an_underscore_are_drawn_and_in_the_key(tmp_path):
+    m = np.arange(1, 100)
+    rope_figures.margin_figure({"_a": (m, 10.0 - m, 10), "b": (m, 20.0 - m, 20)}, tmp_path / "margin.svg")
+    rope_figures.decay_figure({"_a": (m, 100.0 / m), "b": (m, 50.0 / m)}, tmp_path / "decay.svg")
+    assert (tmp_path / "margin.svg").is_file()
+    assert "_a" in shown_name("_a")
+    assert not shown_name("_a").startswith("_")
+
+
+@pytest.mark.parametrize(("low", "high"), [(1000, 1001), (5, 7), (1025, 2047)])
+def test_an_axis_between_two_powers_of_two_has_its_ends_as_ticks(low, high):
+    _, axes = new_figure("", "", "")
+    length_axis(axes.xaxis, low, high)
+    assert list(axes.xaxis.get_major_locator()()) == [low, high]

@@ -83,6 +83,7 @@ def margin_figure(
     what = "margin"
     values = checked_series(what, {name: each[:2] for name, each in series.items()}, 1)
     curves = {name: envelope(*each) for name, each in values.items()}
+    bounds = [each[2] for each in series.values()]
     figure, first = new_figure("", "distance m (tokens)", "margin B(m)")
     panels = [first]
     if len(curves) > 1:
@@ -97,10 +98,10 @@ def margin_figure(
     longest = max(float(m[-1]) for m, _ in values.values())
     length_axis(panels[0].xaxis, 1, longest)
     panels[0].set_xlim(1, longest)
-    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
-        _margin_panel(axes, curve, series[name][2], longest)
+    for axes, (name, curve), bound in zip(panels, curves.items(), bounds, strict=True):
+        _margin_panel(axes, curve, bound, longest)
         if len(panels) > 1 or not title:
-            axes.set_title(name, loc="left", fontsize=10, color=INK, parse_math=False)
+            axes.set_title(fill(name, TITLE_CHARACTERS), loc="left", fontsize=10, color=INK, parse_math=False)
     add_caption(
         figure,
         caption
