@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
@@ -105,15 +105,14 @@ def read_config(model: str) -> CheckpointConfig:
 
 
 def _advise(checkpoint: Checkpoint, target: int) -> Advice:
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.planning import advise
 
-    with ConsoleReporter(notes).bar(f"safe base for {target:,} tokens", None) as advance:
+    with searching(f"safe base for {target:,} tokens", None) as progress:
         return advise(
             checkpoint.method,
             checkpoint.trained_length,
             target,
-            progress=lambda done, _: advance(done, "distances"),
+            progress=progress,
             partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
         )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +13,14 @@ import typer
 
 from ropewalk.cli import probe, rope_plan
 from ropewalk.cli.options import FromOption, PlotOption, RotaryDimOption, ThetaOption, ToOption, check_plot
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, print_json, results, searching
+from ropewalk.cli.rope_pictures import decay_path, draw_bases, draw_bound, draw_periods, draw_theta
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
 rope_app = typer.Typer(no_args_is_help=True, help="How far a RoPE setting reaches, and what a length needs.")
 
 LISTED = 12
-SHORTEST_DRAWN = 1024
 
 
 def register(app: typer.Typer) -> None:
@@ -41,15 +40,6 @@ def register(app: typer.Typer) -> None:
         rope_plan.register(rope_app)
         probe.register(rope_app)
     app.add_typer(rope_app, name="rope")
-
-
-@contextmanager
-def searching(label: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar for a search that takes seconds to a minute; what it yields takes the done and the total."""
-    from ropewalk.cli.progress import ConsoleReporter
-
-    with ConsoleReporter(notes).bar(label, total) as advance:
-        yield lambda done, _: advance(done, "distances")
 
 
 def bound_command(
@@ -94,7 +84,7 @@ def bound_command(
     else:
         _print_bound(bases, rotary_dim, found, result)
     if plot is not None:
-        _draw_bound(frequencies, found, plot)
+        draw_bound(frequencies, found, plot)
         _say_plot(as_json, plot, decay_path(plot))
 
 
@@ -110,28 +100,6 @@ def _print_bound(
     if not result["at_least"]:
         first = result["first_violation"]
         console.print(f"B({first}) = {result['margin_there']:.3g} is the first below zero", markup=False)
-
-
-def _draw_bound(frequencies: dict[float, Any], found: dict[float, int | None], plot: Path) -> None:
-    """B(m) above the attention upper bound: the two are read together."""
-    import numpy as np
-
-    from ropewalk.reporting.rope_figures import decay_figure, margin_figure
-    from ropewalk.rope.theory import attention_upper_bound, similarity_margin
-
-    bounds = [bound for bound in found.values() if bound is not None]
-    longest = min(max([4096, *(4 * bound for bound in bounds)]), 2**20)
-    every = np.arange(longest + 1)
-    named = {f"base {base:,.10g}": (inv_freq, found[base]) for base, inv_freq in frequencies.items()}
-    margin_figure({n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}, plot)
-    some = np.unique(np.geomspace(1, longest, 2000).astype(int))
-    decay = decay_path(plot)
-    decay_figure({n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}, decay)
-
-
-def decay_path(plot: Path) -> Path:
-    """Where the second picture of ``rope bound`` goes."""
-    return plot.with_stem(f"{plot.stem}-decay")
 
 
 def base_command(
@@ -161,7 +129,7 @@ def base_command(
     else:
         _print_bases(found, near)
     if plot is not None:
-        _draw_bases(length, rotary_dim, ceiling, found, plot)
+        draw_bases(length, rotary_dim, ceiling, found, plot)
         _say_plot(as_json, plot)
 
 
@@ -201,31 +169,6 @@ def _print_bases(found: Any, near: bool) -> None:
     for low, high in sorted(widest):
         intervals.add_row(f"{low:,.9g}", f"{high:,.9g}", f"{100 * (high / low - 1):,.3g} %")
     console.print(intervals)
-
-
-def _draw_bases(length: int, rotary_dim: int, ceiling: float, found: Any, plot: Path) -> None:
-    from ropewalk.reporting.rope_bases import feasible_bases_figure
-    from ropewalk.rope.theory import feasible_bases
-    from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
-
-    lengths = [length]
-    while lengths[0] >= 2 * SHORTEST_DRAWN:
-        lengths.insert(0, lengths[0] // 2)
-    maps = []
-    with searching("picture", len(lengths)) as progress:
-        for done, each in enumerate(lengths):
-            progress(done, len(lengths))
-            maps.append(found if each == length else feasible_bases(each, rotary_dim, ceiling))
-    published = LOWER_BOUNDS if rotary_dim == LOWER_BOUNDS_DIM else {}
-    feasible_bases_figure(
-        lengths,
-        [each.feasible for each in maps],
-        [each.safe_base for each in maps],
-        {each: published[each] for each in lengths if each in published},
-        plot,
-        ceiling,
-        title=f"RoPE bases that reach a context length (rotary_dim {rotary_dim})",
-    )
 
 
 def theta_command(
@@ -288,25 +231,8 @@ def theta_command(
         ):
             results().print(line, markup=False, soft_wrap=True)
     if plot is not None:
-        _draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
+        draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
         _say_plot(as_json, plot)
-
-
-def _draw_theta(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
-    import numpy as np
-
-    from ropewalk.reporting.rope_figures import slowest_pair_figure
-    from ropewalk.rope.theory import slowest_angles
-
-    positions = np.linspace(0, target, 1000)
-    series = {
-        f"base {method.rope_theta:,.10g}": (
-            positions,
-            slowest_angles(method.frequencies().inv_freq, positions),
-        )
-        for method in (before, after)
-    }
-    slowest_pair_figure(series, plot, trained, target)
 
 
 def frequencies_command(
@@ -356,7 +282,7 @@ def frequencies_command(
     else:
         _print_frequencies(result, from_length, to_length)
     if plot is not None:
-        _draw_periods(before, after, from_length, to_length, plot)
+        draw_periods(before, after, from_length, to_length, plot)
         _say_plot(as_json, plot)
 
 
@@ -398,18 +324,6 @@ def _print_frequencies(result: dict[str, Any], trained: int, target: int) -> Non
         turns = (f"{length * theta / (2 * math.pi):,.3g}" for length in (trained, target))
         table.add_row(str(pair), f"{theta:.9g}", f"{2 * math.pi / theta:,.6g}", *turns)
     console.print(table)
-
-
-def _draw_periods(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
-    import numpy as np
-
-    from ropewalk.reporting.rope_figures import periods_figure
-
-    series = {
-        "as trained": 2 * np.pi / before.frequencies(trained).inv_freq.numpy(),
-        f"{after.name} for the target": 2 * np.pi / after.frequencies(target).inv_freq.numpy(),
-    }
-    periods_figure(series, plot, trained, target)
 
 
 def _numbers(text: str | None, option: str) -> Sequence[float]:

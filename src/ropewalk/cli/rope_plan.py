@@ -8,7 +8,7 @@ import typer
 
 from ropewalk.cli.inspect import default_notes, read_config
 from ropewalk.cli.options import ToOption
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.lengths import parse_length
 
 
@@ -45,7 +45,6 @@ def plan_command(
     """Plan the stages to a longer context: at which lengths to train, with which RoPE, and why."""
     from rich.table import Table
 
-    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.planning import plan_stages, recipe_stages
     from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import check_candidate, config_tensions
@@ -56,13 +55,13 @@ def plan_command(
     checkpoint = of_checkpoint(config.values, from_length)
     trained = checkpoint.trained_length
     said = [*config_tensions(config.values), *checkpoint.notes]
-    with ConsoleReporter(notes).bar("safe base", None) as advance:
+    with searching(f"safe base for {to_length:,} tokens", None) as progress:
         stages = plan_stages(
             checkpoint.method,
             trained,
             to_length,
             rule,
-            progress=lambda done, _: advance(done, "distances"),
+            progress=progress,
             partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
         )
     snippet = recipe_stages(stages)
