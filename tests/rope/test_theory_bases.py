@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
@@ -24,7 +24,7 @@ def in_some(found: FeasibleBases, base: float) -> bool:
     return any(low <= base <= high for low, high in found.feasible)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(
     st.integers(1, 3000),
     st.sampled_from([2, 4, 6, 8, 32, 64, 80, 96, 128, 256]),
@@ -85,7 +85,7 @@ def test_safe_base_alone_is_that_of_the_whole_map(length: int, rotary_dim: int) 
 
 
 @given(st.integers(1, 400), st.integers(1, 400))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_longer_context_takes_bases_away_and_adds_none(first: int, second: int) -> None:
     short, long = sorted((first, second))
     few, many = feasible_bases(long, 32, 1e5), feasible_bases(short, 32, 1e5)
