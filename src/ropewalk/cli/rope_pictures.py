@@ -1,0 +1,89 @@
+"""The pictures of ``ropewalk rope``: what each command's ``--plot`` draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ropewalk.cli.output import searching
+
+SHORTEST_DRAWN = 1024
+
+
+def draw_bound(frequencies: dict[float, Any], found: dict[float, int | None], plot: Path) -> None:
+    """B(m) above the attention upper bound: the two are read together."""
+    import numpy as np
+
+    from ropewalk.reporting.rope_figures import decay_figure, margin_figure
+    from ropewalk.rope.theory import attention_upper_bound, similarity_margin
+
+    bounds = [bound for bound in found.values() if bound is not None]
+    longest = min(max([4096, *(4 * bound for bound in bounds)]), 2**20)
+    every = np.arange(longest + 1)
+    named = {f"base {base:,.10g}": (inv_freq, found[base]) for base, inv_freq in frequencies.items()}
+    margin_figure({n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}, plot)
+    some = np.unique(np.geomspace(1, longest, 2000).astype(int))
+    decay = decay_path(plot)
+    decay_figure({n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}, decay)
+
+
+def decay_path(plot: Path) -> Path:
+    """Where the second picture of ``rope bound`` goes."""
+    return plot.with_stem(f"{plot.stem}-decay")
+
+
+def draw_bases(length: int, rotary_dim: int, ceiling: float, found: Any, plot: Path) -> None:
+    """Feasible bases of this length and its halves, down to the shortest that is drawn."""
+    from ropewalk.reporting.rope_bases import feasible_bases_figure
+    from ropewalk.rope.theory import feasible_bases
+    from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
+
+    lengths = [length]
+    while lengths[0] >= 2 * SHORTEST_DRAWN:
+        lengths.insert(0, lengths[0] // 2)
+    maps = []
+    with searching("picture", len(lengths)) as progress:
+        for done, each in enumerate(lengths):
+            progress(done, len(lengths))
+            maps.append(found if each == length else feasible_bases(each, rotary_dim, ceiling))
+    published = LOWER_BOUNDS if rotary_dim == LOWER_BOUNDS_DIM else {}
+    feasible_bases_figure(
+        lengths,
+        [each.feasible for each in maps],
+        [each.safe_base for each in maps],
+        {each: published[each] for each in lengths if each in published},
+        plot,
+        ceiling,
+        title=f"RoPE bases that reach a context length (rotary_dim {rotary_dim})",
+    )
+
+
+def draw_theta(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
+    """Where the slowest pair turns to under the old base and under the new one."""
+    import numpy as np
+
+    from ropewalk.reporting.rope_figures import slowest_pair_figure
+    from ropewalk.rope.theory import slowest_angles
+
+    positions = np.linspace(0, target, 1000)
+    series = {
+        f"base {method.rope_theta:,.10g}": (
+            positions,
+            slowest_angles(method.frequencies().inv_freq, positions),
+        )
+        for method in (before, after)
+    }
+    slowest_pair_figure(series, plot, trained, target)
+
+
+def draw_periods(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
+    """The period of each pair, as trained and for the target."""
+    import numpy as np
+
+    from ropewalk.reporting.rope_figures import periods_figure
+
+    series = {
+        "as trained": 2 * np.pi / before.frequencies(trained).inv_freq.numpy(),
+        f"{after.name} for the target": 2 * np.pi / after.frequencies(target).inv_freq.numpy(),
+    }
+    periods_figure(series, plot, trained, target)
