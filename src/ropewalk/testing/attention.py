@@ -57,7 +57,9 @@ class AttentionErrors:
         plain: the same for plain attention in the engine's dtype.
         unit: one rounding, in that dtype, of the largest value that each is computed from: what "equal" can
             mean at best. For the gradients of q and k these are the products of cotangent and value before
-            their mean is taken away: where the two cancel, the difference is all rounding.
+            their mean is taken away: where the two cancel, the difference is all rounding. For that of v it is the
+            sum over queries without its signs, for the same reason, and half a rounding for each level of a
+            pairwise sum, since no kernel sums all queries of a group exactly.
     """
 
     engine: tuple[float, ...]
@@ -111,9 +113,23 @@ def attention_errors(
 
     eps = torch.finfo(q.dtype).eps
     products = float(cotangent.norm(dim=-1).max() * v.double().norm(dim=-1).max()) / math.sqrt(q.shape[-1])
-    sources = (0.0, products * float(k.abs().max()), products * float(q.abs().max()), 0.0)
+    sources = (
+        0.0,
+        products * float(k.abs().max()),
+        products * float(q.abs().max()),
+        _summed(oracle, q, k, v, cotangent) if gradients else 0.0,
+    )
     return AttentionErrors(
         engine=errors(values(engine, q.dtype)),
         plain=errors(values(oracle, q.dtype)),
         unit=tuple(eps * max(float(x.abs().max()), s) for x, s in zip(exact, sources, strict=False)),
     )
+
+
+def _summed(attention: Attention, q: Tensor, k: Tensor, v: Tensor, cotangent: Tensor) -> float:
+    """The largest sum over queries of weight times ``|cotangent|``, times half the levels of a pairwise sum."""
+    values = v.detach().double().requires_grad_()
+    output = attention(q.detach().double(), k.detach().double(), values)
+    (gradient,) = torch.autograd.grad(output, values, cotangent.abs())
+    queries = q.shape[2] * q.shape[1] // k.shape[1]
+    return float(gradient.max()) * max(1.0, math.log2(queries) / 2)
