@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import probe
 
@@ -24,27 +20,7 @@ Run = Callable[..., int]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One token a byte, 64 tokens of stated context, weights large enough for RoPE to matter."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    alphabet = sorted(ByteLevel.alphabet())
-    backend = Tokenizer(BPE({character: number + 2 for number, character in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 64, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")

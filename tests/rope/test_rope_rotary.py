@@ -259,7 +259,7 @@ def test_fixed_methods_never_read_values_from_the_device() -> None:
     rotary = RotaryEmbedding(LONGROPE)
     with rotary.pinned(128):
         rotary(torch.empty(0, device="meta"), at)
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    with pytest.raises(RuntimeError, match="meta"):
         rotary(torch.empty(0, device="meta"), at)
 
 

@@ -125,10 +125,16 @@ def test_stages_grow_by_at_most_8_and_by_at_least_4_where_the_way_is_that_long(
     assert all(1 < factor <= 8 for factor in factors)
     assert len(contexts) == max(1, math.ceil(math.log(target / trained, 8) - 1e-9))
     # Between 8 and 16 times there are two stages, and only one of them can be 4.
-    if target / trained >= 16 and len(contexts) <= 4:
+    if target / trained >= 4:
         assert all(factor >= 2 for factor in factors)
+    if target / trained >= 16:
+        assert all(factor >= 4 for factor in factors)
     if target == trained * 2 ** round(math.log2(target / trained)) and target / trained >= 16:
         assert all(factor in (4, 8) for factor in factors)
+
+
+def test_a_way_of_12_times_is_no_8_and_a_half_stage() -> None:
+    assert stage_contexts(4096, 49152) == [16384, 49152]
 
 
 def test_stages_of_gradient() -> None:

@@ -81,8 +81,6 @@ def probe_command(
     loaded = load_model(path, dtype=dtype, device=where)
     with ConsoleReporter(notes).bar("probe", len(methods) * len(measured_on)) as advance:
         found = probe(loaded, methods, measured_on, length, seed, lambda done, total: advance(done, "rows"))
-    if plot is not None:
-        _draw(found, plot, f"{'embedded' if model == 'embedded' else Path(path).name} at {target:,} tokens")
     if as_json:
         print_json(
             {
@@ -102,12 +100,15 @@ def probe_command(
                 "versions": software_versions(),
             }
         )
-        return
-    _print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
-    for line in (*(f"{result.name} was not run: {result.reason}" for result in refused), _verdict(found)):
-        results().print(f"\n{line}", markup=False, soft_wrap=True)
+    else:
+        _print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
+        for line in (*(f"{result.name} was not run: {result.reason}" for result in refused), _verdict(found)):
+            results().print(f"\n{line}", markup=False, soft_wrap=True)
+    # After the result: a picture that cannot be written must not take it away.
     if plot is not None:
-        results().print(f"\n{plot}", soft_wrap=True, markup=False)
+        _draw(found, plot, f"{'embedded' if model == 'embedded' else Path(path).name} at {target:,} tokens")
+        if not as_json:
+            results().print(f"\npicture {plot}", soft_wrap=True, markup=False)
 
 
 def _print_whole(table: Any) -> None:
@@ -144,13 +145,9 @@ def _rows(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
 
 
 def _bound(result: ProbeResult, target: int) -> int | None:
-    """The context bound of a setting in tokens, ``SEARCH_LIMIT`` at most; None for one that was not run."""
-    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+    from ropewalk.planning.settings import bound_at
 
-    if result.method is None:
-        return None
-    bound = context_bound(result.method.frequencies(target).inv_freq)
-    return SEARCH_LIMIT if bound is None else bound
+    return None if result.method is None else bound_at(result.method, target)
 
 
 def _table(found: Sequence[ProbeResult], trained: int, target: int, rows: int) -> ResultTable:

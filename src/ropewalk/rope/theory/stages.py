@@ -13,8 +13,8 @@ LEAST_FACTOR, MOST_FACTOR = 4, 8
 def stage_contexts(trained_length: int, target_length: int) -> list[int]:
     """Context lengths of the stages from ``trained_length`` to ``target_length``, the last one being that.
 
-    As few stages as factors of at most 8 allow, each of at least 4 where the whole way is 4 or more, the larger
-    factors first. Intermediate contexts are the trained length times a power of two.
+    As few stages as factors of at most 8 allow, the larger factors first, each of at least 4 where that many stages
+    allow it (12 times is 4 and then 3). Intermediate contexts are the trained length times a power of two.
 
     Args:
         trained_length, target_length: tokens, the second larger.
@@ -38,6 +38,7 @@ def stage_contexts(trained_length: int, target_length: int) -> list[int]:
             for factor in (MOST_FACTOR, LEAST_FACTOR)
             if LEAST_FACTOR**left * factor * length <= target_length <= MOST_FACTOR**left * factor * length
         ]
-        length *= fitting[0] if fitting else MOST_FACTOR
+        # Between 8 and 16 times, one of two stages must be short: not shorter than need be.
+        length *= fitting[0] if fitting else LEAST_FACTOR
         contexts.append(length)
     return [*contexts, target_length]
