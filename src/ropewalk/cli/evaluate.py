@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.text import documents_of
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def evaluate_command(
     tokens = _lengths(lengths, path)
     where = choose_device(device)
     tokenizer = load_tokenizer(path)
-    documents = _documents(text, tokenizer, max(tokens), rows) if "perplexity" in suites else None
+    documents = documents_of(text, tokenizer, max(tokens), rows) if "perplexity" in suites else None
     loaded = load_model(path, engine=engine, dtype=dtype, exact_rope=exact_rope, device=where)
     with ConsoleReporter(notes).bar("evaluation", None) as advance:
         found = evaluate(
@@ -131,15 +132,6 @@ def _lengths(text: str | None, path: str) -> list[int]:
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
     return [int(stated)]
-
-
-def _documents(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]:
-    from ropewalk.data import SourceSpec, read_documents
-    from ropewalk.data.tokenise import tokenise
-    from ropewalk.evaluation import take_documents
-
-    stream = tokenise(read_documents([SourceSpec(text)]), tokenizer)
-    return take_documents((document.input_ids for document in stream), length, rows)
 
 
 def _write(out: Path, record: dict[str, Any], found: Sequence[TaskResult], name: str) -> None:

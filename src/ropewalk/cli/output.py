@@ -28,6 +28,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
+def print_whole(table: Any) -> None:
+    """A table whose numbers are never cut off, however narrow the terminal is."""
+    from rich.measure import Measurement
+
+    console = results()
+    wide = console.options.update(max_width=1000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -11,12 +11,12 @@ import typer
 
 from ropewalk.cli.evaluate import DTYPES
 from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, notes, print_json, print_whole, results
+from ropewalk.cli.text import rows_of
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import ProbeResult
-    from ropewalk.packing import Row
     from ropewalk.reporting import ResultTable
 
 DEFAULT_RULES = "current,critical-dimension,ntk,linear,yarn"
@@ -77,7 +77,7 @@ def probe_command(
         raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
     methods, refused = candidate_methods(names, _only_method(config), length, target)
     where = choose_device(device)
-    measured_on = _rows(text, load_tokenizer(path), target, rows)
+    measured_on = rows_of(text, load_tokenizer(path), target, rows)
     loaded = load_model(path, dtype=dtype, device=where)
     with ConsoleReporter(notes).bar("probe", len(methods) * len(measured_on)) as advance:
         found = probe(loaded, methods, measured_on, length, seed, lambda done, total: advance(done, "rows"))
@@ -101,7 +101,7 @@ def probe_command(
             }
         )
     else:
-        _print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
+        print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
         for line in (*(f"{result.name} was not run: {result.reason}" for result in refused), _verdict(found)):
             results().print(f"\n{line}", markup=False, soft_wrap=True)
     # After the result: a picture that cannot be written must not take it away.
@@ -109,16 +109,6 @@ def probe_command(
         _draw(found, plot, f"{'embedded' if model == 'embedded' else Path(path).name} at {target:,} tokens")
         if not as_json:
             results().print(f"\npicture {plot}", soft_wrap=True, markup=False)
-
-
-def _print_whole(table: Any) -> None:
-    """A table whose numbers are never cut off, however narrow the terminal is."""
-    from rich.measure import Measurement
-
-    console = results()
-    wide = console.options.update(max_width=1000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
 
 
 def _only_method(config: Any) -> Any:
@@ -131,17 +121,6 @@ def _only_method(config: Any) -> Any:
             "setting for all of them would change layers that are not meant"
         )
     return methods[None]
-
-
-def _rows(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
-    from ropewalk.data import SourceSpec, read_documents
-    from ropewalk.data.tokenise import tokenise
-    from ropewalk.evaluation import evaluation_rows, take_documents
-
-    stream = tokenise(read_documents([SourceSpec(text)]), tokenizer)
-    documents = take_documents((document.input_ids for document in stream), length, limit)
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows
 
 
 def _bound(result: ProbeResult, target: int) -> int | None:
