@@ -19,6 +19,7 @@ ALLOWED = {
     "integrations": {"attention", "packing", "rope"},
     "evaluation": {"data", "integrations", "packing", "rope"},
     "planning": {"rope"},
+    "precision": {"evaluation", "integrations", "packing", "rope"},
     "reporting": {"evaluation"},
     "training": {
         "attention",

@@ -1,0 +1,417 @@
+"""A transformers model whose attention is computed elsewhere, from queries and keys that are not rotated yet.
+
+The model's rotary module is made to hand out cos = 1 and sin = 0, so its layers leave queries and keys as they
+are, and a registered attention function passes them on. So one computation of angles, rotation, product and
+softmax, each in whatever precision is asked for, serves every decoder family without a patched class. That it
+rotates as the model itself does is not assumed but measured, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.integrations.losses import OutputHead, decoder_of
+from ropewalk.integrations.rotary_swap import rotary_module
+from ropewalk.rope import RopeMethod, Style, methods_from_config
+
+NAME = "ropewalk_intercept"
+"""Registered name of the attention function that passes queries, keys and values on."""
+
+PROBE_TOKENS = 8
+PROBE_START = 3
+PROBE_TOLERANCE = 1e-9
+"""Both rotations run in float64 on the same cos and sin; what is left are a few roundings of 1e-16."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's attention, before rotation; the batch has one row.
+
+    Attributes:
+        layer: number of the layer, from 0.
+        query: ``[heads, length, head_dim]``.
+        key: ``[kv_heads, length, head_dim]``.
+        value: ``[kv_heads, length, value_dim]``.
+        scale: multiplier of q·k.
+        softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
+        window: sliding window in tokens; None where all earlier tokens are seen.
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    softcap: float | None
+    window: int | None
+
+
+Answer = Callable[[AttentionCall], Tensor]
+"""From a call to the attention's output, ``[heads, length, value_dim]``."""
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """How one layer rotates, as measured.
+
+    Attributes:
+        layer_type: whose frequencies it takes, where the model has several; None where it has one.
+        rotary_dim: leading dimensions of a head that are rotated; 0 for a layer without positions (NoPE).
+        style: which dimensions make a pair: ``halves`` or ``interleaved``.
+    """
+
+    layer_type: str | None
+    rotary_dim: int
+    style: Style
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model made ready for :func:`intercepted`.
+
+    Attributes:
+        model: a causal decoder from transformers, in evaluation mode; never changed for longer than a context.
+        rotary: its own rotary module.
+        methods: RoPE method of each layer type, as the config says.
+        layers: how each layer rotates.
+        head: from hidden states to logits.
+    """
+
+    model: Any
+    rotary: nn.Module
+    methods: dict[str | None, RopeMethod]
+    layers: tuple[LayerRotation, ...]
+    head: OutputHead
+
+    @classmethod
+    def of(cls, model: Any) -> Subject:
+        """Look at how a model rotates, on a few tokens.
+
+        Raises:
+            EngineError: if it does anything to queries and keys that is not a rotation of their leading dimensions,
+                or takes no attention function from outside.
+            RopewalkError: if it has no RoPE, or its logits are computed in a way that is not known.
+        """
+        model.eval()
+        name = type(model).__name__
+        if getattr(model, "quantization_method", None) is not None or getattr(model, "is_quantized", False):
+            raise EngineError(f"{name} is quantised; audit the checkpoint with its plain weights")
+        config = model.config.get_text_config()
+        if not getattr(config, "is_causal", True):
+            raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
+        if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
+            raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
+        methods = methods_from_config(config.to_dict())
+        rotary = rotary_module(model)[2]
+        layers = _rotations(model, rotary, list(methods))
+        return cls(model, rotary, methods, layers, OutputHead.of(model))
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    def cos_sin(
+        self, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None, total_length: int
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin as the model's own rotary module computes them for activations of a dtype.
+
+        Args:
+            position_ids: int64 ``[length]``.
+            dtype: of the activations; the module may round to it.
+            layer_type: as in :class:`LayerRotation`.
+            total_length: tokens of the sequence, for methods that depend on it.
+
+        Returns:
+            ``[length, rotary_dim / 2]`` each, in the module's dtype, times the attention factor.
+        """
+        # One more position tells a length-dependent module how long the sequence is.
+        longer = torch.cat([position_ids, position_ids.new_tensor([total_length - 1])])
+        cos, sin = _own_cos_sin(self.rotary, longer.to(self.device), dtype, layer_type)
+        return cos[:-1], sin[:-1]
+
+
+def _own_cos_sin(
+    rotary: nn.Module, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None
+) -> tuple[Tensor, Tensor]:
+    x = torch.zeros(1, len(position_ids), 1, dtype=dtype, device=position_ids.device)
+    kind = {} if layer_type is None else {"layer_type": layer_type}
+    with torch.no_grad():
+        found = rotary(x, position_ids[None], **kind)
+    name = type(rotary).__name__
+    if not isinstance(found, tuple) or len(found) != 2 or any(part.is_complex() for part in found):
+        raise EngineError(f"{name} does not give cos and sin, so the audit cannot separate its rotation")
+    halves = [_one_of_pair(part[0], name) for part in found]
+    return halves[0], halves[1]
+
+
+def _one_of_pair(both: Tensor, name: str) -> Tensor:
+    half = both.shape[-1] // 2
+    if torch.equal(both[..., :half], both[..., half:]):
+        return both[..., :half]
+    if torch.equal(both[..., 0::2], both[..., 1::2]):
+        return both[..., 0::2]
+    raise EngineError(f"{name} gives the two dimensions of a pair different angles, which is no RoPE")
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: Style) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four products of a rotation, not yet summed: the rotated pair is ``(a - b, c + d)``.
+
+    Args:
+        x: ``[..., length, rotary_dim]``.
+        cos, sin: ``[length, rotary_dim / 2]``.
+        style: which dimensions make a pair.
+    """
+    half = x.shape[-1] // 2
+    first, second = (x[..., :half], x[..., half:]) if style == "halves" else (x[..., 0::2], x[..., 1::2])
+    return first * cos, second * sin, second * cos, first * sin
+
+
+def joined(first: Tensor, second: Tensor, style: Style) -> Tensor:
+    """Both of each pair in their places again."""
+    return (
+        torch.cat((first, second), dim=-1)
+        if style == "halves"
+        else torch.stack((first, second), -1).flatten(-2)
+    )
+
+
+def _rotations(model: Any, rotary: nn.Module, layer_types: list[str | None]) -> tuple[LayerRotation, ...]:
+    """Run a few tokens with and without rotation, and find for each layer what leads from one to the other."""
+    positions = torch.arange(PROBE_START, PROBE_START + PROBE_TOKENS, device=model.device)
+    ids = torch.arange(PROBE_TOKENS, device=model.device) % model.config.get_text_config().vocab_size
+    runs = []
+    for own in (False, True):
+        calls: list[AttentionCall] = []
+
+        def answer(call: AttentionCall, calls: list[AttentionCall] = calls) -> Tensor:
+            calls.append(call)
+            # Nothing of query and key, so that both runs reach every layer with the same hidden states.
+            return call.value.repeat_interleave(call.query.shape[0] // call.value.shape[0], dim=0)
+
+        with intercepted(model, answer, torch.float64, rotate_positions=positions if own else None):
+            decoder_of(model)(ids[None], use_cache=False)
+        runs.append(calls)
+    tables = {
+        kind: [part.double() for part in _own_cos_sin(rotary, positions, torch.float64, kind)]
+        for kind in layer_types
+    }
+    name = type(model).__name__
+    return tuple(_rotation(plain, rotated, tables, name) for plain, rotated in zip(*runs, strict=True))
+
+
+def _rotation(
+    plain: AttentionCall, rotated: AttentionCall, tables: dict[str | None, list[Tensor]], name: str
+) -> LayerRotation:
+    both = [(plain.query, rotated.query), (plain.key, rotated.key)]
+    tolerance = PROBE_TOLERANCE * max(float(before.abs().max()) for before, _ in both)
+    if all(float((before - after).abs().max()) <= tolerance for before, after in both):
+        return LayerRotation(None, 0, "halves")
+    for kind, (cos, sin) in tables.items():
+        width = 2 * cos.shape[-1]
+        for style in ("halves", "interleaved"):
+            worst = 0.0
+            for before, after in both:
+                a, b, c, d = rotate(before[..., :width], cos, sin, style)
+                ours = torch.cat((joined(a - b, c + d, style), before[..., width:]), dim=-1)
+                worst = max(worst, float((ours - after).abs().max()))
+            if worst <= tolerance:
+                return LayerRotation(kind, width, style)
+    raise EngineError(
+        f"layer {plain.layer} of {name} does more to queries and keys than rotate their leading dimensions, so the "
+        "audit cannot compute its rotation apart from it"
+    )
+
+
+@contextmanager
+def intercepted(
+    model: Any, answer: Answer, dtype: torch.dtype, rotate_positions: Tensor | None = None
+) -> Iterator[None]:
+    """While the context is open, ``answer`` computes every layer's attention, and the rest runs in ``dtype``.
+
+    The weights stay as they are in memory: each module's are cast while it runs. In float64 also what transformers
+    does in float32 whatever the model's dtype (norms, routers) runs in float64.
+
+    Args:
+        model: a causal decoder; call its base model on one row, without a cache.
+        answer: called once a layer, with queries and keys before rotation.
+        dtype: of weights, hidden states and everything but the attention.
+        rotate_positions: int64 ``[length]``: let the model rotate by itself, for these positions.
+
+    Raises:
+        EngineError: if the model takes no attention function from outside, or hands it something unknown.
+    """
+    _register()
+    parent, attribute, rotary = rotary_module(model)
+    before = model.config.get_text_config()._attn_implementation
+    counted = _Counted(answer)
+    with ExitStack() as stack, torch.no_grad():
+        stack.callback(model.set_attn_implementation, before)
+        model.set_attn_implementation(NAME)
+        if dtype == torch.float64:
+            _run_experts_one_by_one(model, stack)
+        stack.callback(setattr, parent, attribute, rotary)
+        setattr(parent, attribute, _Rotary(rotary, rotate_positions))
+        for module in model.modules():
+            _cast_while_running(module, dtype, stack)
+        _active.append(counted)
+        stack.callback(_active.pop)
+        if dtype == torch.float64:
+            counted.keeping = stack.enter_context(_KeepFloat64())
+        yield
+
+
+def _run_experts_one_by_one(model: Any, stack: ExitStack) -> None:
+    """The grouped matrix product of a mixture of experts has no float64."""
+    grouped: dict[str, str | None] = getattr(model, "get_experts_implementation", dict)()
+    if any(implementation is not None for implementation in grouped.values()):
+        stack.callback(model.set_experts_implementation, grouped)
+        model.set_experts_implementation("eager")
+
+
+class _Counted:
+    """Numbers the calls, and lets the answer round to float32 where everything else must not."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.layer = answer, 0
+        self.keeping: _KeepFloat64 | None = None
+
+    def __call__(self, **parts: Any) -> Tensor:
+        call = AttentionCall(layer=self.layer, **parts)
+        self.layer += 1
+        with self.unkept():
+            return self.answer(call)
+
+    @contextmanager
+    def unkept(self) -> Iterator[None]:
+        """What runs in here may round float64 to float32."""
+        if self.keeping is None:
+            yield
+            return
+        self.keeping.paused = True
+        try:
+            yield
+        finally:
+            self.keeping.paused = False
+
+
+_active: list[_Counted] = []
+
+
+class _Rotary(nn.Module):
+    """In place of a model's rotary module: no rotation, or the model's own at given positions."""
+
+    def __init__(self, own: nn.Module, position_ids: Tensor | None) -> None:
+        super().__init__()
+        # A list hides it from the module tree: only what is in its place is the model's.
+        self.own, self.position_ids = [own], position_ids
+
+    def forward(self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        if self.position_ids is not None:
+            position_ids = self.position_ids[None]
+        with _active[-1].unkept():
+            # As it runs by itself: its own roundings are to be seen, not kept from it.
+            cos, sin = self.own[0](x, position_ids, *kind, **named)
+        if self.position_ids is not None:
+            return cos.to(x.dtype), sin.to(x.dtype)
+        return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
+
+
+class _KeepFloat64(TorchFunctionMode):
+    """Whoever asks for float32 of a float64 tensor gets float64: norms that compute in float32, for instance."""
+
+    paused = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or not args or not isinstance(args[0], Tensor) or args[0].dtype != torch.float64:
+            return func(*args, **kwargs)
+        if func is Tensor.float:
+            return args[0]
+        return func(*(_wider(a) for a in args), **{key: _wider(a) for key, a in kwargs.items()})
+
+
+def _wider(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
+def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack) -> None:
+    """A module's own weights in another dtype from its first line to its last, and then as they were."""
+    own = [p for p in module.parameters(recurse=False) if p.is_floating_point() and p.dtype != dtype]
+    if not own:
+        return
+    kept: list[Tensor] = []
+
+    def cast(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        kept[:] = [parameter.data for parameter in own]
+        if isinstance(module, nn.Embedding) and len(args) == 1:
+            # Of a vocabulary only the rows that are looked up.
+            rows, index = args[0].unique(return_inverse=True)
+            module.padding_idx, padding[0] = None, module.padding_idx
+            own[0].data = kept[0][rows].to(dtype)
+            return (index,)
+        for parameter, data in zip(own, kept, strict=True):
+            parameter.data = data.to(dtype)
+        return None
+
+    def restore(_: nn.Module, args: Any, output: Any) -> None:
+        for parameter, data in zip(own, kept, strict=False):
+            parameter.data = data
+        if kept and isinstance(module, nn.Embedding):
+            module.padding_idx = padding[0]
+        kept.clear()
+
+    padding: list[int | None] = [None]
+    for handle in (
+        module.register_forward_pre_hook(cast),
+        module.register_forward_hook(restore, always_call=True),
+    ):
+        stack.callback(handle.remove)
+
+
+def _register() -> None:
+    """Make the name known to transformers, with a mask function that builds no mask."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    name = type(module).__name__
+    if not _active:
+        raise EngineError(f"{name} was called with the audit's attention outside of an audit")
+    if options.get("s_aux") is not None:
+        raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
+    if query.shape[0] != 1:
+        raise RopewalkError(f"the audit takes one row at a time, got a batch of {query.shape[0]}")
+    output = _active[-1](
+        query=query[0],
+        key=key[0],
+        value=value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        softcap=options.get("softcap"),
+        window=options.get("sliding_window"),
+    )
+    return output.transpose(0, 1)[None].contiguous(), None

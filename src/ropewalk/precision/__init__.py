@@ -1,0 +1,85 @@
+"""How far arithmetic breaks relative positions in a model, in which step, and what mends it.
+
+Names are imported on first use: reading results needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.precision.arithmetic import EXACT, STEPS, Arithmetic, stock_arithmetic
+    from ropewalk.precision.auditing import AuditSettings, audit, forward_passes
+    from ropewalk.precision.drift import Series, measure_drift
+    from ropewalk.precision.first_token import first_token_effects
+    from ropewalk.precision.frequencies import rope_findings, rope_stages
+    from ropewalk.precision.mends import measure_mends
+    from ropewalk.precision.passes import Runner, Subject, logit_difference
+    from ropewalk.precision.results import Audit, Drift, FirstTokenEffect, Mend, RopeStage, Rung, Sink
+    from ropewalk.precision.rungs import dominant_step, ladder
+    from ropewalk.precision.summary import finding
+
+_HOMES = {
+    "EXACT": "arithmetic",
+    "STEPS": "arithmetic",
+    "Arithmetic": "arithmetic",
+    "Audit": "results",
+    "AuditSettings": "auditing",
+    "Drift": "results",
+    "FirstTokenEffect": "results",
+    "Mend": "results",
+    "RopeStage": "results",
+    "Rung": "results",
+    "Runner": "passes",
+    "Series": "drift",
+    "Sink": "results",
+    "Subject": "passes",
+    "audit": "auditing",
+    "dominant_step": "rungs",
+    "finding": "summary",
+    "first_token_effects": "first_token",
+    "forward_passes": "auditing",
+    "ladder": "rungs",
+    "logit_difference": "passes",
+    "measure_drift": "drift",
+    "measure_mends": "mends",
+    "rope_findings": "frequencies",
+    "rope_stages": "frequencies",
+    "stock_arithmetic": "arithmetic",
+}
+
+__all__ = [
+    "EXACT",
+    "STEPS",
+    "Arithmetic",
+    "Audit",
+    "AuditSettings",
+    "Drift",
+    "FirstTokenEffect",
+    "Mend",
+    "RopeStage",
+    "Rung",
+    "Runner",
+    "Series",
+    "Sink",
+    "Subject",
+    "audit",
+    "dominant_step",
+    "finding",
+    "first_token_effects",
+    "forward_passes",
+    "ladder",
+    "logit_difference",
+    "measure_drift",
+    "measure_mends",
+    "rope_findings",
+    "rope_stages",
+    "stock_arithmetic",
+]
+
+
+__getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,235 @@
+"""The drift: how far attention changes when a row is moved, though relative positions stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.statistics import bootstrap_interval
+from ropewalk.integrations.intercept import Subject
+from ropewalk.precision.arithmetic import DTYPES, Angles, stock_arithmetic
+from ropewalk.precision.difference import (
+    attention_change,
+    attention_difference,
+    attention_sink,
+    by_length,
+    head_differences,
+    mean_sink,
+    share_of,
+    token_parts,
+)
+from ropewalk.precision.passes import Pass, Runner, longest, shifted
+from ropewalk.precision.results import Drift, LengthPoint, Parameters, Sink
+
+Advance = Callable[[], None]
+"""Called after each forward pass."""
+
+SHORTEST_CUT = 32
+"""Tokens of the shortest row that D is given for; shorter ones have too few queries."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of the drift: a dtype as transformers runs it, with the model's own angles or exact ones."""
+
+    dtype: str
+    angles: Angles = "model"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+
+    @property
+    def name(self) -> str:
+        return self.dtype + (", exact angles" if self.angles == "exact" else "")
+
+
+@dataclass(frozen=True)
+class DriftFindings:
+    """The drift of one model.
+
+    Attributes:
+        drift: a value for each series and shift.
+        lengths: for each series, between the first shift and delta2.
+        sweep: D of the first series between every two shifts.
+        per_token: its parts by token, between the first shift and delta2; mean over rows.
+        heads: its D by layer and head.
+        sink: of the last series.
+    """
+
+    drift: tuple[Drift, ...]
+    lengths: tuple[LengthPoint, ...]
+    sweep: tuple[tuple[int, int, float], ...]
+    per_token: tuple[float, ...]
+    heads: tuple[tuple[float, ...], ...]
+    sink: Sink
+
+
+def cut_lengths(length: int) -> tuple[int, ...]:
+    """Powers of two from 32 up to the row's length, and that itself."""
+    powers = [2**n for n in range(SHORTEST_CUT.bit_length() - 1, length.bit_length()) if 2**n < length]
+    return (*powers, length)
+
+
+def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int, rows: int) -> int:
+    """Forward passes that :func:`measure_drift` makes."""
+    return len(series) * len({*shifts, delta2}) * rows
+
+
+def measure_drift(
+    subject: Subject,
+    rows: Sequence[Tensor],
+    series: Sequence[Series],
+    shifts: Sequence[int],
+    delta2: int = 16,
+    parameters: Parameters = "pretrained",
+    seed: int = 0,
+    advance: Advance | None = None,
+) -> DriftFindings:
+    """Measure D between each shift and ``delta2``.
+
+    Args:
+        subject: the model.
+        rows: int64 ``[length]`` each, all of one length.
+        series: dtypes and angles, the most interesting one first.
+        shifts: positions of the first token, tokens; distinct.
+        delta2: the shift that all others are compared with.
+        parameters: what the results are to be labelled with.
+        seed: of the bootstrap.
+        advance: called after each forward pass.
+
+    Raises:
+        RopewalkError: if there is no row, series or shift, a shift is negative or given twice, or rows differ in
+            length.
+    """
+    check_rows(rows)
+    check_shifts(shifts, delta2)
+    if not series:
+        raise RopewalkError("a drift needs at least one dtype, got none")
+    length = len(rows[0])
+    cuts = cut_lengths(length)
+    runner = Runner(subject, longest([*shifts, delta2], length), cuts)
+    found: list[_Rows] = []
+    for one in series:
+        collected = _Rows(one, tuple(shifts), delta2)
+        arithmetic = stock_arithmetic(DTYPES[one.dtype], one.angles)
+        for row in rows:
+            passes: dict[int, Pass] = {}
+            for shift in {*shifts, delta2}:
+                passes[shift] = runner.run(row, arithmetic, shifted(length, shift), keep_hidden=False)
+                if advance is not None:
+                    advance()
+            collected.add(passes, cuts)
+        found.append(collected)
+    first = found[0]
+    return DriftFindings(
+        drift=tuple(d for one in found for d in one.drift(parameters, seed)),
+        lengths=tuple(point for one in found for point in one.length_points(cuts)),
+        sweep=first.sweep(),
+        per_token=tuple(torch.stack(first.tokens).mean(0).tolist()),
+        heads=tuple(map(tuple, torch.stack(first.heads).mean(0).tolist())),
+        # The last series is the one of widest arithmetic.
+        sink=mean_sink(found[-1].sinks),
+    )
+
+
+def check_rows(rows: Sequence[Tensor]) -> None:
+    """Refuse no rows, and rows of different lengths."""
+    if not rows:
+        raise RopewalkError("an audit needs at least one row, got none")
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise RopewalkError(
+            f"the rows of an audit must be of one length, got {min(lengths)} to {max(lengths)} tokens"
+        )
+    if min(lengths) < 2:
+        raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")
+
+
+def check_shifts(shifts: Sequence[int], delta2: int) -> None:
+    """Refuse no shifts, negative ones and repeated ones."""
+    if not shifts:
+        raise RopewalkError("an audit needs at least one shift, got none")
+    for shift in (*shifts, delta2):
+        if shift < 0:
+            raise RopewalkError(f"a shift must be 0 tokens or more, got {shift}")
+    if len(set(shifts)) < len(shifts):
+        raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
+
+
+class _Rows:
+    """What is kept of the rows of one series: numbers, since a change of every row would fill the memory."""
+
+    def __init__(self, series: Series, shifts: tuple[int, ...], delta2: int) -> None:
+        self.series, self.shifts, self.delta2 = series, shifts, delta2
+        self.every = sorted({*shifts, delta2})
+        self.D: list[Tensor] = []
+        self.shares: list[Tensor] = []
+        self.tokens: list[Tensor] = []
+        self.heads: list[Tensor] = []
+        self.by_length: list[tuple[Tensor, Tensor]] = []
+        self.sinks: list[Sink] = []
+
+    def add(self, passes: dict[int, Pass], cuts: tuple[int, ...]) -> None:
+        reference = passes[self.delta2]
+        sink = attention_sink(reference)
+        received = {shift: found.received.mean(1) for shift, found in passes.items()}
+        differences = [
+            [attention_difference(received[a] - received[b]) for b in self.every] for a in self.every
+        ]
+        self.D.append(torch.tensor(differences, dtype=torch.float64))
+        changes = [received[shift] - received[self.delta2] for shift in self.shifts]
+        shares = [[share_of(change, token) for token in (0, sink.index)] for change in changes]
+        self.shares.append(torch.tensor(shares, dtype=torch.float64))
+        near = passes[self._near]
+        self.tokens.append(token_parts(attention_change(near, reference)))
+        self.heads.append(head_differences(near, reference))
+        cut = by_length(near, reference, cuts)
+        self.by_length.append((cut.D, cut.D_logit))
+        self.sinks.append(sink)
+
+    @property
+    def _near(self) -> int:
+        """The first shift that is not delta2 itself."""
+        return next((shift for shift in self.shifts if shift != self.delta2), self.delta2)
+
+    def drift(self, parameters: Parameters, seed: int) -> list[Drift]:
+        shares = torch.stack(self.shares).mean(0).tolist()
+        found = []
+        for shift, (first, sink) in zip(self.shifts, shares, strict=True):
+            samples = [self._between(row, shift, self.delta2) for row in self.D]
+            found.append(
+                Drift(
+                    dtype=self.series.dtype,
+                    angles=self.series.angles,
+                    parameters=parameters,
+                    delta1=shift,
+                    delta2=self.delta2,
+                    D=float(np.mean(samples)),
+                    ci95=bootstrap_interval(np.array(samples), seed=seed),
+                    first_token_share=first,
+                    sink_share=sink,
+                    per_sample=tuple(samples),
+                )
+            )
+        return found
+
+    def _between(self, differences: Tensor, a: int, b: int) -> float:
+        return float(differences[self.every.index(a), self.every.index(b)])
+
+    def length_points(self, cuts: tuple[int, ...]) -> list[LengthPoint]:
+        D, D_logit = (torch.stack(rows).mean(0).tolist() for rows in zip(*self.by_length, strict=True))
+        return [
+            LengthPoint(self.series.name, cut, D[n], D_logit[n], D_logit[n] / cut)
+            for n, cut in enumerate(cuts)
+        ]
+
+    def sweep(self) -> tuple[tuple[int, int, float], ...]:
+        mean = torch.stack(self.D).mean(0)
+        return tuple((a, b, self._between(mean, a, b)) for a, b in product(self.every, self.every))

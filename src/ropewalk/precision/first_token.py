@@ -1,0 +1,193 @@
+"""Is the first token's position an absolute reference? Two experiments on the first token, all others, and both.
+
+*Moving*: the first token alone moves, or all others, or the whole row. In exact arithmetic the whole row can be moved
+for nothing, while moving a part of it changes relative positions; what the dtype adds to that is arithmetic's part.
+
+*Rounding*: the whole row moves, and only the first token's queries and keys are rotated and rounded as in the audited
+arithmetic, or only those of the others. Relative positions stay, so all that changes is due to that rounding, and it
+can be shared out: each one's part is the mean of both orders of rounding them (Shapley); the two add up to the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ropewalk.precision.arithmetic import EXACT, Arithmetic
+from ropewalk.precision.difference import attention_change, attention_difference
+from ropewalk.precision.drift import Advance
+from ropewalk.precision.passes import Pass, Runner, shifted
+from ropewalk.precision.results import FirstTokenEffect, Shifted
+
+MOVES: tuple[Shifted, ...] = ("first", "others", "all")
+
+PASSES = 8 + 2 * len(MOVES)
+"""Forward passes a row: four placements in two arithmetics, and each rounding at two shifts."""
+
+
+def placements(length: int, delta1: int, delta2: int) -> dict[str, Tensor]:
+    """Positions ``[length]`` of a row where nothing, the first token, the others or all moved from delta1 to delta2."""
+    at, to = shifted(length, delta1), shifted(length, delta2)
+    return {
+        "none": at,
+        "first": torch.cat([to[:1], at[1:]]),
+        "others": torch.cat([at[:1], to[1:]]),
+        "all": to,
+    }
+
+
+def tokens_of(move: Shifted, length: int) -> Tensor:
+    """bool ``[length]``: which tokens a move is about."""
+    is_first = torch.arange(length) == 0
+    return {"first": is_first, "others": ~is_first, "all": torch.ones(length, dtype=torch.bool)}[move]
+
+
+def first_token_effects(
+    runner: Runner,
+    rows: Sequence[Tensor],
+    arithmetic: Arithmetic,
+    delta1: int = 0,
+    delta2: int = 16,
+    advance: Advance | None = None,
+) -> tuple[FirstTokenEffect, ...]:
+    """What moving, and what rounding, the first token, the others, or all changes in attention and in logits.
+
+    Args:
+        runner: of the model.
+        rows: int64 ``[length]`` each.
+        arithmetic: the audited one.
+        delta1, delta2: shifts before and after the move, tokens.
+        advance: called after each forward pass.
+
+    Returns:
+        Effects of ``first``, ``others`` and ``all``, means over rows; roots of mean squares for logits.
+    """
+    sums = {move: _Sums() for move in MOVES}
+    for row in rows:
+        _add_moves(sums, runner, row, arithmetic, placements(len(row), delta1, delta2), advance)
+        _add_rounding(sums, runner, row, arithmetic, (delta1, delta2), advance)
+    return tuple(sums[move].effect(move, delta1, delta2, len(rows)) for move in MOVES)
+
+
+@dataclass
+class _Sums:
+    """Over rows: sums of D, sums of mean squares of logit differences, and the products that shares come from."""
+
+    D: dict[str, float] = field(default_factory=dict)
+    squares: dict[str, float] = field(default_factory=dict)
+    part: dict[str, float] = field(default_factory=dict)
+    whole: dict[str, float] = field(default_factory=dict)
+
+    def add_difference(self, name: str, change: Tensor) -> None:
+        self.D[name] = self.D.get(name, 0.0) + attention_difference(change)
+
+    def add_squares(self, name: str, change: Tensor, length: int) -> None:
+        self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
+
+    def add_share(self, name: str, part: Tensor, whole: Tensor) -> None:
+        self.part[name] = self.part.get(name, 0.0) + float((part * whole).sum())
+        self.whole[name] = self.whole.get(name, 0.0) + float(whole.square().sum())
+
+    def effect(self, move: Shifted, delta1: int, delta2: int, rows: int) -> FirstTokenEffect:
+        def share(name: str) -> float:
+            return self.part[name] / self.whole[name] if self.whole[name] else math.nan
+
+        D = {name: total / rows for name, total in self.D.items()}
+        logit = {name: math.sqrt(total / rows) for name, total in self.squares.items()}
+        return FirstTokenEffect(
+            delta1=delta1,
+            delta2=delta2,
+            shifted=move,
+            D=D["low"],
+            D_exact=D["exact"],
+            D_arithmetic=D["arithmetic"],
+            D_rounding=D["rounding"],
+            share_of_D=share("attention"),
+            logit_difference=logit["low"],
+            logit_exact=logit["exact"],
+            logit_arithmetic=logit["arithmetic"],
+            logit_rounding=logit["rounding"],
+            share_of_logits=share("logits"),
+        )
+
+
+def _add_moves(
+    sums: Mapping[Shifted, _Sums],
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    placed: Mapping[str, Tensor],
+    advance: Advance | None,
+) -> None:
+    low = {name: _run(runner, row, arithmetic, at, advance) for name, at in placed.items()}
+    exact = {name: _run(runner, row, EXACT, at, advance) for name, at in placed.items()}
+    for move, one in sums.items():
+        change = attention_change(low[move], low["none"])
+        true = attention_change(exact[move], exact["none"])
+        one.add_difference("low", change)
+        one.add_difference("exact", true)
+        one.add_difference("arithmetic", change - true)
+    names = list(placed)
+    # Chunk by chunk: eight times the logits of a long row would not fit.
+    for chunks in zip(*(runner.logits(found[name]) for found in (low, exact) for name in names), strict=True):
+        seen = dict(zip(names, chunks[: len(names)], strict=True))
+        meant = dict(zip(names, chunks[len(names) :], strict=True))
+        for move, one in sums.items():
+            change, true = seen[move] - seen["none"], meant[move] - meant["none"]
+            one.add_squares("low", change, len(row))
+            one.add_squares("exact", true, len(row))
+            one.add_squares("arithmetic", change - true, len(row))
+
+
+def _add_rounding(
+    sums: Mapping[Shifted, _Sums],
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    shifts: tuple[int, int],
+    advance: Advance | None,
+) -> None:
+    found = {
+        move: [
+            _run(
+                runner, row, EXACT, shifted(len(row), shift), advance, (tokens_of(move, len(row)), arithmetic)
+            )
+            for shift in shifts
+        ]
+        for move in MOVES
+    }
+    changes = {move: attention_change(*passes) for move, passes in found.items()}
+    parts = _parts(changes)
+    for move, one in sums.items():
+        one.add_difference("rounding", changes[move])
+        one.add_share("attention", parts[move], changes["all"])
+    for chunks in zip(*(runner.logits(each) for move in MOVES for each in found[move]), strict=True):
+        moved = {move: chunks[2 * n] - chunks[2 * n + 1] for n, move in enumerate(MOVES)}
+        parts = _parts(moved)
+        for move, one in sums.items():
+            one.add_squares("rounding", moved[move], len(row))
+            one.add_share("logits", parts[move], moved["all"])
+
+
+def _run(
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    position_ids: Tensor,
+    advance: Advance | None,
+    apart: tuple[Tensor, Arithmetic] | None = None,
+) -> Pass:
+    found = runner.run(row, arithmetic, position_ids, apart=apart)
+    if advance is not None:
+        advance()
+    return found
+
+
+def _parts(change: Mapping[Shifted, Tensor]) -> dict[Shifted, Tensor]:
+    """Of the change that rounding all makes, what the first token, the others, and both explain."""
+    first, others, whole = (change[move] for move in MOVES)
+    return {"first": (first + whole - others) / 2, "others": (others + whole - first) / 2, "all": whole}

@@ -1,0 +1,122 @@
+"""What mends the drift: changes of arithmetic and of layout, each measured on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ropewalk.packing import PackedLayout
+from ropewalk.precision.arithmetic import EXACT, Arithmetic, stock_arithmetic
+from ropewalk.precision.drift import Advance
+from ropewalk.precision.layouts import anchored, documents_of, separated
+from ropewalk.precision.passes import Pass, Runner
+from ropewalk.precision.results import Mend
+from ropewalk.precision.rungs import Comparison, run_shifts
+
+
+@dataclass(frozen=True)
+class Change:
+    """A way to run a model.
+
+    Attributes:
+        arithmetic: precision of each step.
+        layout: whose documents see each other, and where they stand; None for a plain row.
+    """
+
+    arithmetic: Arithmetic
+    layout: PackedLayout | None = None
+
+
+def changes(dtype: torch.dtype, layout: PackedLayout) -> dict[str, Change]:
+    """The ways that are compared, by name: two of stock transformers, then the mends.
+
+    Each arithmetic mend after ``exact angles`` contains those before it up to there: a rotation in float32 uses exact
+    angles, and a better product the rotation in float32.
+
+    Args:
+        dtype: of the model.
+        layout: which documents the row holds.
+    """
+    eager, documents = stock_arithmetic(dtype), documents_of(layout)
+    # Fused kernels (FlashAttention, SDPA) keep the scores in float32.
+    fused = replace(eager, scores=torch.float32)
+    rotation = replace(fused, angles="exact", cos_sin=torch.float32, rotation=torch.float32)
+    found = {
+        "eager attention": Change(eager),
+        "fused attention": Change(fused),
+        "exact angles": Change(replace(fused, angles="exact")),
+        "float32 rotation": Change(rotation),
+        "tf32 product": Change(replace(rotation, product="tf32")),
+        "split product": Change(replace(rotation, product="split")),
+        "float32 product": Change(replace(rotation, product="float32")),
+        "float32 attention": Change(replace(rotation, product="float32", weights=torch.float32)),
+        "anchor layout": Change(fused, anchored(documents)),
+        "positions reset": Change(fused, separated(documents)),
+    }
+    if dtype != torch.bfloat16:
+        # Two float16 or float32 numbers are another matter, and float32 is float32 already.
+        del found["split product"]
+    if dtype == torch.float32:
+        return {
+            name: found[name]
+            for name in (
+                "eager attention",
+                "fused attention",
+                "exact angles",
+                "anchor layout",
+                "positions reset",
+            )
+        }
+    return found
+
+
+def measure_mends(
+    runner: Runner,
+    rows: Sequence[Tensor],
+    layouts: Sequence[PackedLayout],
+    dtype: torch.dtype,
+    near: int,
+    far: int,
+    delta2: int = 16,
+    advance: Advance | None = None,
+) -> tuple[Mend, ...]:
+    """D near and far, and the error of the logits, for each way of running the model.
+
+    D is what arithmetic causes: where a layout itself changes relative positions with the shift (documents move, the
+    anchor does not), what float64 changes is taken off.
+
+    Args:
+        runner: of the model.
+        rows: int64 ``[length]`` each.
+        layouts: which documents each row holds.
+        dtype: of the model.
+        near, far: delta1, tokens.
+        delta2: the shift compared with.
+        advance: called after each forward pass.
+    """
+    sums: dict[str, tuple[Comparison, Comparison]] = {}
+    for row, layout in zip(rows, layouts, strict=True):
+        plain: dict[int, Pass] = {}
+        for name, change in changes(dtype, layout).items():
+            if change.layout is None:
+                plain = plain or run_shifts(runner, row, EXACT, [near, far, delta2], advance)
+                exact = plain
+            else:
+                exact = run_shifts(runner, row, EXACT, [near, far, delta2], advance, change.layout)
+            found = run_shifts(runner, row, change.arithmetic, [near, far, delta2], advance, change.layout)
+            at_near, at_far = sums.setdefault(name, (Comparison(), Comparison()))
+            at_near.add(runner, found[near], found[delta2], exact[near], exact[delta2])
+            at_far.add(runner, found[far], found[delta2], exact[far], exact[delta2])
+    return tuple(
+        Mend(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
+    )
+
+
+def passes_of_mends(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
+    """Forward passes that :func:`measure_mends` makes."""
+    ways = changes(dtype, PackedLayout.from_lengths([2, 2], "full", 0))
+    exact = 1 + sum(change.layout is not None for change in ways.values())
+    return (len(ways) + exact) * len({near, far, delta2}) * rows

@@ -1,0 +1,197 @@
+"""One forward pass of one row in a given arithmetic, at given positions, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopewalkError
+from ropewalk.integrations.intercept import AttentionCall, LayerRotation, intercepted
+from ropewalk.integrations.intercept import Subject as Subject
+from ropewalk.integrations.losses import decoder_of
+from ropewalk.packing import PackedLayout
+from ropewalk.precision.arithmetic import Arithmetic
+from ropewalk.precision.streamed import BLOCK_BYTES, LayerTrace, RoundedTokens, streamed_attention
+
+LOGITS_BYTES = 64 * 2**20
+"""Size of the float64 logits of one pass held at once; the first-token experiment holds those of eight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What is kept of a forward pass.
+
+    Attributes:
+        received: float64 ``[layers, heads, length]``: attention that each token received, summed over queries.
+        received_by: float64 ``[layers, lengths, length]``: mean over heads, for the row cut off at each length.
+        first_scores: float64 ``[layers, heads, length]``: each query's score of the first token.
+        hidden: ``[length, hidden_size]`` before the output head, on the model's device, in ``arithmetic.rest``.
+        arithmetic: of the pass, and of its logits.
+    """
+
+    received: Tensor
+    received_by: Tensor
+    first_scores: Tensor
+    hidden: Tensor
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """Runs passes of one model.
+
+    Attributes:
+        subject: the model.
+        total_length: tokens of the longest sequence that positions are taken from; RoPE methods that depend on the
+            length (longrope, dynamic) take their frequencies for it in every pass, so that two passes differ in
+            arithmetic alone.
+        lengths: row lengths at which ``received_by`` is kept.
+        block_bytes: size of the attention scores held at once.
+    """
+
+    subject: Subject
+    total_length: int
+    lengths: tuple[int, ...] = ()
+    block_bytes: int = BLOCK_BYTES
+
+    def run(
+        self,
+        input_ids: Tensor,
+        arithmetic: Arithmetic,
+        position_ids: Tensor,
+        layout: PackedLayout | None = None,
+        keep_hidden: bool = True,
+        apart: tuple[Tensor, Arithmetic] | None = None,
+    ) -> Pass:
+        """One forward pass.
+
+        Args:
+            input_ids: int64 ``[length]``.
+            arithmetic: precision of each step.
+            position_ids: int64 ``[length]``, below ``total_length``.
+            layout: visibility of the row's tokens; positions are ``position_ids`` all the same.
+            keep_hidden: whether the pass can give logits.
+            apart: bool ``[length]`` and an arithmetic: tokens whose queries and keys are rotated and rounded in that
+                one, up to what the product reads.
+
+        Raises:
+            RopewalkError: if ids and positions differ in length, or a position is out of range.
+        """
+        if input_ids.dim() != 1 or input_ids.shape != position_ids.shape:
+            raise RopewalkError(
+                f"ids and positions must both be [length], got {tuple(input_ids.shape)} and "
+                f"{tuple(position_ids.shape)}"
+            )
+        if not 0 <= int(position_ids.min()) <= int(position_ids.max()) < self.total_length:
+            raise RopewalkError(
+                f"positions must be 0 to {self.total_length - 1}, got {int(position_ids.min())} to "
+                f"{int(position_ids.max())}"
+            )
+        subject = self.subject
+        traces: list[LayerTrace] = []
+        tables: dict[LayerRotation, tuple[Tensor, Tensor]] = {}
+
+        def answer(call: AttentionCall) -> Tensor:
+            rotation = subject.layers[call.layer]
+            if rotation not in tables:
+                tables[rotation] = self._cos_sin(position_ids, rotation, arithmetic)
+            output, trace = streamed_attention(
+                call,
+                *tables[rotation],
+                rotation,
+                arithmetic,
+                layout,
+                self.lengths,
+                self.block_bytes,
+                None
+                if apart is None
+                else RoundedTokens(*apart, *self._cos_sin(position_ids, rotation, apart[1])),
+            )
+            traces.append(trace)
+            return output
+
+        with intercepted(subject.model, answer, arithmetic.rest):
+            ids = input_ids[None].to(subject.device)
+            hidden = decoder_of(subject.model)(ids, use_cache=False).last_hidden_state[0]
+        return Pass(
+            torch.stack([trace.received for trace in traces]),
+            torch.stack([trace.received_by for trace in traces]),
+            torch.stack([trace.first_scores for trace in traces]),
+            hidden if keep_hidden else hidden[:0],
+            arithmetic,
+        )
+
+    def _cos_sin(
+        self, position_ids: Tensor, rotation: LayerRotation, arithmetic: Arithmetic
+    ) -> tuple[Tensor, Tensor]:
+        subject = self.subject
+        if rotation.rotary_dim == 0:
+            nothing = torch.zeros(0)
+            return nothing, nothing
+        if arithmetic.angles == "model":
+            return subject.cos_sin(position_ids, arithmetic.cos_sin, rotation.layer_type, self.total_length)
+        return exact_cos_sin(subject, position_ids, rotation.layer_type, self.total_length)
+
+    def logits(self, found: Pass, chunk_bytes: int = LOGITS_BYTES) -> Iterator[Tensor]:
+        """Logits of a pass in its own arithmetic, as float64 ``[tokens, vocab_size]`` a chunk."""
+        head, dtype = self.subject.head, found.arithmetic.rest
+        vocab = head.linear.weight.shape[0]
+        step = max(1, chunk_bytes // (8 * vocab))
+        columns = max(1, chunk_bytes // (8 * head.linear.weight.shape[1]))
+        for hidden in found.hidden.split(step):
+            parts = []
+            for first in range(0, vocab, columns):
+                weight = head.linear.weight[first : first + columns].detach().to(dtype)
+                bias = head.linear.bias
+                part = torch.nn.functional.linear(
+                    hidden, weight, None if bias is None else bias[first : first + columns].detach().to(dtype)
+                )
+                parts.append(part)
+            logits = torch.cat(parts, dim=-1).double() * head.multiplier
+            yield logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+
+
+def exact_cos_sin(
+    subject: Subject, position_ids: Tensor, layer_type: str | None, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """cos and sin in float64 from the config's RoPE method: ``[length, rotary_dim / 2]`` each."""
+    inv_freq, attention_factor = subject.methods[layer_type].frequencies(total_length)
+    angles = position_ids.to(subject.device, torch.float64)[:, None] * inv_freq.to(subject.device)
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
+
+
+@dataclass(frozen=True)
+class LogitDifference:
+    """How two passes differ in their logits.
+
+    Attributes:
+        rms: root mean square over positions and vocabulary.
+        kl: mean over positions of the Kullback-Leibler divergence of the second's distribution from the first's, nats.
+    """
+
+    rms: float
+    kl: float
+
+
+def logit_difference(runner: Runner, reference: Pass, other: Pass) -> LogitDifference:
+    """Root mean square and Kullback-Leibler divergence between the next-token predictions of two passes."""
+    squares = divergence = 0.0
+    for expected, found in zip(runner.logits(reference), runner.logits(other), strict=True):
+        squares += float((found - expected).square().mean(-1).sum())
+        log_p, log_q = expected.log_softmax(-1), found.log_softmax(-1)
+        divergence += float((log_p.exp() * (log_p - log_q)).sum())
+    length = reference.hidden.shape[0]
+    return LogitDifference((squares / length) ** 0.5, divergence / length)
+
+
+def shifted(length: int, shift: int) -> Tensor:
+    """int64 ``[length]``: positions ``shift, shift + 1, …``."""
+    return torch.arange(shift, shift + length)
+
+
+def longest(shifts: Sequence[int], length: int) -> int:
+    """Tokens of the sequence that the furthest shifted row ends."""
+    return max(shifts) + length
