@@ -9,10 +9,11 @@ def register(app: typer.Typer) -> None:
     """Add every command to the program, once."""
     if app.registered_commands or app.registered_groups:
         return
-    from ropewalk.cli import data, evaluate, extend, inspect, rope
+    from ropewalk.cli import audit, data, evaluate, extend, inspect, rope
 
     inspect.register(app)
     rope.register(app)
+    audit.register(app)
     data.register(app)
     extend.register(app)
     evaluate.register(app)

@@ -1,0 +1,112 @@
+"""The pictures of an audit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropewalk.cli.audit_tables import SHIFTED_NAMES, series_name
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.precision import Audit, FirstTokenEffect
+
+STEP_LABELS = {
+    "none": "none",
+    "angles": "angles",
+    "cos_sin": "cos and sin",
+    "rotation": "rotation",
+    "product": "q·k product",
+    "softmax": "softmax",
+    "rest": "rest of the model",
+    "all": "all together",
+}
+"""The ladder's steps on an axis."""
+
+
+def draw(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:
+    """Draw all pictures of an audit of the model ``name`` into a folder.
+
+    Returns:
+        The files in the order to look at them, and a sentence for each picture that could not be drawn: where a dtype
+        overflows there is nothing to see.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn, left_out = [], []
+    for part, picture in _pictures(found, name).items():
+        path = folder / f"{part}.png"
+        try:
+            picture(path)
+        except RopewalkError as error:
+            left_out.append(f"{path.name} was not drawn: {error}")
+        else:
+            drawn.append(path)
+    return drawn, left_out
+
+
+def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
+    from ropewalk.reporting.precision_bars import first_token_figure, ladder_figure, mends_figure
+    from ropewalk.reporting.precision_figures import drift_figure, lengths_figure, samples_figure
+    from ropewalk.reporting.precision_tokens import heads_figure, tokens_figure
+
+    low, tokens = found.dtype, f"{found.length:,} tokens"
+    near, delta2 = found.ladder[0].delta1, found.ladder[0].delta2
+    pair = f"between shifts of {near:,} and {delta2:,}"
+    audited = [d for d in found.drift if (d.dtype, d.angles, d.parameters) == (low, "model", "pretrained")]
+    curves = [
+        [(drift.delta1, value) for drift, value in zip(audited, row, strict=True)]
+        for row in zip(*(drift.per_sample for drift in audited), strict=True)
+    ]
+    lengths = {
+        dtype: [(p.length, p.D, p.D_logit_mean) for p in found.lengths if p.dtype == dtype]
+        for dtype in dict.fromkeys(point.dtype for point in found.lengths)
+    }
+    effects = [(_explained(e), e.D, e.D_exact, e.D_arithmetic) for e in found.first_token]
+    shifts = list(dict.fromkeys(rung.delta1 for rung in found.ladder))
+    by = {(rung.step, rung.delta1): rung.D for rung in found.ladder}
+    rungs = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
+    # What the others are compared with first.
+    mends = [
+        (mend.name, mend.D, mend.far_D, mend.time_ratio)
+        for mend in sorted(found.mends, key=lambda mend: mend.name != "fused attention")
+    ]
+    return {
+        "drift": lambda path: drift_figure(
+            _series(found), path, f"{name}: drift when a row of {tokens} is moved"
+        ),
+        "samples": lambda path: samples_figure(
+            curves, found.sweep, path, f"{name}: {low}, row by row, and against other shifts"
+        ),
+        "tokens": lambda path: tokens_figure(
+            found.per_token, found.sink.index, path, f"{name}: {low}, each token's part of D {pair}"
+        ),
+        "lengths": lambda path: lengths_figure(lengths, path, f"{name}: differences {pair} against length"),
+        "heads": lambda path: heads_figure(found.heads, path, f"{name}: {low}, D of each head {pair}"),
+        "first-token": lambda path: first_token_figure(
+            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
+        ),
+        "ladder": lambda path: ladder_figure(
+            rungs, [f"{shift:,}" for shift in shifts], path, f"{name}: D of each step in {low} by itself"
+        ),
+        "mends": lambda path: mends_figure(mends, path, f"{name}: what mends {low}"),
+    }
+
+
+def _explained(effect: FirstTokenEffect) -> str:
+    name = SHIFTED_NAMES[effect.shifted]
+    if effect.shifted == "all" or math.isnan(effect.share_of_D):
+        return name
+    return f"{name} (rounding: {effect.share_of_D:.1%} of D)"
+
+
+def _series(found: Audit) -> dict[str, list[tuple[int, float, float, float]]]:
+    """Curves of the drift by name, those of the random twin in the audited dtype alone: they crowd each other."""
+    series: dict[str, list[tuple[int, float, float, float]]] = {}
+    for drift in found.drift:
+        if drift.parameters == "random" and (drift.dtype, drift.angles) != (found.dtype, "model"):
+            continue
+        name = series_name(drift.dtype, drift.angles, drift.parameters)
+        series.setdefault(name, []).append((drift.delta1, drift.D, *drift.ci95))
+    return series
