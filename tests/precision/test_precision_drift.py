@@ -195,6 +195,30 @@ def test_what_cannot_be_measured_is_refused(subject, arguments, said):
         measure_drift(subject, *arguments)
 
 
+def test_rows_that_are_not_the_same_elsewhere_are_refused():
+    """LongRoPE's start tokens keep their angles: the first tokens of a row that is moved are no longer those."""
+    from ropewalk.integrations.rotary_swap import rotary_module
+    from ropewalk.rope import LongRope, RotaryEmbedding
+
+    model = sharp_llama()
+    parent, attribute, _ = rotary_module(model)
+    method = LongRope(8, 1e4, (1.0,) * 4, (2.0,) * 4, 1.0, 64, start_tokens=4)
+    setattr(parent, attribute, RotaryEmbedding(method))
+    with pytest.raises(RopewalkError, match="LlamaForCausalLM runs with start tokens"):
+        Subject.of(model)
+
+
+def test_an_allowed_tf32_changes_nothing(subject, rows):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        low = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert low == measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+
+
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(RopewalkError, match="'int8'"):
         Series("int8")

@@ -111,6 +111,11 @@ class Subject:
             raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
         methods = methods_from_config(config.to_dict())
         rotary = rotary_module(model)[2]
+        if any(getattr(method, "start_tokens", 0) for method in getattr(rotary, "methods", {}).values()):
+            raise EngineError(
+                f"{name} runs with start tokens that keep their angles unscaled, so a row that is moved is another "
+                "row; audit it with start_tokens=0"
+            )
         layers = _rotations(model, rotary, list(methods))
         return cls(model, rotary, methods, layers, OutputHead.of(model))
 
@@ -254,6 +259,9 @@ def intercepted(
     before = model.config.get_text_config()._attn_implementation
     counted = _Counted(answer)
     with ExitStack() as stack, torch.no_grad():
+        # A float32 product in TF32 or bfloat16, which users may have allowed, would be another arithmetic.
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
         stack.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(NAME)
         if dtype == torch.float64:

@@ -1,0 +1,198 @@
+"""The audit as a whole: what it refuses, what it leaves as it was, and the sentences it ends in."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from precision_cases import sharp_llama, token_rows
+from ropewalk import PackedLayout, RopewalkError
+from ropewalk.integrations.intercept import Subject
+from ropewalk.integrations.rotary_swap import swap_rotary
+from ropewalk.precision import AuditSettings, audit, finding, forward_passes
+from ropewalk.precision.summary import best_mend
+from ropewalk.rope import methods_from_config
+
+SETTINGS = AuditSettings(shifts=(0, 16, 1000), ladder_samples=2)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return token_rows(3, 48)
+
+
+@pytest.fixture(scope="module")
+def found(rows):
+    return audit(sharp_llama(), rows, SETTINGS)
+
+
+def test_progress_counts_every_forward_pass(rows):
+    told = []
+    settings = replace(SETTINGS, costs=False)
+    audit(sharp_llama(), rows, settings, progress=lambda *each: told.append(each))
+    assert [done for done, _, _ in told] == list(range(1, forward_passes(settings, 3) + 1))
+    assert {total for _, total, _ in told} == {forward_passes(settings, 3)}
+    labels = list(dict.fromkeys(label for _, _, label in told))
+    assert labels == ["drift", "drift of the random twin", "ladder", "first token", "mends"]
+
+
+def test_the_model_is_the_same_afterwards(rows):
+    model = sharp_llama()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    logits = model(rows[0][None]).logits
+    audit(model, rows[:1], replace(SETTINGS, ladder_samples=1))
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert torch.equal(model(rows[0][None]).logits, logits)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_twice_is_the_same(found, rows):
+    again = audit(sharp_llama(), rows, SETTINGS)
+    assert again.drift == found.drift or _same(again.drift, found.drift)
+    assert again.ladder == found.ladder
+    assert again.first_token == found.first_token
+
+
+def _same(a, b):
+    return [str(each) for each in a] == [str(each) for each in b]
+
+
+def test_a_model_with_exact_angles_has_none_to_mend(rows):
+    model = sharp_llama()
+    swap_rotary(model, methods_from_config(model.config.to_dict()))
+    found = audit(model, rows[:2], SETTINGS)
+    by = {
+        (d.angles, d.delta1): d.D
+        for d in found.drift
+        if d.dtype == "float32" and d.parameters == "pretrained"
+    }
+    # Its cos and sin are float32 too: the roundings of the two are other ones, of the same size.
+    assert by["model", 1000] < 3 * by["exact", 1000]
+    assert {mend.reason for mend in found.mends} == {
+        "the model runs ropewalk's rotary module already; load it with exact_rope=False"
+    }
+
+
+def test_qwen_without_bos_and_with_biases_and_tied_embeddings():
+    config = transformers.Qwen2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    found = audit(model, token_rows(2, 48), replace(SETTINGS, costs=False))
+    assert found.drift[0].D > 0
+    assert found.ladder[0].D < 1e-7
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_soft_capping_and_layer_types(family):
+    common = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 32,
+        "max_position_embeddings": 64,
+    }
+    name = {"gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig"}[family]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**common)).eval()
+    found = audit(model, token_rows(2, 48), replace(SETTINGS, ladder_samples=1))
+    assert found.ladder[0].D < 1e-7
+    fused = next(mend for mend in found.mends if mend.name == "fused attention")
+    assert (fused.reason is not None) == (family == "gemma2")
+
+
+def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
+    size, cause, mend = finding(found)
+    near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
+    assert f"{near.D:.3g} queries' worth" in size
+    assert f"{near.D / 48:.2%} of all" in size
+    assert "random weights" in size
+    first = next(e for e in found.first_token if e.shifted == "first")
+    assert f"explains {first.share_of_D:.1%}" in cause
+    best = best_mend(found)
+    assert best is not None
+    assert mend.startswith(best.name.capitalize())
+    for sentence in (size, cause, mend):
+        assert sentence.endswith(".")
+
+
+def test_the_finding_of_an_overflow_says_so(found):
+    nan = float("nan")
+    drift = tuple(replace(d, D=nan) if d.dtype == "bfloat16" else d for d in found.drift)
+    ladder = tuple(replace(r, D=nan) if r.step == "all" else r for r in found.ladder)
+    mends = tuple(replace(m, D=nan) for m in found.mends)
+    size, cause, _ = finding(replace(found, drift=drift, ladder=ladder, mends=mends))
+    assert "not finite" in size
+    assert cause == "There is no drift to explain."
+    assert best_mend(replace(found, mends=mends)) is None
+
+
+def test_the_finding_of_float32_alone():
+    found = audit(
+        sharp_llama(), token_rows(2, 48), replace(SETTINGS, dtypes=("float32",), twin=False, costs=False)
+    )
+    size, cause, mend = finding(found)
+    assert size.startswith("In float32")
+    assert "random" not in size
+    assert "the angles" in cause or "cos and sin" in cause or "q·k" in cause or "products" in cause
+    assert "with exact ones" in mend
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"shifts": ()}, "at least one shift"),
+        ({"shifts": (0, 0)}, "given once"),
+        ({"shifts": (16,)}, "other than delta2"),
+        ({"delta2": -1}, "got -1"),
+        ({"dtypes": ("float64",)}, "'float64'"),
+        ({"dtypes": ()}, "got none"),
+        ({"dtypes": ("bfloat16", "bfloat16")}, "each dtype once"),
+        ({"ladder_samples": 0}, "got 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(values, said):
+    with pytest.raises(RopewalkError, match=said):
+        AuditSettings(**values)
+
+
+def test_layouts_must_be_of_the_rows(rows):
+    with pytest.raises(RopewalkError, match="each of the 3 rows of 48 tokens needs a layout"):
+        audit(sharp_llama(), rows, SETTINGS, [PackedLayout.from_lengths([47], "full", 0)] * 3)
+
+
+def test_a_model_that_normalises_after_rotation_is_refused_by_name():
+    config = transformers.HunYuanDenseV1Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for layer in model.model.layers:
+        torch.nn.init.uniform_(layer.self_attn.query_layernorm.weight, 0.5, 2.0)
+    with pytest.raises(
+        RopewalkError, match="layer 0 of HunYuanDenseV1ForCausalLM does more to queries and keys"
+    ):
+        Subject.of(model)
