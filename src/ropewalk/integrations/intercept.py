@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +101,6 @@ class Subject:
                 or takes no attention function from outside.
             RopewalkError: if it has no RoPE, or its logits are computed in a way that is not known.
         """
-        model.eval()
         name = type(model).__name__
         if getattr(model, "quantization_method", None) is not None or getattr(model, "is_quantized", False):
             raise EngineError(f"{name} is quantised; audit the checkpoint with its plain weights")
@@ -116,8 +116,12 @@ class Subject:
                 f"{name} runs with start tokens that keep their angles unscaled, so a row that is moved is another "
                 "row; audit it with start_tokens=0"
             )
-        layers = _rotations(model, rotary, list(methods))
-        return cls(model, rotary, methods, layers, OutputHead.of(model))
+        # A config may name layer types that none of its layers has.
+        present = {None, *(getattr(config, "layer_types", None) or methods)}
+        with ExitStack() as stack:
+            _evaluating(model, stack)
+            layers = _rotations(model, rotary, [kind for kind in methods if kind in present])
+            return cls(model, rotary, methods, layers, OutputHead.of(model))
 
     @property
     def device(self) -> torch.device:
@@ -149,8 +153,11 @@ def _own_cos_sin(
 ) -> tuple[Tensor, Tensor]:
     x = torch.zeros(1, len(position_ids), 1, dtype=dtype, device=position_ids.device)
     kind = {} if layer_type is None else {"layer_type": layer_type}
+    own = deepcopy(rotary)
     with torch.no_grad():
-        found = rotary(x, position_ids[None], **kind)
+        # One token first, in a copy: a dynamic module keeps the frequencies of the longest sequence that it has seen.
+        own(x[:, :1], torch.zeros_like(position_ids[None, :1]), **kind)
+        found = own(x, position_ids[None], **kind)
     name = type(rotary).__name__
     if not isinstance(found, tuple) or len(found) != 2 or any(part.is_complex() for part in found):
         raise EngineError(f"{name} does not give cos and sin, so the audit cannot separate its rotation")
@@ -203,14 +210,43 @@ def _rotations(model: Any, rotary: nn.Module, layer_types: list[str | None]) -> 
             return call.value.repeat_interleave(call.query.shape[0] // call.value.shape[0], dim=0)
 
         with intercepted(model, answer, torch.float64, rotate_positions=positions if own else None):
-            decoder_of(model)(ids[None], use_cache=False)
+            _probe(model, ids)
         runs.append(calls)
+    _check_calls(model, runs[0])
     tables = {
         kind: [part.double() for part in _own_cos_sin(rotary, positions, torch.float64, kind)]
         for kind in layer_types
     }
     name = type(model).__name__
     return tuple(_rotation(plain, rotated, tables, name) for plain, rotated in zip(*runs, strict=True))
+
+
+def _probe(model: Any, ids: Tensor) -> None:
+    name = type(model).__name__
+    try:
+        decoder_of(model)(ids[None], use_cache=False)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, TypeError) as error:
+        raise EngineError(
+            f"{name} does something with its attention mask that the audit does not know: {error}"
+        ) from error
+    except RuntimeError as error:
+        raise EngineError(f"{name} cannot run in float64, which the audit needs: {error}") from error
+
+
+def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
+    name, layers = type(model).__name__, model.config.get_text_config().num_hidden_layers
+    if not calls:
+        raise EngineError(
+            f"{name} takes no attention function from outside, so the audit cannot compute its own"
+        )
+    heads = {call.query.shape[0] for call in calls}
+    if len(calls) > layers or len(heads) > 1:
+        raise EngineError(
+            f"{name} attends {len(calls)} times in {layers} layers, with {' or '.join(map(str, sorted(heads)))} heads; "
+            "the audit needs one attention a layer, with as many heads in each"
+        )
 
 
 def _rotation(
@@ -259,6 +295,7 @@ def intercepted(
     before = model.config.get_text_config()._attn_implementation
     counted = _Counted(answer)
     with ExitStack() as stack, torch.no_grad():
+        _evaluating(model, stack)
         # A float32 product in TF32 or bfloat16, which users may have allowed, would be another arithmetic.
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
@@ -275,6 +312,11 @@ def intercepted(
         if dtype == torch.float64:
             counted.keeping = stack.enter_context(_KeepFloat64())
         yield
+
+
+def _evaluating(model: nn.Module, stack: ExitStack) -> None:
+    stack.callback(model.train, model.training)
+    model.eval()
 
 
 def _run_experts_one_by_one(model: Any, stack: ExitStack) -> None:
@@ -319,15 +361,21 @@ class _Rotary(nn.Module):
 
     def __init__(self, own: nn.Module, position_ids: Tensor | None) -> None:
         super().__init__()
-        # A list hides it from the module tree: only what is in its place is the model's.
-        self.own, self.position_ids = [own], position_ids
+        # A copy: a long sequence changes what the module of a length-dependent method holds. The list hides it from
+        # the module tree.
+        self.own, self.position_ids = [deepcopy(own)], position_ids
 
     def forward(self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> tuple[Tensor, Tensor]:
         if self.position_ids is not None:
             position_ids = self.position_ids[None]
         with _active[-1].unkept():
             # As it runs by itself: its own roundings are to be seen, not kept from it.
-            cos, sin = self.own[0](x, position_ids, *kind, **named)
+            found = self.own[0](x, position_ids, *kind, **named)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise EngineError(
+                f"{type(self.own[0]).__name__} does not give cos and sin, so nothing can be rotated apart"
+            )
+        cos, sin = found
         if self.position_ids is not None:
             return cos.to(x.dtype), sin.to(x.dtype)
         return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
@@ -363,21 +411,23 @@ def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack)
         if isinstance(module, nn.Embedding) and len(args) == 1:
             # Of a vocabulary only the rows that are looked up.
             rows, index = args[0].unique(return_inverse=True)
-            module.padding_idx, padding[0] = None, module.padding_idx
+            module.padding_idx = None
             own[0].data = kept[0][rows].to(dtype)
             return (index,)
         for parameter, data in zip(own, kept, strict=True):
             parameter.data = data.to(dtype)
         return None
 
-    def restore(_: nn.Module, args: Any, output: Any) -> None:
+    def restore(*_: Any) -> None:
         for parameter, data in zip(own, kept, strict=False):
             parameter.data = data
-        if kept and isinstance(module, nn.Embedding):
-            module.padding_idx = padding[0]
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = padding_idx
         kept.clear()
 
-    padding: list[int | None] = [None]
+    padding_idx = getattr(module, "padding_idx", None)
+    # A hook does not run when someone presses Ctrl-C inside the module.
+    stack.callback(restore)
     for handle in (
         module.register_forward_pre_hook(cast),
         module.register_forward_hook(restore, always_call=True),
@@ -393,8 +443,15 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, _no_mask)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
+@dataclass(frozen=True)
+class _Mask:
+    """In place of a mask, what one needs to know of it: some models tell their window to the mask alone."""
+
+    window: int | None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> _Mask:
+    return _Mask(kwargs.get("local_size"))
 
 
 def _attention(
@@ -402,7 +459,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | _Mask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
@@ -412,6 +469,11 @@ def _attention(
         raise EngineError(f"{name} was called with the audit's attention outside of an audit")
     if options.get("s_aux") is not None:
         raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
+    if isinstance(attention_mask, Tensor):
+        raise EngineError(f"{name} attends through a mask of its own, which the audit does not know")
+    if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
+        raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
+    window = None if attention_mask is None else attention_mask.window
     if query.shape[0] != 1:
         raise RopewalkError(f"the audit takes one row at a time, got a batch of {query.shape[0]}")
     output = _active[-1](
@@ -420,6 +482,6 @@ def _attention(
         value=value[0],
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=options.get("softcap"),
-        window=options.get("sliding_window"),
+        window=options.get("sliding_window") if window is None else window,
     )
     return output.transpose(0, 1)[None].contiguous(), None

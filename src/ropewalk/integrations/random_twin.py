@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
 
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        twin = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype, attn_implementation="eager")
+        # A copy of the config: building a model writes into the one that it is given.
+        twin = AutoModelForCausalLM.from_config(
+            deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
+        )
     drawn = dict(twin.named_parameters())
     own = dict(model.named_parameters())
     unlike = {

@@ -80,7 +80,7 @@ class Runner:
         Raises:
             RopewalkError: if ids and positions differ in length, or a position is out of range.
         """
-        if input_ids.dim() != 1 or input_ids.shape != position_ids.shape:
+        if input_ids.dim() != 1 or len(input_ids) == 0 or input_ids.shape != position_ids.shape:
             raise RopewalkError(
                 f"ids and positions must both be [length], got {tuple(input_ids.shape)} and "
                 f"{tuple(position_ids.shape)}"
@@ -115,12 +115,18 @@ class Runner:
 
         with intercepted(subject.model, answer, arithmetic.rest):
             ids = input_ids[None].to(subject.device)
-            hidden = decoder_of(subject.model)(ids, use_cache=False).last_hidden_state[0]
+            # Some models use positions beside RoPE too. A mask of ones says that nothing is packed where they restart.
+            hidden = decoder_of(subject.model)(
+                ids,
+                position_ids=position_ids[None].to(subject.device),
+                attention_mask=torch.ones_like(ids),
+                use_cache=False,
+            ).last_hidden_state[0]
         return Pass(
             torch.stack([trace.received for trace in traces]),
             torch.stack([trace.received_by for trace in traces]),
             torch.stack([trace.first_scores for trace in traces]),
-            hidden if keep_hidden else hidden[:0],
+            hidden if keep_hidden else hidden[:0].clone(),
             arithmetic,
         )
 

@@ -112,7 +112,8 @@ def streamed_attention(
     received_by, outputs, first_scores = [], [], []
     for start, end in pairwise(edges):
         scores = _scores(q_KGTD[:, :, start:end], k_K1TD[:, :, :end], call, arithmetic)
-        first_scores.append(scores[..., 0].flatten(0, 1).double())
+        # A copy, also where the scores are float64: a view would keep the whole block, and see it masked.
+        first_scores.append(scores[..., 0].flatten(0, 1).to(torch.float64, copy=True))
         visible = _visible(start, end, call.window, layout, documents, scores.device)
         weights = scores.masked_fill_(~visible, -torch.inf).to(arithmetic.softmax).softmax(-1)
         weights = weights.to(arithmetic.weights)

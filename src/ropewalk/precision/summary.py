@@ -68,6 +68,11 @@ def _size(audit: Audit) -> str:
             "as large"
         )
     verdict = " That is negligible." if share < NEGLIGIBLE else ""
+    if rung.D > NOISE:
+        verdict += (
+            f" Even float64 moves {rung.D:.2g}: the model uses positions beside RoPE, or computes a part in lower "
+            "precision whatever it is asked for."
+        )
     return (
         f"In {audit.dtype}, a row of {audit.length:,} tokens at position {near:,} attends otherwise than at "
         f"{delta2:,}: {found.D:.3g} queries' worth of attention ({share:.2%} of all) lands on other tokens, where "
