@@ -80,6 +80,31 @@ def attention(length: int, rate: float) -> list[dict[str, Any]]:
     return rows
 
 
+def audit_passes(length: int = 4096) -> list[dict[str, Any]]:
+    """A forward pass of the precision audit in each arithmetic, for random weights in Llama 2 7B's shape."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from ropewalk.precision import Runner, Subject, stock_arithmetic
+    from ropewalk.precision.passes import shifted
+
+    config = LlamaConfig(
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32
+    )
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    runner = Runner(Subject.of(model), 2 * length)
+    ids = torch.randint(0, config.vocab_size, (length,))
+    rows = []
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        torch.cuda.reset_peak_memory_stats()
+        arithmetic = stock_arithmetic(dtype)
+        ms = milliseconds(lambda arithmetic=arithmetic: runner.run(ids, arithmetic, shifted(length, 16)))
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        rows.append({"length": length, "dtype": str(dtype), "ms": ms, "peak_gib": peak})
+        print(rows[-1], flush=True)
+    return rows
+
+
 def tests() -> dict[str, Any]:
     """The tests that need a GPU."""
     command = [
@@ -112,7 +137,8 @@ def main() -> int:
     print(tested, flush=True)
     rate = matmul_rate()
     rows = [row for length in options.lengths.split(",") for row in attention(int(length), rate)]
-    write("gpu", {"tests": tested, "matmul_tflops": rate / 1e12, "attention": rows}, options.out)
+    found = {"tests": tested, "matmul_tflops": rate / 1e12, "attention": rows, "audit": audit_passes()}
+    write("gpu", found, options.out)
     return int(tested["status"])
 
 

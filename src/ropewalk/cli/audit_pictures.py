@@ -25,6 +25,11 @@ STEP_LABELS = {
 }
 """The ladder's steps on an axis."""
 
+EXPLAINED = (
+    "Exact RoPE itself drifts where relative positions change (in float64); what low precision adds is caused by "
+    "arithmetic. In brackets: the share of D that rounding only these tokens explains when the whole row moves."
+)
+
 
 def draw(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:
     """Draw all pictures of an audit of the model ``name`` into a folder.
@@ -85,7 +90,7 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
         "lengths": lambda path: lengths_figure(lengths, path, f"{name}: differences {pair} against length"),
         "heads": lambda path: heads_figure(found.heads, path, f"{name}: {low}, D of each head {pair}"),
         "first-token": lambda path: first_token_figure(
-            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
+            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}", EXPLAINED
         ),
         "ladder": lambda path: ladder_figure(
             rungs, [f"{shift:,}" for shift in shifts], path, f"{name}: D of each step in {low} by itself"
@@ -98,7 +103,7 @@ def _explained(effect: FirstTokenEffect) -> str:
     name = SHIFTED_NAMES[effect.shifted]
     if effect.shifted == "all" or math.isnan(effect.share_of_D):
         return name
-    return f"{name} (rounding: {effect.share_of_D:.1%} of D)"
+    return f"{name} ({effect.share_of_D:.1%})"
 
 
 def _series(found: Audit) -> dict[str, list[tuple[int, float, float, float]]]:
