@@ -18,7 +18,7 @@ BLOCK = 2**18
 HEADS, HIDDEN, LAYERS = 4, 64, 3
 LENGTH = 1024
 
-BLOCKS = 7
+BLOCKS = 4
 """Tensors of the size of one block's scores that may be held at once."""
 
 LAYER_TENSORS = 10

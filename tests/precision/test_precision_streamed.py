@@ -292,7 +292,11 @@ def test_scores_are_the_product_that_the_arithmetic_names(product):
         call, *tables(np.zeros((6, 0))), LayerRotation(None, 0, "halves"), arithmetic
     )
     expected = inner_products(call.query, call.key, product).double()[..., 0] * call.scale
-    assert torch.equal(trace.first_scores, expected)
+    # The same products of the same operands, perhaps added in another order.
+    sums_in = torch.float64 if product == "float64" else torch.float32
+    size = (call.query.abs() @ call.key[:, :1].abs().transpose(-2, -1))[..., 0] * call.scale
+    bound = call.query.shape[-1] * torch.finfo(sums_in).eps * size.double()
+    assert bool(((trace.first_scores - expected).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

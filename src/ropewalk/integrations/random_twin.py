@@ -43,11 +43,13 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
             f"a new {type(model).__name__} of this config has other parameters than the model "
             f"({min(unlike or drawn.keys() - own.keys())}), so there is no random twin to compare with"
         )
+    del twin
     kept = {name: parameter.data.to("cpu") for name, parameter in own.items()}
     devices = {name: parameter.device for name, parameter in own.items()}
     try:
         for name, parameter in own.items():
-            parameter.data = drawn[name].data.to(devices[name], parameter.dtype)
+            # Popped, so that no third copy waits.
+            parameter.data = drawn.pop(name).data.to(devices[name], parameter.dtype)
         yield
     finally:
         for name, parameter in own.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -129,14 +130,23 @@ def split_bfloat16(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, (x.to(torch.float32) - high).to(torch.bfloat16).to(torch.float32)
 
 
-def operand(x: Tensor, product: Product) -> Tensor:
-    """Rotated queries or keys as a product reads them, in the dtype that they came in."""
+def operands(x: Tensor, product: Product) -> tuple[Tensor, ...]:
+    """Queries or keys as a product reads them: two parts for ``split``; float64 for ``float64``, else float32."""
     if product == "float64":
-        return x
+        return (x.to(torch.float64),)
     if product == "split":
-        high, low = split_bfloat16(x)
-        return (high.double() + low.double()).to(x.dtype)
-    return tf32(x).to(x.dtype) if product == "tf32" else rounded(x, DTYPES[product])
+        return split_bfloat16(x)
+    if product == "tf32":
+        return (tf32(x),)
+    return (x.to(DTYPES[product]).to(torch.float32),)
+
+
+def multiplied(query: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
+    """``query @ key^T`` of operands; of two parts each, the product of both small ones is left out."""
+    product = query[0] @ key[0].transpose(-2, -1)
+    if len(query) > 1:
+        product += query[0] @ key[1].transpose(-2, -1) + query[1] @ key[0].transpose(-2, -1)
+    return product
 
 
 def inner_products(query: Tensor, key: Tensor, product: Product) -> Tensor:
@@ -149,13 +159,4 @@ def inner_products(query: Tensor, key: Tensor, product: Product) -> Tensor:
     Returns:
         ``[..., queries, keys]``, float64 for ``float64`` and float32 otherwise.
     """
-    if product == "float64":
-        return query.double() @ key.double().transpose(-2, -1)
-    if product == "split":
-        q_high, q_low = split_bfloat16(query)
-        k_high, k_low = (part.transpose(-2, -1) for part in split_bfloat16(key))
-        return q_high @ k_high + (q_high @ k_low + q_low @ k_high)
-    if product == "tf32":
-        return tf32(query) @ tf32(key).transpose(-2, -1)
-    dtype = DTYPES[product]
-    return query.to(dtype).float() @ key.to(dtype).float().transpose(-2, -1)
+    return multiplied(operands(query, product), operands(key, product))

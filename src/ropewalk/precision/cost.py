@@ -116,7 +116,11 @@ def mend_costs(
     """
     began = time.perf_counter()
     _check(input_ids, layout, dtype, names, repeats)
-    bench = _Bench(model, input_ids, layout, dtype)
+    try:
+        bench = _Bench(model, input_ids, layout, dtype)
+    except torch.OutOfMemoryError:
+        reason = f"memory is too small for a second copy of the model, in {_name(dtype)}"
+        return dict.fromkeys(names, reason)
     wanted = dict.fromkeys((*REFERENCES[:1], *(_measured_as(name) for name in names)))
     if bench.fused_refusal is not None:
         # Nothing but eager attention is left to compare with.

@@ -143,21 +143,24 @@ class Runner:
 
     def logits(self, found: Pass, chunk_bytes: int = LOGITS_BYTES) -> Iterator[Tensor]:
         """Logits of a pass in its own arithmetic, as float64 ``[tokens, vocab_size]`` a chunk."""
-        head, dtype = self.subject.head, found.arithmetic.rest
-        vocab = head.linear.weight.shape[0]
-        step = max(1, chunk_bytes // (8 * vocab))
-        columns = max(1, chunk_bytes // (8 * head.linear.weight.shape[1]))
-        for hidden in found.hidden.split(step):
-            parts = []
-            for first in range(0, vocab, columns):
-                weight = head.linear.weight[first : first + columns].detach().to(dtype)
-                bias = head.linear.bias
-                part = torch.nn.functional.linear(
-                    hidden, weight, None if bias is None else bias[first : first + columns].detach().to(dtype)
-                )
-                parts.append(part)
-            logits = torch.cat(parts, dim=-1).double() * head.multiplier
-            yield logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+        vocab, width = self.subject.head.linear.weight.shape
+        for hidden in found.hidden.split(max(1, chunk_bytes // (8 * vocab))):
+            yield self._logits_of(hidden, max(1, chunk_bytes // (8 * width)))
+
+    def _logits_of(self, hidden: Tensor, columns: int) -> Tensor:
+        # Not in the generator: it would hold its parts while it waits, and eight of them wait at once.
+        head = self.subject.head
+        vocab, bias = head.linear.weight.shape[0], head.linear.bias
+        logits = hidden.new_empty(len(hidden), vocab, dtype=torch.float64)
+        for first in range(0, vocab, columns):
+            some = slice(first, first + columns)
+            weight = head.linear.weight[some].detach().to(hidden.dtype)
+            added = None if bias is None else bias[some].detach().to(hidden.dtype)
+            logits[:, some] = torch.nn.functional.linear(hidden, weight, added)
+        logits *= head.multiplier
+        if head.softcap is not None:
+            logits.div_(head.softcap).tanh_().mul_(head.softcap)
+        return logits
 
 
 def exact_cos_sin(

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ropewalk.integrations.intercept import AttentionCall, LayerRotation, joined, rotate
 from ropewalk.packing import PackedLayout
-from ropewalk.precision.arithmetic import Arithmetic, inner_products, operand, rounded
+from ropewalk.precision.arithmetic import Arithmetic, multiplied, operands, rounded
 
 # Shapes: H query heads, K key/value heads, G = H / K, T row length, Q queries of a block, S keys seen, D head dim.
 
 BLOCK_BYTES = 64 * 2**20
-"""Size of the scores of one block of queries; the peak is about five times this, beside the layer's own tensors."""
+"""Size of the scores of one block of queries; the peak is at most four times this, beside the layer's own tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +68,9 @@ class RoundedTokens:
 
     def among(self, x: Tensor, exact: Tensor, rotation: LayerRotation) -> Tensor:
         """Queries or keys ``[heads, length, head_dim]``: ``exact`` but for these tokens."""
-        found = operand(rotated(x, self.cos, self.sin, rotation, self.arithmetic), self.arithmetic.product)
-        return torch.where(self.tokens.to(x.device)[:, None], found.to(exact.dtype), exact)
+        parts = operands(rotated(x, self.cos, self.sin, rotation, self.arithmetic), self.arithmetic.product)
+        found = torch.stack([part.to(exact.dtype) for part in parts]).sum(0)
+        return torch.where(self.tokens.to(x.device)[:, None], found, exact)
 
 
 def streamed_attention(
@@ -103,22 +104,26 @@ def streamed_attention(
     q_HTD, k_KTD = (rotated(x, cos, sin, rotation, arithmetic) for x in (call.query, call.key))
     if apart is not None:
         q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
-    q_KGTD, k_K1TD = q_HTD.unflatten(0, (kv_heads, heads // kv_heads)), k_KTD[:, None]
-    v_K1TV = call.value[:, None]
+    q_KGTD = q_HTD.unflatten(0, (kv_heads, heads // kv_heads))
+    # Once a layer: every block of queries sees most keys and values.
+    keys, v_KTV = operands(k_KTD, arithmetic.product), call.value.to(_sums_in(arithmetic))
     size = max(1, block_bytes // (heads * length * arithmetic.wide.itemsize))
     edges = sorted({*range(0, length, size), *(n for n in lengths if n < length), length})
     documents = None if layout is None else layout.document_ids.to(call.query.device)
     received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
     received_by, outputs, first_scores = [], [], []
     for start, end in pairwise(edges):
-        scores = _scores(q_KGTD[:, :, start:end], k_K1TD[:, :, :end], call, arithmetic)
+        scores = _scores(q_KGTD[:, :, start:end], [k_KTD[:, :end] for k_KTD in keys], call, arithmetic)
         # A copy, also where the scores are float64: a view would keep the whole block, and see it masked.
         first_scores.append(scores[..., 0].flatten(0, 1).to(torch.float64, copy=True))
         visible = _visible(start, end, call.window, layout, documents, scores.device)
-        weights = scores.masked_fill_(~visible, -torch.inf).to(arithmetic.softmax).softmax(-1)
-        weights = weights.to(arithmetic.weights)
-        received[:, :end] += weights.flatten(0, 1).sum(-2, dtype=torch.float64)
-        outputs.append(_weighted(weights, v_K1TV[:, :, :end], arithmetic).flatten(0, 1))
+        weights = scores.masked_fill_(~visible, -torch.inf).to(arithmetic.softmax)
+        # Each block is let go before the next one is made.
+        del scores
+        weights = weights.softmax(-1).to(arithmetic.weights)
+        received[:, :end] += _summed_over_queries(weights.flatten(0, 1))
+        outputs.append(_weighted(weights, v_KTV[:, :end], arithmetic).flatten(0, 1))
+        del weights
         if end in lengths:
             received_by.append(received.mean(0).cpu())
     trace = LayerTrace(
@@ -129,13 +134,25 @@ def streamed_attention(
     return torch.cat(outputs, dim=1), trace
 
 
-def _scores(q_KGQD: Tensor, k_K1SD: Tensor, call: AttentionCall, arithmetic: Arithmetic) -> Tensor:
-    scores = inner_products(q_KGQD, k_K1SD, arithmetic.product).to(arithmetic.wide)
-    scores = rounded(rounded(scores, arithmetic.scores).mul_(call.scale), arithmetic.scores)
+def _scores(q_KGQD: Tensor, k_KSD: Sequence[Tensor], call: AttentionCall, arithmetic: Arithmetic) -> Tensor:
+    # The queries of one key head in one product: broadcast, the keys would be copied for each of its heads.
+    products = multiplied(operands(q_KGQD.flatten(1, 2), arithmetic.product), k_KSD)
+    scores: Tensor = products.unflatten(1, q_KGQD.shape[1:3]).to(arithmetic.wide)
+    _round(_round(scores, arithmetic.scores).mul_(call.scale), arithmetic.scores)
     if call.softcap is not None:
-        capped = rounded(torch.tanh(rounded(scores / call.softcap, arithmetic.scores)), arithmetic.scores)
-        scores = rounded(capped * call.softcap, arithmetic.scores)
+        _round(_round(scores.div_(call.softcap), arithmetic.scores).tanh_(), arithmetic.scores)
+        _round(scores.mul_(call.softcap), arithmetic.scores)
     return scores
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As :func:`rounded`, in place."""
+    return x if x.dtype == dtype else x.copy_(x.to(dtype))
+
+
+def _summed_over_queries(weights_HQS: Tensor) -> Tensor:
+    """float64 ``[H, S]``, head by head: a sum in a wider dtype first makes a copy of all that it sums."""
+    return torch.stack([weights_QS.sum(0, dtype=torch.float64) for weights_QS in weights_HQS])
 
 
 def _visible(
@@ -160,7 +177,13 @@ def _visible(
     return visible
 
 
-def _weighted(weights: Tensor, v_K1SV: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """The mean of the values: sums in float32, or in float64 where weights or values are wider than that."""
-    wide = torch.float64 if torch.float64 in (arithmetic.weights, arithmetic.rest) else torch.float32
-    return (weights.to(wide) @ v_K1SV.to(wide)).to(arithmetic.rest)
+def _sums_in(arithmetic: Arithmetic) -> torch.dtype:
+    """Sums of values run in float32, or in float64 where weights or values are wider than that."""
+    return torch.float64 if torch.float64 in (arithmetic.weights, arithmetic.rest) else torch.float32
+
+
+def _weighted(weights_KGQS: Tensor, v_KSV: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """The mean of the values, ``[K, G, Q, V]``."""
+    mean: Tensor = weights_KGQS.to(v_KSV.dtype).flatten(1, 2) @ v_KSV
+    found: Tensor = mean.unflatten(1, weights_KGQS.shape[1:3])
+    return found.to(arithmetic.rest)
