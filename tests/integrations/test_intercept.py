@@ -11,7 +11,7 @@ import transformers
 from families import COMMON, FAMILIES, tiny_model
 from ropewalk import EngineError, RopewalkError
 from ropewalk.integrations import intercept
-from ropewalk.integrations.intercept import Subject, intercepted
+from ropewalk.integrations.intercept import Subject, intercepted, kept_in_float32
 from ropewalk.integrations.random_twin import random_parameters
 from ropewalk.integrations.rotary_swap import rotary_module
 from ropewalk.precision.arithmetic import EXACT, stock_arithmetic
@@ -495,7 +495,7 @@ def test_a_batch_of_two_rows_is_refused():
 def test_a_model_with_a_rotary_module_a_layer_is_refused():
     model = tiny_model("llama")
     model.model.layers[0].rotary = type(model.model.rotary_emb)(model.config)
-    with pytest.raises(RopewalkError, match="LlamaForCausalLM has 2 rotary modules"):
+    with pytest.raises(RopewalkError, match="LlamaForCausalLM has not exactly one rotary module"):
         Subject.of(model)
 
 
@@ -619,3 +619,59 @@ def test_every_step_alone_changes_the_logits_by_its_own_rounding(step):
     # 16 bits lie between the two dtypes; logits are near 1.
     assert 0 < errors[0] <= units(subject.model, torch.float32)
     assert 2**10 * errors[0] < errors[1] <= units(subject.model, torch.bfloat16)
+
+
+def test_what_transformers_keeps_in_float32_is_kept(tmp_path):
+    """Private lists of names: this notices when they are kept elsewhere."""
+    config = transformers.Ernie4_5_MoeConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_layer_start_index=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    loaded = {
+        dtype: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    really = {name for name, p in loaded[torch.bfloat16].named_parameters() if p.dtype == torch.float32}
+    kept = kept_in_float32(loaded[torch.float32], torch.bfloat16)
+    assert {name for name, p in loaded[torch.float32].named_parameters() if id(p) in kept} == really
+    assert really
+    assert kept_in_float32(loaded[torch.float32], torch.float32) == set()
+
+
+def test_the_random_twin_has_no_learned_buffer():
+    """Routers keep what they learned of balance in a buffer that is saved."""
+    config = transformers.Glm4MoeConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    (bias,) = {b for n, b in model.named_buffers() if "e_score_correction_bias" in n and ".0." in n}
+    bias.data.fill_(3.0)
+    with random_parameters(model, 0):
+        assert not bool((bias == 3).any())
+    assert bool((bias == 3).all())

@@ -196,3 +196,26 @@ def test_a_model_that_normalises_after_rotation_is_refused_by_name():
         RopewalkError, match="layer 0 of HunYuanDenseV1ForCausalLM does more to queries and keys"
     ):
         Subject.of(model)
+
+
+def test_the_random_twin_is_random(rows, found):
+    """And is the twin that its seed gives: not the trained model, nor another one each time."""
+    by = {d.parameters: d.D for d in found.drift if (d.dtype, d.angles, d.delta1) == ("bfloat16", "model", 0)}
+    assert by["random"] < by["pretrained"] / 10
+    other = audit(sharp_llama(), rows, replace(SETTINGS, seed=7, costs=False))
+    (twin,) = [d.D for d in other.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0)]
+    assert twin != by["random"]
+
+
+def test_the_finding_compares_the_twin_on_the_same_rows(found):
+    pretrained = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
+    random = next(d for d in found.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0))
+    assert len(random.per_sample) == 2
+    ratio = sum(pretrained.per_sample[:2]) / 2 / random.D
+    assert f"training makes it {ratio:,.0f} times as large" in finding(found)[0]
+
+
+def test_the_far_shift_is_never_delta2():
+    assert AuditSettings(shifts=(0, 16)).far == 0
+    assert AuditSettings(shifts=(0, 16, 1000)).far == 1000
+    assert AuditSettings(shifts=(0, 5), delta2=1000).far == 5

@@ -17,11 +17,11 @@ from ropewalk.integrations.mended_attention import (
     FUSED_MENDS,
     attending,
     exact_rotary,
-    float32_product,
+    float32_attention,
     float32_rotation,
     mended,
     split_product,
-    tf32_product,
+    tf32_attention,
     twin_of,
 )
 from ropewalk.integrations.models import attach, rotary_module
@@ -144,7 +144,7 @@ def raw(dtype, seed, head_dim=16, length=256):
 def test_split_product_is_as_good_as_float32(dtype, seed):
     query, key, value, exact = raw(dtype, seed)
     errors = []
-    for function in (float32_rotation, split_product, float32_product):
+    for function in (float32_rotation, split_product, float32_attention):
         output, weights = function(Layer(), query, key, value, None, scaling=None)
         assert output.dtype == dtype
         assert output.shape == exact.shape
@@ -243,7 +243,7 @@ def test_tf32_is_allowed_during_its_attention_alone(monkeypatch):
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
     before = torch.backends.cuda.matmul.fp32_precision
     query, key, value, _ = raw(torch.bfloat16, 0)
-    for function in (tf32_product, float32_product):
+    for function in (tf32_attention, float32_attention):
         function(Layer(), query, key, value, None, scaling=None)
         assert torch.backends.cuda.matmul.fp32_precision == before
     assert seen == ["tf32", "ieee"]
@@ -253,9 +253,9 @@ def test_model_that_takes_no_attention_function(monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False)
     costs = mend_costs(
-        model, row(), LAYOUT, torch.bfloat16, names=["float32 product", "fused attention"], repeats=1
+        model, row(), LAYOUT, torch.bfloat16, names=["float32 attention", "fused attention"], repeats=1
     )
-    assert costs["float32 product"] == "LlamaForCausalLM takes no attention function from outside"
+    assert costs["float32 attention"] == "LlamaForCausalLM takes no attention function from outside"
     assert isinstance(costs["fused attention"], Cost)
 
 
@@ -328,12 +328,11 @@ def test_costs_of_a_model_with_everything():
         progress=lambda done, total: calls.append((done, total)),
     )
     assert tuple(costs) == MEND_NAMES
-    assert costs["tf32 product"] == "this machine's cpu has no TF32"
+    assert costs["tf32 attention"] == "this machine's cpu has no TF32"
     measured = {name: value for name, value in costs.items() if isinstance(value, Cost)}
-    assert set(measured) == set(MEND_NAMES) - {"tf32 product"}
+    assert set(measured) == set(MEND_NAMES) - {"tf32 attention"}
     assert all(value.seconds > 0 and value.peak_bytes > 0 for value in measured.values())
     assert costs["fused attention"].time_ratio == costs["fused attention"].memory_ratio == 1
-    assert costs["float32 attention"] == costs["float32 product"]
     # Scores of four heads, 2 x 4 x 96 x 96 bytes, beside hidden states of 2 x 96 x 32.
     assert costs["eager attention"].memory_ratio > 1.5
     assert costs["split product"].memory_ratio > costs["float32 rotation"].memory_ratio
@@ -405,9 +404,9 @@ def test_nothing_to_compare_with(monkeypatch):
     assert "would materialise" in costs["eager attention"]
 
 
-def test_a_model_that_rounds_after_its_rotation_has_no_float32_product():
+def test_a_model_that_rounds_after_its_rotation_has_no_float32_attention():
     costs = mend_costs(tiny("cohere"), row(), LAYOUT, torch.bfloat16, repeats=1)
-    for name in ("split product", "float32 product", "float32 attention"):
+    for name in ("split product", "float32 attention"):
         assert "CohereForCausalLM round queries and keys to bfloat16" in costs[name]
     assert isinstance(costs["float32 rotation"], Cost)
 
@@ -416,9 +415,9 @@ def test_what_does_not_fit_is_a_reason(monkeypatch):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setitem(mended_attention._FUNCTIONS, "float32 product", full)
-    costs = mend_costs(tiny("llama"), row(), LAYOUT, torch.bfloat16, names=["float32 product"], repeats=1)
-    assert costs["float32 product"] == "cpu memory is too small for float32 product with 96 tokens"
+    monkeypatch.setitem(mended_attention._FUNCTIONS, "float32 attention", full)
+    costs = mend_costs(tiny("llama"), row(), LAYOUT, torch.bfloat16, names=["float32 attention"], repeats=1)
+    assert costs["float32 attention"] == "cpu memory is too small for float32 attention with 96 tokens"
 
 
 @pytest.mark.parametrize(
@@ -457,7 +456,7 @@ def test_layouts_of_the_layout_mends():
 def test_real_checkpoint(stories260k: Path):
     model = transformers.AutoModelForCausalLM.from_pretrained(stories260k, dtype=torch.bfloat16).eval()
     costs = mend_costs(model, row(), LAYOUT, torch.bfloat16, repeats=1)
-    assert [name for name, value in costs.items() if not isinstance(value, Cost)] == ["tf32 product"]
+    assert [name for name, value in costs.items() if not isinstance(value, Cost)] == ["tf32 attention"]
     runner = Runner(Subject.of(model), LENGTH)
     exact = runner.run(row(), EXACT, torch.arange(LENGTH)).hidden
     twin = twin_of(model, torch.bfloat16)

@@ -293,11 +293,11 @@ def test_a_ladder_answers_for_its_own_shifts_alone(runner, rows):
 @pytest.fixture(scope="module")
 def mends(runner, rows):
     layouts = [PackedLayout.from_lengths([20, 30, 14], "full", 0)] * len(rows)
-    return {mend.name: mend for mend in measure_mends(runner, rows, layouts, torch.bfloat16, 0, FAR)}
+    return {mend.name: mend for mend in measure_mends(runner, rows, layouts, LOW, 0, FAR)}
 
 
 def test_each_mend_of_arithmetic_drifts_less_than_the_one_before(mends):
-    order = ["fused attention", "float32 rotation", "tf32 product", "float32 product"]
+    order = ["fused attention", "float32 rotation", "tf32 attention", "float32 attention"]
     drifts = [mends[name].D for name in order]
     assert drifts == sorted(drifts, reverse=True)
     assert drifts[-1] < drifts[0] / 5
@@ -314,13 +314,13 @@ def test_positions_that_restart_cannot_drift(mends):
 
 def test_what_the_anchor_truly_changes_is_not_called_drift(runner, rows):
     """Documents move and the anchor does not: relative positions change, in float64 too."""
-    layout = changes(torch.bfloat16, PackedLayout.from_lengths([30, 34], "full", 0))["anchor layout"].layout
+    layout = changes(LOW, PackedLayout.from_lengths([30, 34], "full", 0))["anchor layout"].layout
     exact = [runner.run(rows[0], EXACT, moved(layout, shift), layout).received.mean(1) for shift in (0, 16)]
     true_change = float((exact[0] - exact[1]).abs().sum(-1).mean())
     row_layouts = [PackedLayout.from_lengths([30, 34], "full", 0)]
     (anchor,) = [
         m
-        for m in measure_mends(runner, rows[:1], row_layouts, torch.float32, 0, 100)
+        for m in measure_mends(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), 0, 100)
         if m.name == "anchor layout"
     ]
     assert true_change > 0.1
@@ -336,11 +336,11 @@ def test_moved_layouts():
     assert moved(reset, 10).tolist() == [0, 1, 0, 1, 2]
 
 
-def test_float32_needs_no_float32_product():
+def test_float32_needs_no_float32_attention():
     layout = PackedLayout.from_lengths([2, 3], "full", 0)
-    assert "float32 product" not in changes(torch.float32, layout)
-    assert "split product" not in changes(torch.float16, layout)
-    assert len(changes(torch.bfloat16, layout)) == 10
+    assert "float32 attention" not in changes(stock_arithmetic(torch.float32), layout)
+    assert "split product" not in changes(stock_arithmetic(torch.float16), layout)
+    assert len(changes(LOW, layout)) == 9
 
 
 def test_a_row_of_one_document_is_laid_out_as_four():
@@ -455,3 +455,112 @@ def test_a_random_twin_of_it_drifts_a_thousand_times_less():
     # The table has 0.0092.
     assert 0.008 < random < 0.012
     assert 800 < trained / random < 1600
+
+
+# What each family's own arithmetic is
+
+
+def rotating_in(name, **options):
+    common = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**common, **options)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "cos_sin", "rotation"),
+    [
+        ("LlamaConfig", torch.bfloat16, torch.bfloat16),
+        ("Qwen3Config", torch.bfloat16, torch.bfloat16),
+        ("CohereConfig", torch.bfloat16, torch.float32),
+        ("Olmo2Config", torch.float32, torch.float32),
+    ],
+)
+def test_models_that_rotate_in_float32_are_audited_as_they_are(name, cos_sin, rotation):
+    stock = Runner(Subject.of(rotating_in(name)), 100).stock(torch.bfloat16)
+    assert (stock.cos_sin, stock.rotation) == (cos_sin, rotation)
+    assert Runner(Subject.of(rotating_in(name)), 100).stock(torch.float32) == stock_arithmetic(torch.float32)
+
+
+def test_ropewalks_own_rotary_module_is_audited_as_it_is():
+    from ropewalk.integrations.rotary_swap import swap_rotary
+    from ropewalk.rope import methods_from_config
+
+    model = sharp_llama()
+    swap_rotary(model, methods_from_config(model.config.to_dict()))
+    stock = Runner(Subject.of(model), 100).stock(torch.bfloat16)
+    assert (stock.cos_sin, stock.rotation, stock.product) == (torch.float32, torch.float32, "bfloat16")
+
+
+def test_a_rotation_that_nobody_knows_is_refused(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    stock = modeling_llama.apply_rotary_pos_emb
+
+    def coarse(q, k, *tables, **options):
+        q, k = stock(q, k, *tables, **options)
+        # As a kernel of an engine's own might in low precision.
+        return (q, k) if q.dtype == torch.float64 else (q.to(torch.float8_e4m3fn).to(q.dtype), k)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", coarse)
+    runner = Runner(Subject.of(sharp_llama()), 100)
+    with pytest.raises(
+        RopewalkError, match="LlamaForCausalLM rotates in bfloat16 in a way that the audit does not know"
+    ):
+        runner.stock(torch.bfloat16)
+
+
+def test_a_window_hides_the_first_token_from_most_queries():
+    model = rotating_in("MistralConfig", sliding_window=8)
+    rows = token_rows(1, LENGTH)
+    runner = Runner(Subject.of(model), LENGTH, (LENGTH,))
+    one = runner.run(rows[0], EXACT, torch.arange(LENGTH))
+    assert one.seen_by[0].tolist() == [8.0] * (LENGTH - 7) + [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    assert bool((one.first_scores[..., 8:] == 0).all())
+    assert bool((one.first_scores[..., 1:8] != 0).all())
+    # An even share of eight tokens, and more for the first few queries.
+    expected = sum(1 / n for n in range(1, 9)) / 8
+    found = measure_drift(Subject.of(model), rows, [Series("float32")], [0])
+    assert found.sink.even_attention == pytest.approx(expected)
+
+
+def test_D_logit_is_a_sum_of_absolute_differences(subject, rows):
+    runner = Runner(subject, 1000, (LENGTH,))
+    first, second = (runner.run(rows[0], LOW, torch.arange(s, s + LENGTH)).first_scores for s in (0, 16))
+    found = measure_drift(subject, rows[:1], [Series("bfloat16")], [0])
+    by_hand = float((first - second).abs().mean((0, 1)).sum())
+    assert found.lengths[-1].D_logit == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_the_sinks_share_is_that_of_the_sink():
+    """A key that all queries like at another place than the first: one token's key is made long in one head."""
+    model = sharp_llama()
+    rows = [row.clone() for row in token_rows(2, LENGTH)]
+    for row in rows:
+        row[row == 5] = 6
+        row[7] = 5
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5] *= 30
+    found = measure_drift(Subject.of(model), rows, [Series("bfloat16")], [0])
+    (one,) = found.drift
+    if found.sink.index != 0:
+        assert one.sink_share == pytest.approx(found.per_token[found.sink.index] / one.D, rel=0.3)
+        assert one.sink_share != one.first_token_share
+
+
+def test_kl_is_that_of_the_prediction_from_the_exact_one(runner, rows):
+    from ropewalk.precision import logit_difference
+
+    exact, low = (runner.run(rows[0], a, torch.arange(LENGTH)) for a in (EXACT, LOW))
+    p, q = (torch.cat(list(runner.logits(each))).log_softmax(-1) for each in (exact, low))
+    expected = torch.nn.functional.kl_div(q, p, log_target=True, reduction="sum") / LENGTH
+    assert logit_difference(runner, exact, low).kl == pytest.approx(float(expected), rel=1e-9)

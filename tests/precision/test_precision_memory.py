@@ -24,8 +24,9 @@ BLOCKS = 4
 LAYER_TENSORS = 10
 """Tensors ``[length, hidden]`` that may be held at once: residual, queries, keys, values and their rotation."""
 
-KEPT = 2 * HEADS + 2
-"""Values a token that are kept of each layer: attention received and first score by head, and two cuts of the row."""
+KEPT = 2 * HEADS + 4
+"""Values a token that are kept of each layer: attention received and first score by head, two cuts of the row, and
+what every head of the layer sees and would give evenly."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -90,7 +91,7 @@ def arithmetics():
             yield pytest.param(
                 rung_arithmetic(step, stock_arithmetic(dtype)), id=f"{str(dtype)[6:]} {step} alone"
             )
-        for name, change in changes(dtype, layout).items():
+        for name, change in changes(stock_arithmetic(dtype), layout).items():
             yield pytest.param(change.arithmetic, id=f"{str(dtype)[6:]} {name}")
 
 

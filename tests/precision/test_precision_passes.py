@@ -382,7 +382,7 @@ def test_chunks_of_any_size_give_the_same_logits(seed, length, chunk_bytes):
     subject = chunked_subject()
     hidden = torch.randn(length, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     empty = torch.zeros(0)
-    found = Pass(empty, empty, empty, hidden, EXACT)
+    found = Pass(empty, empty, empty, empty, empty, hidden, EXACT)
     runner = Runner(subject, 64)
     logits = all_logits(runner, found, chunk_bytes=chunk_bytes)
     expected = dense_logits(subject.model, hidden)

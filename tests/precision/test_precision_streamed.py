@@ -156,7 +156,13 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     np.testing.assert_allclose(output.numpy(), expected, rtol=0, atol=2 * allowed * largest)
     np.testing.assert_allclose(trace.received.numpy(), weights.sum(1), rtol=0, atol=length * allowed)
     np.testing.assert_allclose(trace.received.sum(-1).numpy(), length, rtol=0, atol=length * allowed)
-    np.testing.assert_allclose(trace.first_scores.numpy(), scores[..., 0], rtol=0, atol=allowed)
+    seen = np.array([[sees(i, j, call.window, layout) for j in range(length)] for i in range(length)])
+    np.testing.assert_allclose(
+        trace.first_scores.numpy(), np.where(seen[:, 0], scores[..., 0], 0), rtol=0, atol=allowed
+    )
+    assert trace.seen_by.tolist() == seen.sum(0).tolist()
+    # Evenly: each query gives every token that it sees the same. Quotients of whole numbers, in float32.
+    np.testing.assert_allclose(trace.even.numpy(), (seen / seen.sum(1)[:, None]).sum(0), rtol=length * 1.2e-7)
     assert trace.received_by.shape == (len(lengths), length)
     for n, row in zip(lengths, trace.received_by.numpy(), strict=True):
         np.testing.assert_allclose(row, weights[:, :n].sum(1).mean(0), rtol=0, atol=length * allowed)
@@ -236,7 +242,7 @@ def test_where_sums_are_exact_no_bit_depends_on_the_size_of_a_block(seed, block_
 
 @pytest.mark.parametrize("name", sorted(ARITHMETICS))
 @pytest.mark.parametrize("hidden", ["window", "documents"])
-def test_scores_of_a_first_token_out_of_sight_are_scores_all_the_same(name, hidden):
+def test_a_first_token_out_of_sight_has_no_score(name, hidden):
     call = random_call(0, 2, 1, 12, 4, window=3 if hidden == "window" else None)
     layout = PackedLayout.from_lengths([5, 7], "intra_document", 0) if hidden == "documents" else None
     angles = random_angles(0, 12, 4)
@@ -244,8 +250,13 @@ def test_scores_of_a_first_token_out_of_sight_are_scores_all_the_same(name, hidd
         call, *tables(angles), LayerRotation(None, 4, "halves"), ARITHMETICS[name], layout
     )
     scores = dense(call, angles, LayerRotation(None, 4, "halves"), layout)[2]
+    seen = np.array([sees(i, 0, call.window, layout) for i in range(12)])
+    assert 0 < seen.sum() < 12
     allowed = rounding_of(call, ARITHMETICS[name])
-    np.testing.assert_allclose(trace.first_scores.numpy(), scores[..., 0], rtol=0, atol=allowed)
+    np.testing.assert_allclose(
+        trace.first_scores.numpy(), np.where(seen, scores[..., 0], 0), rtol=0, atol=allowed
+    )
+    assert not trace.first_scores[:, torch.from_numpy(~seen)].any()
 
 
 @given(case=cases())

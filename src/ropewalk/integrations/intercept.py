@@ -8,6 +8,7 @@ rotates as the model itself does is not assumed but measured, layer by layer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -110,7 +111,10 @@ class Subject:
         if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
             raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
         methods = methods_from_config(config.to_dict())
-        rotary = rotary_module(model)[2]
+        try:
+            rotary = rotary_module(model)[2]
+        except RopewalkError as error:
+            raise EngineError(f"{name} has not exactly one rotary module, which the audit needs") from error
         if any(getattr(method, "start_tokens", 0) for method in getattr(rotary, "methods", {}).values()):
             raise EngineError(
                 f"{name} runs with start tokens that keep their angles unscaled, so a row that is moved is another "
@@ -127,6 +131,18 @@ class Subject:
     def device(self) -> torch.device:
         device: torch.device = self.model.device
         return device
+
+    def with_and_without_rotation(
+        self, dtype: torch.dtype
+    ) -> tuple[Tensor, list[tuple[AttentionCall, AttentionCall]]]:
+        """Positions of a few tokens, and each layer's call before and after the model's own rotation in a dtype.
+
+        Raises:
+            EngineError: if the model cannot run in that dtype.
+        """
+        positions = _probe_positions(self.model)
+        plain, rotated = _with_and_without(self.model, dtype, positions)
+        return positions, list(zip(plain, rotated, strict=True))
 
     def cos_sin(
         self, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None, total_length: int
@@ -198,20 +214,8 @@ def joined(first: Tensor, second: Tensor, style: Style) -> Tensor:
 
 def _rotations(model: Any, rotary: nn.Module, layer_types: list[str | None]) -> tuple[LayerRotation, ...]:
     """Run a few tokens with and without rotation, and find for each layer what leads from one to the other."""
-    positions = torch.arange(PROBE_START, PROBE_START + PROBE_TOKENS, device=model.device)
-    ids = torch.arange(PROBE_TOKENS, device=model.device) % model.config.get_text_config().vocab_size
-    runs = []
-    for own in (False, True):
-        calls: list[AttentionCall] = []
-
-        def answer(call: AttentionCall, calls: list[AttentionCall] = calls) -> Tensor:
-            calls.append(call)
-            # Nothing of query and key, so that both runs reach every layer with the same hidden states.
-            return call.value.repeat_interleave(call.query.shape[0] // call.value.shape[0], dim=0)
-
-        with intercepted(model, answer, torch.float64, rotate_positions=positions if own else None):
-            _probe(model, ids)
-        runs.append(calls)
+    positions = _probe_positions(model)
+    runs = _with_and_without(model, torch.float64, positions)
     _check_calls(model, runs[0])
     tables = {
         kind: [part.double() for part in _own_cos_sin(rotary, positions, torch.float64, kind)]
@@ -221,10 +225,32 @@ def _rotations(model: Any, rotary: nn.Module, layer_types: list[str | None]) -> 
     return tuple(_rotation(plain, rotated, tables, name) for plain, rotated in zip(*runs, strict=True))
 
 
-def _probe(model: Any, ids: Tensor) -> None:
+def _probe_positions(model: Any) -> Tensor:
+    return torch.arange(PROBE_START, PROBE_START + PROBE_TOKENS, device=model.device)
+
+
+def _with_and_without(
+    model: Any, dtype: torch.dtype, positions: Tensor
+) -> tuple[list[AttentionCall], list[AttentionCall]]:
+    """Each layer's call without a rotation, and with the model's own at some positions."""
+    runs: tuple[list[AttentionCall], list[AttentionCall]] = ([], [])
+    for calls, rotate_positions in zip(runs, (None, positions), strict=True):
+
+        def answer(call: AttentionCall, calls: list[AttentionCall] = calls) -> Tensor:
+            calls.append(call)
+            # Nothing of query and key, so that both runs reach every layer with the same hidden states.
+            return call.value.repeat_interleave(call.query.shape[0] // call.value.shape[0], dim=0)
+
+        with intercepted(model, answer, dtype, rotate_positions):
+            _probe(model, positions, dtype)
+    return runs
+
+
+def _probe(model: Any, positions: Tensor, dtype: torch.dtype) -> None:
     name = type(model).__name__
+    ids = torch.arange(len(positions), device=model.device) % model.config.get_text_config().vocab_size
     try:
-        decoder_of(model)(ids[None], use_cache=False)
+        decoder_of(model)(ids[None], position_ids=positions[None], use_cache=False)
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, TypeError) as error:
@@ -232,7 +258,8 @@ def _probe(model: Any, ids: Tensor) -> None:
             f"{name} does something with its attention mask that the audit does not know: {error}"
         ) from error
     except RuntimeError as error:
-        raise EngineError(f"{name} cannot run in float64, which the audit needs: {error}") from error
+        what = str(dtype).removeprefix("torch.")
+        raise EngineError(f"{name} cannot run in {what}, which the audit needs: {error}") from error
 
 
 def _check_calls(model: Any, calls: list[AttentionCall]) -> None:
@@ -305,8 +332,9 @@ def intercepted(
             _run_experts_one_by_one(model, stack)
         stack.callback(setattr, parent, attribute, rotary)
         setattr(parent, attribute, _Rotary(rotary, rotate_positions))
+        left = kept_in_float32(model, dtype)
         for module in model.modules():
-            _cast_while_running(module, dtype, stack)
+            _cast_while_running(module, dtype, stack, left)
         _active.append(counted)
         stack.callback(_active.pop)
         if dtype == torch.float64:
@@ -377,7 +405,8 @@ class _Rotary(nn.Module):
             )
         cos, sin = found
         if self.position_ids is not None:
-            return cos.to(x.dtype), sin.to(x.dtype)
+            # In float64 the probe's rotation is to be exact; elsewhere the dtype is the module's own choice.
+            return (cos.to(x.dtype), sin.to(x.dtype)) if x.dtype == torch.float64 else (cos, sin)
         return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
 
 
@@ -399,9 +428,27 @@ def _wider(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
 
 
-def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack) -> None:
+def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
+    """Ids of the parameters that transformers keeps in float32 when it loads a model in a dtype: routers, for instance.
+
+    The lists of names are transformers' own and private; a test compares with a real load.
+    """
+    names: set[str] = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype not in (torch.bfloat16, torch.float16) or not names:
+        return set()
+    pattern = re.compile(r"(^|\.)(" + "|".join(map(re.escape, sorted(names))) + r")($|\.)")
+    return {id(parameter) for name, parameter in model.named_parameters() if pattern.search(name)}
+
+
+def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack, left: set[int]) -> None:
     """A module's own weights in another dtype from its first line to its last, and then as they were."""
-    own = [p for p in module.parameters(recurse=False) if p.is_floating_point() and p.dtype != dtype]
+    own = [
+        parameter
+        for parameter in module.parameters(recurse=False)
+        if parameter.is_floating_point() and parameter.dtype != dtype and id(parameter) not in left
+    ]
     if not own:
         return
     kept: list[Tensor] = []

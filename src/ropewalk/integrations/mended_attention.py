@@ -25,9 +25,9 @@ FLASH_HEAD_DIM = 256
 FUSED_MENDS = (
     "exact angles",
     "float32 rotation",
-    "tf32 product",
+    "tf32 attention",
     "split product",
-    "float32 product",
+    "float32 attention",
 )
 """Mends that run over fused attention with the exact rotary module."""
 
@@ -233,7 +233,7 @@ def float32_rotation(
     return _fused(module, query, key, value, attention_mask, **options), None
 
 
-def float32_product(
+def float32_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -249,7 +249,7 @@ def float32_product(
     return _in_float32(module, query, key, value, attention_mask, "ieee", options), None
 
 
-def tf32_product(
+def tf32_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -257,7 +257,7 @@ def tf32_product(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """:func:`float32_product` with TF32 allowed, for CUDA devices that have it.
+    """:func:`float32_attention` with TF32 allowed, for CUDA devices that have it.
 
     PyTorch's memory-efficient kernel, which serves float32 there, computes each product as three in TF32 with or
     without leave (CUTLASS's ``OpMultiplyAddFastF32``): allowed TF32 makes a difference where no fused kernel serves.
@@ -323,7 +323,7 @@ def _halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, None]]] = {
     "float32 rotation": float32_rotation,
-    "tf32 product": tf32_product,
+    "tf32 attention": tf32_attention,
     "split product": split_product,
-    "float32 product": float32_product,
+    "float32 attention": float32_attention,
 }

@@ -33,8 +33,7 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
         twin = AutoModelForCausalLM.from_config(
             deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
         )
-    drawn = dict(twin.named_parameters())
-    own = dict(model.named_parameters())
+    drawn, own = _learned(twin), _learned(model)
     unlike = {
         name for name, parameter in own.items() if name not in drawn or drawn[name].shape != parameter.shape
     }
@@ -54,3 +53,10 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     finally:
         for name, parameter in own.items():
             parameter.data = kept[name].to(devices[name])
+
+
+def _learned(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters, and buffers that are saved with them: routers keep what they learned of balance in one."""
+    saved = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}

@@ -92,7 +92,12 @@ EXACT = Arithmetic(
 """Everything in float64: the reference."""
 
 
-def stock_arithmetic(dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
+def stock_arithmetic(
+    dtype: torch.dtype,
+    angles: Angles = "model",
+    cos_sin: torch.dtype | None = None,
+    rotation: torch.dtype | None = None,
+) -> Arithmetic:
     """What transformers does with a model of a dtype under eager attention.
 
     Angles in float32 by the model's rotary module; cos, sin and the rotation in the model's dtype; q·k rounded to it;
@@ -101,6 +106,8 @@ def stock_arithmetic(dtype: torch.dtype, angles: Angles = "model") -> Arithmetic
     Args:
         dtype: of the model; float64 gives :data:`EXACT`.
         angles: ``exact`` replaces the rotary module's angles alone.
+        cos_sin, rotation: dtype of cos and sin, and of the rotation, for models that compute them in another one than
+            their own (OLMo 2 and Cohere use float32); see :meth:`~ropewalk.precision.passes.Runner.stock`.
     """
     if dtype == torch.float64:
         return EXACT
@@ -108,7 +115,9 @@ def stock_arithmetic(dtype: torch.dtype, angles: Angles = "model") -> Arithmetic
     if name not in DTYPES:
         raise RopewalkError(f"unknown dtype {name}; choose one of {', '.join(DTYPES)}")
     product: Product = name  # type: ignore[assignment]
-    return Arithmetic(angles, dtype, dtype, product, dtype, torch.float32, dtype, dtype)
+    return Arithmetic(
+        angles, cos_sin or dtype, rotation or dtype, product, dtype, torch.float32, dtype, dtype
+    )
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

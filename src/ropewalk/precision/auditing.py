@@ -13,7 +13,7 @@ from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.random_twin import random_parameters
 from ropewalk.integrations.rotary_swap import rotary_module
 from ropewalk.packing import PackedLayout
-from ropewalk.precision.arithmetic import DTYPES, stock_arithmetic
+from ropewalk.precision.arithmetic import DTYPES
 from ropewalk.precision.cost import mend_costs
 from ropewalk.precision.drift import (
     Series,
@@ -83,7 +83,8 @@ class AuditSettings:
 
     @property
     def far(self) -> int:
-        return max(self.shifts)
+        """The largest shift that is not delta2."""
+        return max(shift for shift in self.shifts if shift != self.delta2)
 
     @property
     def series(self) -> list[Series]:
@@ -147,12 +148,12 @@ def audit(
                 subject, few, settings.series, settings.shifts, delta2, "random", settings.seed, counter
             ).drift
     counter.label = "ladder"
-    audited = stock_arithmetic(dtype)
+    audited = runner.stock(dtype)
     rungs = ladder(runner, few, audited, sorted({near, far}), delta2, counter)
     counter.label = "first token"
     effects = first_token_effects(runner, few, audited, near, delta2, counter)
     counter.label = "mends"
-    mends = measure_mends(runner, few, few_layouts, dtype, near, far, delta2, counter)
+    mends = measure_mends(runner, few, few_layouts, audited, near, far, delta2, counter)
     if settings.costs:
         counter.label = "cost of the mends"
         mends = _with_costs(model, mends, few[0], few_layouts[0], settings)

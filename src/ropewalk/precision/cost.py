@@ -31,9 +31,8 @@ MEND_NAMES = (
     "fused attention",
     "exact angles",
     "float32 rotation",
-    "tf32 product",
+    "tf32 attention",
     "split product",
-    "float32 product",
     "float32 attention",
     "anchor layout",
     "positions reset",
@@ -41,7 +40,7 @@ MEND_NAMES = (
 """All that can be measured, the reference among them."""
 
 LAYOUT_MENDS = ("anchor layout", "positions reset")
-FLOAT32_MENDS = ("tf32 product", "split product", "float32 product")
+FLOAT32_MENDS = ("tf32 attention", "split product", "float32 attention")
 """Mends that need queries and keys in float32 after their rotation."""
 
 REFERENCES = ("fused attention", "eager attention")
@@ -93,9 +92,7 @@ def mend_costs(
     """Time and memory of one forward pass with each mend, over that of fused attention.
 
     All mends take turns, round by round, so a machine that is busy for a while is busy for all of them. One row, plain
-    causal attention, no cache, no gradients. Fused attention takes queries, keys and values in one dtype: nothing lies
-    between a product and all of attention in float32, so ``float32 product`` and ``float32 attention`` are measured
-    once and have the same cost.
+    causal attention, no cache, no gradients.
 
     Args:
         model: a causal decoder from transformers with its own rotary module; never changed.
@@ -121,7 +118,7 @@ def mend_costs(
     except torch.OutOfMemoryError:
         reason = f"memory is too small for a second copy of the model, in {_name(dtype)}"
         return dict.fromkeys(names, reason)
-    wanted = dict.fromkeys((*REFERENCES[:1], *(_measured_as(name) for name in names)))
+    wanted = dict.fromkeys((*REFERENCES[:1], *names))
     if bench.fused_refusal is not None:
         # Nothing but eager attention is left to compare with.
         wanted |= {"eager attention": None}
@@ -149,7 +146,7 @@ def mend_costs(
     reference = next((name for name in REFERENCES if name in memory), None)
     if reference is None:
         nothing = "neither fused nor eager attention runs here, so there is nothing to compare with"
-        return {name: reasons.get(_measured_as(name), nothing) for name in names}
+        return {name: reasons.get(name, nothing) for name in names}
     rounds: list[dict[str, float]] = []
     longest = 0.0
     while len(rounds) < repeats:
@@ -168,11 +165,7 @@ def mend_costs(
         took = statistics.median(found[name] for found in rounds)
         ratio = statistics.median(found[name] / found[reference] for found in rounds)
         costs[name] = Cost(took, held, ratio, held / memory[reference])
-    return {name: costs[_measured_as(name)] for name in names}
-
-
-def _measured_as(name: str) -> str:
-    return "float32 product" if name == "float32 attention" else name
+    return {name: costs[name] for name in names}
 
 
 def _check(
@@ -247,7 +240,7 @@ class _Bench:
     def _refuse(self, name: str) -> None:
         if name not in (*LAYOUT_MENDS, "eager attention") and self.fused_refusal is not None:
             raise EngineError(self.fused_refusal)
-        if name == "tf32 product" and not has_tf32(self.device):
+        if name == "tf32 attention" and not has_tf32(self.device):
             raise EngineError(f"this machine's {self.device.type} has no TF32")
         if name == "split product" and self.dtype == torch.float32:
             raise EngineError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ropewalk.precision.passes import Pass
@@ -70,16 +69,16 @@ def attention_sink(found: Pass) -> Sink:
 
     Only the first half of the row is looked at: what few queries see has no meaning as a mean.
     """
-    length = found.received.shape[-1]
-    seen_by = length - torch.arange(length)
-    mean = (found.received.mean((0, 1)) / seen_by)[: max(1, length // 2)]
+    # Layers with a sliding window let fewer queries see a token.
+    by_query = found.received / found.seen_by[:, None]
+    mean = by_query.mean((0, 1))[: max(1, found.received.shape[-1] // 2)]
     index = int(mean.argmax())
     return Sink(
         index=index,
         attention=float(mean[index]),
         first_attention=float(mean[0]),
-        even_attention=float((1 / torch.arange(1, length + 1, dtype=torch.float64)).mean()),
-        strongest_head=float(found.received[..., 0].max() / length),
+        even_attention=float((found.even / found.seen_by).mean(0)[0]),
+        strongest_head=float(by_query[..., 0].max()),
     )
 
 

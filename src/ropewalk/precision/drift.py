@@ -13,7 +13,7 @@ from torch import Tensor
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import bootstrap_interval
 from ropewalk.integrations.intercept import Subject
-from ropewalk.precision.arithmetic import DTYPES, Angles, stock_arithmetic
+from ropewalk.precision.arithmetic import DTYPES, Angles
 from ropewalk.precision.difference import (
     attention_change,
     attention_difference,
@@ -118,7 +118,7 @@ def measure_drift(
     found: list[_Rows] = []
     for one in series:
         collected = _Rows(one, tuple(shifts), delta2)
-        arithmetic = stock_arithmetic(DTYPES[one.dtype], one.angles)
+        arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
         for row in rows:
             passes: dict[int, Pass] = {}
             for shift in {*shifts, delta2}:

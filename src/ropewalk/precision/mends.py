@@ -30,17 +30,18 @@ class Change:
     layout: PackedLayout | None = None
 
 
-def changes(dtype: torch.dtype, layout: PackedLayout) -> dict[str, Change]:
+def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
     """The ways that are compared, by name: two of stock transformers, then the mends.
 
-    Each arithmetic mend after ``exact angles`` contains those before it up to there: a rotation in float32 uses exact
-    angles, and a better product the rotation in float32.
+    Each is an arithmetic that can be run: fused kernels take queries, keys and values in one dtype, so a product in
+    float32 is attention in float32, its weights and values too. Each mend of arithmetic after ``exact angles`` contains
+    those before it up to there: a rotation in float32 uses exact angles, and a better product the rotation in float32.
 
     Args:
-        dtype: of the model.
+        eager: what transformers does with the model, under eager attention.
         layout: which documents the row holds.
     """
-    eager, documents = stock_arithmetic(dtype), documents_of(layout)
+    dtype, documents = eager.rest, documents_of(layout)
     # Fused kernels (FlashAttention, SDPA) keep the scores in float32.
     fused = replace(eager, scores=torch.float32)
     rotation = replace(fused, angles="exact", cos_sin=torch.float32, rotation=torch.float32)
@@ -49,9 +50,8 @@ def changes(dtype: torch.dtype, layout: PackedLayout) -> dict[str, Change]:
         "fused attention": Change(fused),
         "exact angles": Change(replace(fused, angles="exact")),
         "float32 rotation": Change(rotation),
-        "tf32 product": Change(replace(rotation, product="tf32")),
+        "tf32 attention": Change(replace(rotation, product="tf32", weights=torch.float32)),
         "split product": Change(replace(rotation, product="split")),
-        "float32 product": Change(replace(rotation, product="float32")),
         "float32 attention": Change(replace(rotation, product="float32", weights=torch.float32)),
         "anchor layout": Change(fused, anchored(documents)),
         "positions reset": Change(fused, separated(documents)),
@@ -77,7 +77,7 @@ def measure_mends(
     runner: Runner,
     rows: Sequence[Tensor],
     layouts: Sequence[PackedLayout],
-    dtype: torch.dtype,
+    eager: Arithmetic,
     near: int,
     far: int,
     delta2: int = 16,
@@ -92,7 +92,7 @@ def measure_mends(
         runner: of the model.
         rows: int64 ``[length]`` each.
         layouts: which documents each row holds.
-        dtype: of the model.
+        eager: what transformers does with the model, under eager attention.
         near, far: delta1, tokens.
         delta2: the shift compared with.
         advance: called after each forward pass.
@@ -100,7 +100,7 @@ def measure_mends(
     sums: dict[str, tuple[Comparison, Comparison]] = {}
     for row, layout in zip(rows, layouts, strict=True):
         plain: dict[int, Pass] = {}
-        for name, change in changes(dtype, layout).items():
+        for name, change in changes(eager, layout).items():
             if change.layout is None:
                 plain = plain or run_shifts(runner, row, EXACT, [near, far, delta2], advance)
                 exact = plain
@@ -117,6 +117,6 @@ def measure_mends(
 
 def passes_of_mends(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
     """Forward passes that :func:`measure_mends` makes."""
-    ways = changes(dtype, PackedLayout.from_lengths([2, 2], "full", 0))
+    ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
     exact = 1 + sum(change.layout is not None for change in ways.values())
     return (len(ways) + exact) * len({near, far, delta2}) * rows

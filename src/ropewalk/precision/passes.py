@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations.intercept import AttentionCall, LayerRotation, intercepted
 from ropewalk.integrations.intercept import Subject as Subject
 from ropewalk.integrations.losses import decoder_of
 from ropewalk.packing import PackedLayout
-from ropewalk.precision.arithmetic import Arithmetic
-from ropewalk.precision.streamed import BLOCK_BYTES, LayerTrace, RoundedTokens, streamed_attention
+from ropewalk.precision.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
+from ropewalk.precision.streamed import BLOCK_BYTES, LayerTrace, RoundedTokens, rotated, streamed_attention
+
+LARGEST_MISMATCH = 0.01
+"""Share of rotated values that may come out otherwise than the model's own before it is refused. Elementwise operations
+are exact to the last bit; compiled or fused ones may round one value in hundreds the other way."""
 
 LOGITS_BYTES = 64 * 2**20
 """Size of the float64 logits of one pass held at once; the first-token experiment holds those of eight."""
@@ -27,7 +31,9 @@ class Pass:
     Attributes:
         received: float64 ``[layers, heads, length]``: attention that each token received, summed over queries.
         received_by: float64 ``[layers, lengths, length]``: mean over heads, for the row cut off at each length.
-        first_scores: float64 ``[layers, heads, length]``: each query's score of the first token.
+        first_scores: float64 ``[layers, heads, length]``: each query's score of the first token; 0 if unseen.
+        seen_by: float64 ``[layers, length]``: queries that see each token.
+        even: float64 ``[layers, length]``: what each token would receive of queries that attend evenly.
         hidden: ``[length, hidden_size]`` before the output head, on the model's device, in ``arithmetic.rest``.
         arithmetic: of the pass, and of its logits.
     """
@@ -35,6 +41,8 @@ class Pass:
     received: Tensor
     received_by: Tensor
     first_scores: Tensor
+    seen_by: Tensor
+    even: Tensor
     hidden: Tensor
     arithmetic: Arithmetic
 
@@ -56,6 +64,49 @@ class Runner:
     total_length: int
     lengths: tuple[int, ...] = ()
     block_bytes: int = BLOCK_BYTES
+
+    def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
+        """What transformers does with this model in a dtype under eager attention.
+
+        Most models rotate in their own dtype, some in float32 with cos and sin in one or the other. Which, is
+        measured: the rotation of a few tokens must come out to the last bit.
+
+        Raises:
+            EngineError: if none of these is what the model does, or it cannot run in that dtype.
+        """
+        if dtype == torch.float64:
+            return EXACT
+        choices = {dtype, torch.float32}
+        positions, calls = self.subject.with_and_without_rotation(dtype)
+        fits = {
+            (cos_sin, rotation): self._mismatch(
+                stock_arithmetic(dtype, "model", cos_sin, rotation), positions, calls
+            )
+            for cos_sin in sorted(choices, key=lambda each: each != dtype)
+            for rotation in sorted(choices, key=lambda each: each != dtype)
+        }
+        best = min(fits, key=lambda each: fits[each])
+        if fits[best] > LARGEST_MISMATCH:
+            raise EngineError(
+                f"{type(self.subject.model).__name__} rotates in {str(dtype).removeprefix('torch.')} in a way that the "
+                f"audit does not know: {fits[best]:.0%} of the rotated values come out otherwise"
+            )
+        return stock_arithmetic(dtype, angles, *best)
+
+    def _mismatch(
+        self, arithmetic: Arithmetic, positions: Tensor, calls: list[tuple[AttentionCall, AttentionCall]]
+    ) -> float:
+        """The share of rotated values that come out otherwise than the model's own."""
+        wrong = total = 0
+        for plain, own in calls:
+            rotation = self.subject.layers[plain.layer]
+            cos, sin = self._cos_sin(positions, rotation, arithmetic)
+            for before, after in ((plain.query, own.query), (plain.key, own.key)):
+                ours = rotated(before, cos, sin, rotation, arithmetic).to(after.dtype)
+                # What overflows is no number in both.
+                wrong += int(((ours != after) & ~(ours.isnan() & after.isnan())).sum())
+                total += after.numel()
+        return wrong / total
 
     def run(
         self,
@@ -126,6 +177,8 @@ class Runner:
             torch.stack([trace.received for trace in traces]),
             torch.stack([trace.received_by for trace in traces]),
             torch.stack([trace.first_scores for trace in traces]),
+            torch.stack([trace.seen_by for trace in traces]),
+            torch.stack([trace.even for trace in traces]),
             hidden if keep_hidden else hidden[:0].clone(),
             arithmetic,
         )

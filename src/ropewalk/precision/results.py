@@ -64,9 +64,10 @@ class Sink:
 
     Attributes:
         index: most frequent over rows; 0 is the first token.
-        attention: mean over queries, layers, heads and rows of the attention that each row's sink receives, 0 to 1.
+        attention: mean over the queries that see it, layers, heads and rows of the attention that each row's sink
+            receives, 0 to 1.
         first_attention: the same for the first token.
-        even_attention: what the first token would receive if every query attended evenly.
+        even_attention: what the first token would receive if every query attended evenly to what it sees.
         strongest_head: the largest mean attention that any head of any layer gives the first token, 0 to 1.
     """
 

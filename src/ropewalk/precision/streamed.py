@@ -30,12 +30,16 @@ class LayerTrace:
     Attributes:
         received: ``[heads, length]``: the attention that each token received, summed over queries.
         received_by: ``[lengths, length]``: the same for the row cut off at each of some lengths, mean over heads.
-        first_scores: ``[heads, length]``: each query's score (logit) of the row's first token.
+        first_scores: ``[heads, length]``: each query's score (logit) of the row's first token; 0 if unseen.
+        seen_by: ``[length]``: queries that see each token.
+        even: ``[length]``: what each token would receive if every query attended evenly to what it sees.
     """
 
     received: Tensor
     received_by: Tensor
     first_scores: Tensor
+    seen_by: Tensor
+    even: Tensor
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotation: LayerRotation, arithmetic: Arithmetic) -> Tensor:
@@ -111,12 +115,15 @@ def streamed_attention(
     edges = sorted({*range(0, length, size), *(n for n in lengths if n < length), length})
     documents = None if layout is None else layout.document_ids.to(call.query.device)
     received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
+    seen_by, even = torch.zeros_like(received[0]), torch.zeros_like(received[0])
     received_by, outputs, first_scores = [], [], []
     for start, end in pairwise(edges):
         scores = _scores(q_KGTD[:, :, start:end], [k_KTD[:, :end] for k_KTD in keys], call, arithmetic)
-        # A copy, also where the scores are float64: a view would keep the whole block, and see it masked.
-        first_scores.append(scores[..., 0].flatten(0, 1).to(torch.float64, copy=True))
         visible = _visible(start, end, call.window, layout, documents, scores.device)
+        # A new tensor, also where the scores are float64: a view would keep the whole block.
+        first_scores.append(torch.where(visible[:, 0], scores[..., 0].flatten(0, 1).double(), 0.0))
+        seen_by[:end] += visible.sum(0)
+        even[:end] += (visible / visible.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
         weights = scores.masked_fill_(~visible, -torch.inf).to(arithmetic.softmax)
         # Each block is let go before the next one is made.
         del scores
@@ -130,6 +137,8 @@ def streamed_attention(
         received.cpu(),
         torch.stack(received_by) if received_by else torch.zeros(0, length, dtype=torch.float64),
         torch.cat(first_scores, dim=-1).cpu(),
+        seen_by.cpu(),
+        even.cpu(),
     )
     return torch.cat(outputs, dim=1), trace
 

@@ -63,9 +63,10 @@ def _size(audit: Audit) -> str:
         compared.append(f"float32 moves {wide.D:.2g}")
     random = _at(audit, audit.dtype, near, parameters="random")
     if random is not None and random.D > 0:
+        same_rows = found.per_sample[: len(random.per_sample)]
+        ratio = sum(same_rows) / len(same_rows) / random.D
         compared.append(
-            f"the same model with random weights {random.D:.2g}, so training makes it {found.D / random.D:,.0f} times "
-            "as large"
+            f"the same model with random weights {random.D:.2g}, so training makes it {ratio:,.0f} times as large"
         )
     verdict = " That is negligible." if share < NEGLIGIBLE else ""
     if rung.D > NOISE:
