@@ -50,6 +50,8 @@ def test_json_has_the_lists_that_were_promised(audited: tuple[dict[str, Any], Pa
         said
     )
     assert {"dtype", "parameters", "delta1", "delta2", "D", "first_token_share"} <= set(said["drift"][0])
+    assert {"delta1", "delta2", "D"} == set(said["sweep"][0])
+    assert (said["near"], said["far"], said["delta2"]) == (0, 1000, 16)
     assert {"step", "D", "logit_error"} <= set(said["ladder"][0])
     assert {"name", "D", "logit_error", "time_ratio", "memory_ratio"} <= set(said["mends"][0])
     assert {"stage", "inv_freq", "dtype"} <= set(said["rope"][0])
@@ -93,7 +95,9 @@ def test_tables_and_sentences_for_people(
 ) -> None:
     assert main(["audit", str(checkpoint), "--text", str(text), *FEW, "--no-twin", "--no-costs"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("In bfloat16, a row of 96 tokens at position 0")
+    assert said.out.startswith(
+        "In bfloat16, a row of 96 tokens attends otherwise at position 0 than at 16: D = "
+    )
     for words in (
         "rounding cos and sin",
         "exact angles",
@@ -114,7 +118,9 @@ def test_tables_and_sentences_for_people(
         (["--dtypes", ""], "at least one"),
         (["--shifts", "16"], "a shift other than delta2, 16"),
         (["--shifts", "0,0"], "every shift must be given once, got 0, 0"),
-        (["--shifts", "-5"], "'-5' is no length"),
+        (["--shifts", "-5"], "--shifts: '-5' is no length"),
+        (["--delta2", "0,1"], "--delta2: '0,1' is no length"),
+        (["--shifts", "9000000000000000000000"], "a shift must be 0 to 1099511627776 tokens"),
         (["--shifts", ""], "at least one shift"),
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--length", "100000"], "too few for one row of 100000"),
@@ -137,6 +143,8 @@ def test_a_file_in_place_of_the_folder_is_refused_before_the_work(
 ) -> None:
     assert main(["audit", str(checkpoint), "--text", str(text), "--plot", str(text)]) == 2
     assert "is a file; --plot names a folder" in capsys.readouterr().err
+    assert main(["audit", str(checkpoint), "--text", str(text), "--plot", str(text / "below")]) == 2
+    assert "below for --plot: Not a directory" in capsys.readouterr().err
 
 
 def test_a_model_with_learned_sinks_is_refused_by_name(

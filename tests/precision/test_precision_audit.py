@@ -11,6 +11,7 @@ from ropewalk import PackedLayout, RopewalkError
 from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.rotary_swap import swap_rotary
 from ropewalk.precision import AuditSettings, audit, finding, forward_passes
+from ropewalk.precision.difference import attention_difference
 from ropewalk.precision.summary import best_mend
 from ropewalk.rope import methods_from_config
 
@@ -120,11 +121,13 @@ def test_soft_capping_and_layer_types(family):
 def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     size, cause, mend = finding(found)
     near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
-    assert f"{near.D:.3g} queries' worth" in size
-    assert f"{near.D / 48:.2%} of all" in size
-    assert "random weights" in size
+    # What one token loses another wins: D counts both.
+    assert f"D = {near.D:.3g}, so at least {near.D / 2:.3g} queries' worth" in size
+    assert f"({near.D / 2 / 48:.1%} of all)" in size
+    assert "with random weights D =" in size
     first = next(e for e in found.first_token if e.shifted == "first")
-    assert f"explains {first.share_of_D:.1%}" in cause
+    assert f"accounts for {first.share_of_D:.1%}" in cause or "contributes nothing" in cause
+    assert "on 2 rows" in cause
     best = best_mend(found)
     assert best is not None
     assert mend.startswith(best.name.capitalize())
@@ -132,15 +135,60 @@ def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
         assert sentence.endswith(".")
 
 
-def test_the_finding_of_an_overflow_says_so(found):
+def test_attention_that_moves_altogether_is_counted_twice():
+    """All of every query's attention from one token to another: D is twice the row's length, and all of it moved."""
+    before, after = torch.zeros(1, 4), torch.zeros(1, 4)
+    before[0, 0], after[0, 1] = 4, 4
+    assert attention_difference(before - after) == 8
+
+
+def test_the_finding_of_an_overflow_names_what_overflows_and_what_does_not(found):
     nan = float("nan")
     drift = tuple(replace(d, D=nan) if d.dtype == "bfloat16" else d for d in found.drift)
-    ladder = tuple(replace(r, D=nan) if r.step == "all" else r for r in found.ladder)
-    mends = tuple(replace(m, D=nan) for m in found.mends)
-    size, cause, _ = finding(replace(found, drift=drift, ladder=ladder, mends=mends))
-    assert "not finite" in size
-    assert cause == "There is no drift to explain."
-    assert best_mend(replace(found, mends=mends)) is None
+    ladder = tuple(replace(r, D=nan) if r.step in ("product", "all") else r for r in found.ladder)
+    mends = tuple(replace(m, D=nan, far_D=nan) if m.name == "eager attention" else m for m in found.mends)
+    size, cause, mend = finding(replace(found, drift=drift, ladder=ladder, mends=mends))
+    assert "overflows" in size
+    assert cause == "By itself rounding rotated queries and keys for q·k makes it overflow."
+    assert mend.startswith("Fused attention, which keeps scores in float32, does not overflow")
+    every = tuple(replace(m, D=nan, far_D=nan) for m in found.mends)
+    assert best_mend(replace(found, mends=every)) is None
+    assert finding(replace(found, mends=every))[2].startswith("Fused attention overflows as well")
+
+
+def test_another_dtype_that_overflows_is_named(found):
+    drift = tuple(replace(d, D=float("nan")) if d.dtype == "float16" else d for d in found.drift)
+    assert finding(replace(found, drift=drift))[0].endswith("float16 overflows.")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "best"),
+    [
+        # The worse of both shifts counts, and what is about as good and simpler comes first.
+        ([1.0, 0.5, 0.1], [1.0, 0.5, 0.1], "float32 attention"),
+        ([1.0, 0.12, 0.1], [1.0, 0.12, 0.1], "float32 rotation"),
+        ([1.0, 0.2, 0.0001], [1.0, 0.2, 5.0], "float32 rotation"),
+        ([0.9, 0.9, 0.9], [0.9, 0.9, 0.9], None),
+    ],
+)
+def test_the_mend_to_recommend(found, near, far, best):
+    base = replace(found.mends[1], D=1.0, far_D=1.0)
+    names = ("exact angles", "float32 rotation", "float32 attention")
+    mends = [replace(base, name=n, D=a, far_D=b) for n, a, b in zip(names, near, far, strict=True)]
+    chosen = best_mend(replace(found, mends=(base, *mends)))
+    assert (chosen and chosen.name) == best
+
+
+def test_weights_that_nobody_trained_are_not_said_to_be(found):
+    random = next(d for d in found.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0))
+    drift = tuple(
+        replace(random, parameters="pretrained")
+        if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "pretrained", 0)
+        else d
+        for d in found.drift
+    )
+    assert "training" not in finding(replace(found, drift=drift))[0]
+    assert "about the same" in finding(replace(found, drift=drift))[0]
 
 
 def test_the_finding_of_float32_alone():
@@ -150,7 +198,13 @@ def test_the_finding_of_float32_alone():
     size, cause, mend = finding(found)
     assert size.startswith("In float32")
     assert "random" not in size
-    assert "the angles" in cause or "cos and sin" in cause or "q·k" in cause or "products" in cause
+    assert (
+        "No step explains it" in cause
+        or "the angles" in cause
+        or "cos and sin" in cause
+        or "q·k" in cause
+        or "products" in cause
+    )
     assert "with exact ones" in mend
 
 
@@ -208,11 +262,14 @@ def test_the_random_twin_is_random(rows, found):
 
 
 def test_the_finding_compares_the_twin_on_the_same_rows(found):
-    pretrained = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
-    random = next(d for d in found.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0))
+    near = [d for d in found.drift if (d.dtype, d.delta1) == ("bfloat16", 0)]
+    pretrained, random = (next(d for d in near if d.parameters == p) for p in ("pretrained", "random"))
     assert len(random.per_sample) == 2
-    ratio = sum(pretrained.per_sample[:2]) / 2 / random.D
-    assert f"training makes it {ratio:,.0f} times as large" in finding(found)[0]
+    drift = tuple(
+        replace(d, per_sample=(50 * random.D, 50 * random.D, 9e9)) if d is pretrained else d
+        for d in found.drift
+    )
+    assert "training makes it 50 times as large" in finding(replace(found, drift=drift))[0]
 
 
 def test_the_far_shift_is_never_delta2():

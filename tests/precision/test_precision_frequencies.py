@@ -16,7 +16,7 @@ from ropewalk import RopewalkError
 from ropewalk.integrations import rope_stages as stages_room
 from ropewalk.integrations.intercept import Subject
 from ropewalk.precision import frequencies
-from ropewalk.precision.frequencies import rope_findings, rope_stages
+from ropewalk.precision.frequencies import angle_error_with_turns, rope_findings, rope_stages
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 COMMON: dict[str, Any] = {
@@ -214,7 +214,10 @@ def test_a_wrong_base_in_the_module_is_found(layer_type):
     named = by_name(stages, layer_type)
     truth = np.array(named["config"].inv_freq)
     assert named["loaded"].frequency_error == pytest.approx(np.abs(wrong / truth - 1).max(), abs=1e-6)
-    assert named["loaded"].angle_error == pytest.approx(wrapped(1000 * (wrong - truth)).max(), abs=2e-4)
+    stretch = np.arange(1000 - 63, 1001)[:, None]
+    assert named["loaded"].angle_error == pytest.approx(wrapped(stretch * (wrong - truth)).max(), abs=2e-4)
+    with_turns = angle_error_with_turns(named["loaded"], named["config"])
+    assert with_turns == pytest.approx(1000 * np.abs(wrong - truth).max(), rel=1e-5)
     assert named["saved and loaded"].frequency_error < FLOAT32_FREQUENCY
     findings = [found for found in rope_findings(stages) if "does not compute what the config says" in found]
     assert len(findings) == 1
@@ -317,8 +320,8 @@ def test_right_frequencies_with_wrong_angles_are_found():
             return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
     stages = rope_stages(replace(subject_of(), rotary=BfloatRotaryEmbedding()), 1001)
-    # 1001 becomes 1000.
-    assert by_name(stages)["loaded"].angle_error == pytest.approx(1, abs=1e-4)
+    # 1001 becomes 1000, and 998, among the 64 positions before it, too.
+    assert by_name(stages)["loaded"].angle_error == pytest.approx(2, abs=1e-4)
     assert (
         "the frequencies are right, but an angle is off by 1 rad at position 1,001"
         in rope_findings(stages)[0]

@@ -410,9 +410,9 @@ def test_samples_draw_some_of_many_second_shifts(drawn: Callable[..., Any]) -> N
 def test_tokens_mark_the_first_and_the_sink_with_their_share(sink: int, drawn: Callable[..., Any]) -> None:
     parts = [6.0, 0.5, NAN, 0.0, 0.5, 3.0]
     (axes,) = drawn(draw_tokens, per_token=parts, sink=sink).axes
-    expected = ["first token, the sink: 60 % of D"]
+    expected = ["first token, most attended: 60 % of D"]
     if sink:
-        expected = ["first token: 60 % of D", "token 6, the sink: 30 % of D"]
+        expected = ["first token: 60 % of D", "token 6, most attended: 30 % of D"]
     assert texts(axes) == expected
     found = lines(axes)
     assert found["tokens"].get_xdata().tolist() == [1, 2, 3, 4, 5, 6]
@@ -551,7 +551,7 @@ def test_ladder_draws_a_floor_within_the_axis_as_a_line(drawn: Callable[..., Any
     (floor,) = [each for each in axes.lines if each.get_linestyle() == "--"]
     assert floor.get_xdata() == [0.02, 0.02]
     assert "dashed" in figure.get_supxlabel()
-    assert {"not measured", "0"} <= set(texts(axes))
+    assert {"not finite", "0"} <= set(texts(axes))
     assert "arrow heads" not in drawn(draw_ladder, rungs=RUNGS[1:]).get_supxlabel()
 
 
@@ -580,7 +580,7 @@ def test_mends_compare_two_shifts_with_the_first_row(drawn: Callable[..., Any]) 
 def test_mends_say_which_shift_has_no_point(drawn: Callable[..., Any]) -> None:
     rows = [*MENDS[:1], ("half", 0.0, 3.0, 1.1), ("no", NAN, NAN, None), ("odd", NAN, 1e-14, 1.0)]
     (axes,) = drawn(draw_mends, mends=rows).axes
-    assert {"near 0", "not measured", "near not measured, far 1e-14"} <= set(texts(axes))
+    assert {"near 0", "not finite", "near not finite, far 1e-14"} <= set(texts(axes))
     assert len([each for each in axes.lines if each.get_marker() == "o"]) == 1
 
 
@@ -601,7 +601,7 @@ def test_first_token_bars_are_linear_unless_they_spread(drawn: Callable[..., Any
         draw_first, effects=[("first token", 0.02, 0.0, NAN), ("whole row", 11.4, 1e-12, 11.4)]
     ).axes
     assert axes.get_xscale() == "log"
-    assert {"0", "1e-12", "not measured", "0.02", "11.4"} <= set(texts(axes))
+    assert {"0", "1e-12", "not finite", "0.02", "11.4"} <= set(texts(axes))
     assert "(logarithmic)" in axes.get_xlabel()
     assert axes.get_xlim()[0] < 0.02
 

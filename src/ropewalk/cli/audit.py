@@ -21,7 +21,9 @@ LONGEST_DEFAULT = 4096
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    example = "Example: ropewalk audit meta-llama/Llama-3.2-1B --text books/ --shifts 0,16,1000,128k,1M --plot audit"
+    example = (
+        "Example: ropewalk audit meta-llama/Llama-3.2-1B --text books/ --shifts 0,16,1k,128k,1M --plot audit"
+    )
     app.command("audit", epilog=example)(audit_command)
 
 
@@ -36,7 +38,7 @@ def audit_command(
     ] = None,
     samples: Annotated[int, typer.Option(help="Most rows of text.", min=1)] = 50,
     shifts: Annotated[
-        str, typer.Option(help="Positions of the first token to compare, with commas between.")
+        str, typer.Option(help="Positions of the first token to compare, with commas between; 1k is 1,024.")
     ] = "0,16,100,1000,10000,100000,1000000",
     delta2: Annotated[str, typer.Option(help="The position that they are compared with.")] = "16",
     dtypes: Annotated[
@@ -64,15 +66,14 @@ def audit_command(
 
     settings = AuditSettings(
         dtypes=tuple(_parts(dtypes)),
-        shifts=tuple(_shift(part) for part in _parts(shifts)),
-        delta2=_shift(delta2),
+        shifts=tuple(_shift(part, "--shifts") for part in _parts(shifts)),
+        delta2=_shift(delta2, "--delta2"),
         ladder_samples=ladder_samples,
         twin=twin,
         costs=costs,
         seed=seed,
     )
-    if plot is not None and plot.exists() and not plot.is_dir():
-        raise RopewalkError(f"{plot} is a file; --plot names a folder")
+    _check_folder(plot)
     path = resolve_model(model)
     trained = trained_length(read_config(path).get_text_config())
     tokens = min(LONGEST_DEFAULT, trained) if length is None else parse_length(length)
@@ -81,6 +82,10 @@ def audit_command(
     reporter = ConsoleReporter(notes)
     if length is None and tokens < LONGEST_DEFAULT:
         reporter.note(f"rows of {tokens:,} tokens, what the model is trained for")
+    if tokens > trained:
+        reporter.note(
+            f"rows of {tokens:,} tokens are longer than the {trained:,} that the model is trained for"
+        )
     if len(rows) < samples:
         reporter.note(
             f"the text fills {len(rows)} rows of {tokens:,} tokens, fewer than the {samples} asked for"
@@ -129,18 +134,35 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _shift(text: str) -> int:
+def _shift(text: str, option: str) -> int:
     from ropewalk.lengths import parse_length
 
-    return 0 if text.strip() == "0" else parse_length(text)
+    try:
+        return 0 if text.strip() == "0" else parse_length(text)
+    except RopewalkError as error:
+        raise RopewalkError(f"{option}: {error}") from error
+
+
+def _check_folder(plot: Path | None) -> None:
+    """Make the folder for the pictures, or refuse before the work."""
+    if plot is None:
+        return
+    if plot.exists() and not plot.is_dir():
+        raise RopewalkError(f"{plot} is a file; --plot names a folder")
+    try:
+        plot.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RopewalkError(f"cannot make the folder {plot} for --plot: {error.strerror}") from error
 
 
 def _print(found: Audit, said: tuple[str, ...], warnings: tuple[str, ...]) -> None:
     from ropewalk.cli.audit_tables import tables
     from ropewalk.cli.output import print_whole
 
-    for sentence in (*said, *warnings):
+    for sentence in said:
         results().print(sentence, soft_wrap=True, markup=False)
     for table in tables(found):
         results().print()
         print_whole(table.rich())
+    for sentence in warnings:
+        results().print(sentence, soft_wrap=True, markup=False)

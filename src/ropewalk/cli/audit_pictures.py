@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from ropewalk.cli.audit_tables import SHIFTED_NAMES, series_name
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.precision import Audit, FirstTokenEffect
+    from ropewalk.precision import Audit
 
 STEP_LABELS = {
     "none": "none",
@@ -25,9 +24,9 @@ STEP_LABELS = {
 }
 """The ladder's steps on an axis."""
 
-EXPLAINED = (
-    "Exact RoPE itself drifts where relative positions change (in float64); what low precision adds is caused by "
-    "arithmetic. In brackets: the share of D that rounding only these tokens explains when the whole row moves."
+HEADS = (
+    "How far attention drifts in each head by itself, the darker the further. D averages heads before it adds up, so D "
+    "of a layer is at most the mean of its heads."
 )
 
 
@@ -57,7 +56,7 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
     from ropewalk.reporting.precision_tokens import heads_figure, tokens_figure
 
     low, tokens = found.dtype, f"{found.length:,} tokens"
-    near, delta2 = found.ladder[0].delta1, found.ladder[0].delta2
+    near, delta2 = found.near, found.delta2
     pair = f"between shifts of {near:,} and {delta2:,}"
     audited = [d for d in found.drift if (d.dtype, d.angles, d.parameters) == (low, "model", "pretrained")]
     curves = [
@@ -65,10 +64,13 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
         for row in zip(*(drift.per_sample for drift in audited), strict=True)
     ]
     lengths = {
-        dtype: [(p.length, p.D, p.D_logit_mean) for p in found.lengths if p.dtype == dtype]
-        for dtype in dict.fromkeys(point.dtype for point in found.lengths)
+        series_name(dtype, angles, "pretrained"): [
+            (p.length, p.D, p.D_logit_mean) for p in found.lengths if (p.dtype, p.angles) == (dtype, angles)
+        ]
+        for dtype, angles in dict.fromkeys((point.dtype, point.angles) for point in found.lengths)
     }
-    effects = [(_explained(e), e.D, e.D_exact, e.D_arithmetic) for e in found.first_token]
+    effects = [(SHIFTED_NAMES[e.shifted], e.D, e.D_exact, e.D_arithmetic) for e in found.first_token]
+    sweep = [(point.delta1, point.delta2, point.D) for point in found.sweep]
     shifts = list(dict.fromkeys(rung.delta1 for rung in found.ladder))
     by = {(rung.step, rung.delta1): rung.D for rung in found.ladder}
     rungs = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
@@ -79,31 +81,29 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
     ]
     return {
         "drift": lambda path: drift_figure(
-            _series(found), path, f"{name}: drift when a row of {tokens} is moved"
+            _series(found), path, f"{name}: drift when a row of {tokens} is moved (Δ₂ = {delta2:,})"
         ),
         "samples": lambda path: samples_figure(
-            curves, found.sweep, path, f"{name}: {low}, row by row, and against other shifts"
+            curves, sweep, path, f"{name}: {low}, row by row, and against other shifts"
         ),
         "tokens": lambda path: tokens_figure(
             found.per_token, found.sink.index, path, f"{name}: {low}, each token's part of D {pair}"
         ),
         "lengths": lambda path: lengths_figure(lengths, path, f"{name}: differences {pair} against length"),
-        "heads": lambda path: heads_figure(found.heads, path, f"{name}: {low}, D of each head {pair}"),
+        "heads": lambda path: heads_figure(found.heads, path, f"{name}: {low}, D of each head {pair}", HEADS),
         "first-token": lambda path: first_token_figure(
-            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}", EXPLAINED
+            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
         ),
         "ladder": lambda path: ladder_figure(
-            rungs, [f"{shift:,}" for shift in shifts], path, f"{name}: D of each step in {low} by itself"
+            rungs,
+            [f"{shift:,}" for shift in shifts],
+            path,
+            f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
         ),
-        "mends": lambda path: mends_figure(mends, path, f"{name}: what mends {low}"),
+        "mends": lambda path: mends_figure(
+            mends, path, f"{name}: what mends {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
+        ),
     }
-
-
-def _explained(effect: FirstTokenEffect) -> str:
-    name = SHIFTED_NAMES[effect.shifted]
-    if effect.shifted == "all" or math.isnan(effect.share_of_D):
-        return name
-    return f"{name} ({effect.share_of_D:.1%})"
 
 
 def _series(found: Audit) -> dict[str, list[tuple[int, float, float, float]]]:

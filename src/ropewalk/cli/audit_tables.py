@@ -35,7 +35,7 @@ def _drift(found: Audit) -> ResultTable:
         rows.setdefault(name, {})[drift.delta1] = figure(drift.D)
     delta2 = found.drift[0].delta2
     return ResultTable(
-        f"D between a shift and {delta2:,}: queries' worth of attention that lands on other tokens, of "
+        f"D between a shift and {delta2:,}: how much more or less attention tokens receive, in that of one query of "
         f"{found.length:,}; mean over {_rows(found.samples)}",
         ("arithmetic", *(f"{shift:,}" for shift in shifts)),
         tuple((name, *(cells[shift] for shift in shifts)) for name, cells in rows.items()),
@@ -95,15 +95,23 @@ def _mends(found: Audit) -> ResultTable:
     def ratio(value: float | None) -> str:
         return MISSING if value is None else f"{value:.2f}x"
 
-    one = found.mends[0]
-    reasons = list(dict.fromkeys(f"{m.name}: {m.reason}" for m in found.mends if m.reason is not None))
+    by_reason: dict[str, list[str]] = {}
+    for mend in found.mends:
+        if mend.reason is not None:
+            by_reason.setdefault(mend.reason, []).append(mend.name)
+    # The same for all needs no names.
+    reasons = [
+        reason if len(names) == len(found.mends) else f"{', '.join(names)}: {reason}"
+        for reason, names in by_reason.items()
+    ]
+    far = found.far != found.near
     return ResultTable(
         f"What mends {found.dtype}; time and memory of a forward pass over fused attention"
         + (f" ({'; '.join(reasons)})" if reasons else ""),
         (
             "mend",
-            f"D at {one.delta1:,}",
-            f"D at {one.far_delta1:,}",
+            f"D at {found.near:,}",
+            *([f"D at {found.far:,}"] if far else []),
             "logit error",
             "KL (nats)",
             "time",
@@ -113,7 +121,7 @@ def _mends(found: Audit) -> ResultTable:
             (
                 mend.name,
                 figure(mend.D),
-                figure(mend.far_D),
+                *([figure(mend.far_D)] if far else []),
                 figure(mend.logit_error),
                 figure(mend.kl),
                 ratio(mend.time_ratio),
@@ -125,11 +133,13 @@ def _mends(found: Audit) -> ResultTable:
 
 
 def _rope(found: Audit) -> ResultTable:
+    from ropewalk.precision import angle_error_with_turns
     from ropewalk.reporting import ResultTable
 
     position = found.rope[0].position
+    config = {stage.layer_type: stage for stage in found.rope if stage.stage == "config"}
     return ResultTable(
-        f"RoPE that the model runs with, against its config; angles at position {position:,}",
+        f"RoPE that the model runs with, against its config; angles up to position {position:,}",
         ("stage", "inv_freq in", "cos and sin in", "frequency error", "angle error (rad)"),
         tuple(
             (
@@ -137,7 +147,7 @@ def _rope(found: Audit) -> ResultTable:
                 stage.dtype,
                 stage.cos_sin_dtype,
                 figure(stage.frequency_error),
-                figure(stage.angle_error),
+                figure(angle_error_with_turns(stage, config[stage.layer_type])),
             )
             for stage in found.rope
         ),

@@ -124,7 +124,8 @@ class Subject:
         present = {None, *(getattr(config, "layer_types", None) or methods)}
         with ExitStack() as stack:
             _evaluating(model, stack)
-            layers = _rotations(model, rotary, [kind for kind in methods if kind in present])
+            methods = {kind: method for kind, method in methods.items() if kind in present}
+            layers = _rotations(model, rotary, list(methods))
             return cls(model, rotary, methods, layers, OutputHead.of(model))
 
     @property

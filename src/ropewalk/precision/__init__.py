@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ropewalk.precision.auditing import AuditSettings, audit, forward_passes
     from ropewalk.precision.drift import Series, measure_drift
     from ropewalk.precision.first_token import first_token_effects
-    from ropewalk.precision.frequencies import rope_findings, rope_stages
+    from ropewalk.precision.frequencies import angle_error_with_turns, rope_findings, rope_stages
     from ropewalk.precision.mends import measure_mends
     from ropewalk.precision.passes import Runner, Subject, logit_difference
     from ropewalk.precision.results import Audit, Drift, FirstTokenEffect, Mend, RopeStage, Rung, Sink
@@ -34,6 +34,7 @@ _HOMES = {
     "Series": "drift",
     "Sink": "results",
     "Subject": "passes",
+    "angle_error_with_turns": "frequencies",
     "audit": "auditing",
     "dominant_step": "rungs",
     "finding": "summary",
@@ -63,6 +64,7 @@ __all__ = [
     "Series",
     "Sink",
     "Subject",
+    "angle_error_with_turns",
     "audit",
     "dominant_step",
     "finding",

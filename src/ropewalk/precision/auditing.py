@@ -136,6 +136,8 @@ def audit(
     runner = Runner(subject, longest([*settings.shifts, delta2], length))
     counter = _Counter(progress, forward_passes(settings, len(rows)))
 
+    # First, since it is quick: what is wrong with the frequencies is wrong with all that follows.
+    rope = rope_stages(subject, far + length - 1, runner.total_length)
     counter.label = "drift"
     drift = measure_drift(
         subject, rows, settings.series, settings.shifts, delta2, "pretrained", settings.seed, counter
@@ -155,13 +157,18 @@ def audit(
     counter.label = "mends"
     mends = measure_mends(runner, few, few_layouts, audited, near, far, delta2, counter)
     if settings.costs:
-        counter.label = "cost of the mends"
+        counter.tell("cost of the mends")
         mends = _with_costs(model, mends, few[0], few_layouts[0], settings)
+    else:
+        mends = tuple(replace(mend, reason="costs were not asked for") for mend in mends)
     return Audit(
         length=length,
         samples=len(rows),
         ladder_samples=len(few),
         dtype=settings.dtypes[0],
+        near=near,
+        far=far,
+        delta2=delta2,
         drift=(*drift.drift, *random),
         sweep=drift.sweep,
         per_token=drift.per_token,
@@ -171,7 +178,7 @@ def audit(
         first_token=effects,
         ladder=rungs,
         mends=mends,
-        rope=rope_stages(subject, far, longest([far, delta2], length)),
+        rope=rope,
     )
 
 
@@ -209,6 +216,12 @@ class _Counter:
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done, self.label = progress, total, 0, ""
+
+    def tell(self, label: str) -> None:
+        """What is done now, without a pass."""
+        self.label = label
+        if self.progress is not None:
+            self.progress(self.done, self.total, label)
 
     def __call__(self) -> None:
         self.done += 1

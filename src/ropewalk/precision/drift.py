@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ropewalk.precision.difference import (
     token_parts,
 )
 from ropewalk.precision.passes import Pass, Runner, longest, shifted
-from ropewalk.precision.results import Drift, LengthPoint, Parameters, Sink
+from ropewalk.precision.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 
 Advance = Callable[[], None]
 """Called after each forward pass."""
@@ -45,10 +45,6 @@ class Series:
         if self.dtype not in DTYPES:
             raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
 
-    @property
-    def name(self) -> str:
-        return self.dtype + (", exact angles" if self.angles == "exact" else "")
-
 
 @dataclass(frozen=True)
 class DriftFindings:
@@ -65,7 +61,7 @@ class DriftFindings:
 
     drift: tuple[Drift, ...]
     lengths: tuple[LengthPoint, ...]
-    sweep: tuple[tuple[int, int, float], ...]
+    sweep: tuple[SweepPoint, ...]
     per_token: tuple[float, ...]
     heads: tuple[tuple[float, ...], ...]
     sink: Sink
@@ -152,13 +148,17 @@ def check_rows(rows: Sequence[Tensor]) -> None:
         raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")
 
 
+LARGEST_SHIFT = 2**40
+"""Tokens up to which float64 angles are off by less than 1e-3 rad."""
+
+
 def check_shifts(shifts: Sequence[int], delta2: int) -> None:
-    """Refuse no shifts, negative ones and repeated ones."""
+    """Refuse no shifts, negative, repeated, and senselessly large ones."""
     if not shifts:
         raise RopewalkError("an audit needs at least one shift, got none")
     for shift in (*shifts, delta2):
-        if shift < 0:
-            raise RopewalkError(f"a shift must be 0 tokens or more, got {shift}")
+        if not 0 <= shift <= LARGEST_SHIFT:
+            raise RopewalkError(f"a shift must be 0 to {LARGEST_SHIFT} tokens, got {shift}")
     if len(set(shifts)) < len(shifts):
         raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
 
@@ -225,11 +225,9 @@ class _Rows:
 
     def length_points(self, cuts: tuple[int, ...]) -> list[LengthPoint]:
         D, D_logit = (torch.stack(rows).mean(0).tolist() for rows in zip(*self.by_length, strict=True))
-        return [
-            LengthPoint(self.series.name, cut, D[n], D_logit[n], D_logit[n] / cut)
-            for n, cut in enumerate(cuts)
-        ]
+        between = (self.series.dtype, self.series.angles, self._near, self.delta2)
+        return [LengthPoint(*between, cut, D[n], D_logit[n], D_logit[n] / cut) for n, cut in enumerate(cuts)]
 
-    def sweep(self) -> tuple[tuple[int, int, float], ...]:
+    def sweep(self) -> tuple[SweepPoint, ...]:
         mean = torch.stack(self.D).mean(0)
-        return tuple((a, b, self._between(mean, a, b)) for a, b in product(self.every, self.every))
+        return tuple(SweepPoint(a, b, self._between(mean, a, b)) for a, b in permutations(self.every, 2))

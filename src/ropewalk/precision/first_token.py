@@ -88,9 +88,14 @@ class _Sums:
     def add_squares(self, name: str, change: Tensor, length: int) -> None:
         self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
 
-    def add_share(self, name: str, part: Tensor, whole: Tensor) -> None:
-        self.part[name] = self.part.get(name, 0.0) + float((part * whole).sum())
-        self.whole[name] = self.whole.get(name, 0.0) + float(whole.square().sum())
+    def add_share(self, name: str, part: Tensor, whole: Tensor, slope: Tensor) -> None:
+        """Parts that add up to ``whole``, each counted by what it adds to the size of it.
+
+        ``slope`` is that size's: the sign of the whole for a sum of absolute values, as D is, and the whole itself for
+        a sum of squares.
+        """
+        self.part[name] = self.part.get(name, 0.0) + float((part * slope).sum())
+        self.whole[name] = self.whole.get(name, 0.0) + float((whole * slope).sum())
 
     def effect(self, move: Shifted, delta1: int, delta2: int, rows: int) -> FirstTokenEffect:
         def share(name: str) -> float:
@@ -164,13 +169,13 @@ def _add_rounding(
     parts = _parts(changes)
     for move, one in sums.items():
         one.add_difference("rounding", changes[move])
-        one.add_share("attention", parts[move], changes["all"])
+        one.add_share("attention", parts[move], changes["all"], changes["all"].sign())
     for chunks in zip(*(runner.logits(each) for move in MOVES for each in found[move]), strict=True):
         moved = {move: chunks[2 * n] - chunks[2 * n + 1] for n, move in enumerate(MOVES)}
         parts = _parts(moved)
         for move, one in sums.items():
             one.add_squares("rounding", moved[move], len(row))
-            one.add_share("logits", parts[move], moved["all"])
+            one.add_share("logits", parts[move], moved["all"], moved["all"])
 
 
 def _run(

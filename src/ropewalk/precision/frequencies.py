@@ -33,6 +33,8 @@ log = logging.getLogger("ropewalk")
 
 LARGEST_ROUND_TRIP = 2**30
 """Bytes of parameters up to which a model is saved and loaded to see what comes back."""
+STRETCH = 64
+"""Positions up to the asked one whose angles are compared."""
 CASTS = (torch.bfloat16, torch.float16)
 TOLERANCE = 2e-6
 """Relative error up to which a frequency, or the fastest pair's angle, is the intended one in float32. A yarn ramp of
@@ -60,11 +62,17 @@ class _Truth:
             return math.nan
         return float(((inv_freq - self.inv_freq) / self.inv_freq).abs().max())
 
+    @property
+    def positions(self) -> Tensor:
+        """int64, the last of them the position: at a single one an angle may come out right by chance."""
+        return torch.arange(max(0, self.position - STRETCH + 1), self.position + 1)
+
     def angle_error_of(self, angles: Tensor) -> float:
-        """Largest difference of angles without whole turns, at most π; NaN where the number of pairs differs."""
-        if angles.shape != self.inv_freq.shape:
+        """Largest difference of angles ``[positions, pairs]`` without whole turns; NaN for other numbers of pairs."""
+        true = self.positions[:, None] * self.inv_freq
+        if angles.shape != true.shape:
             return math.nan
-        off = torch.remainder(angles - self.position * self.inv_freq + math.pi, 2 * math.pi) - math.pi
+        off = torch.remainder(angles - true + math.pi, 2 * math.pi) - math.pi
         return float(off.abs().max())
 
     def stage(
@@ -87,7 +95,7 @@ class _Truth:
             dtype=dtype,
             cos_sin_dtype=cos_sin_dtype,
             frequency_error=self.error_of(inv_freq),
-            angle_error=self.angle_error_of(self.position * inv_freq if angles is None else angles),
+            angle_error=self.angle_error_of(self.positions[:, None] * inv_freq if angles is None else angles),
             position=self.position,
             attention_factor=self.attention_factor if attention_factor is None else attention_factor,
         )
@@ -154,10 +162,11 @@ def _measured(
         # A copy: a long sequence changes what the module of a length-dependent method holds.
         module = deepcopy(rotary)
         there = replace(subject, rotary=module)
-        where = torch.tensor([1, true.position])
+        where = torch.cat([torch.tensor([1]), true.positions])
         cos, sin = there.cos_sin(where, torch.float32, true.layer_type, true.total_length)
         cos, sin, came_as = cos.cpu().double(), sin.cpu().double(), _name(cos.dtype)
-        seen, angles = torch.atan2(sin, cos)
+        seen, *rest = torch.atan2(sin, cos)
+        angles = torch.stack(rest)
         factor = float((cos[0].square() + sin[0].square()).sqrt().mean())
         inv_freq, held_as = _effective(module, true, seen, came_as)
         given = there.cos_sin(where, dtype, true.layer_type, true.total_length)[0].dtype
@@ -290,6 +299,21 @@ def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
     )
 
 
+def angle_error_with_turns(stage: RopeStage, config: RopeStage) -> float:
+    """Largest error of an angle at the stage's position, rad, with the whole turns that cos and sin do not show.
+
+    Args:
+        stage, config: of one layer type.
+
+    Returns:
+        NaN where their number of frequencies differs.
+    """
+    if len(stage.inv_freq) != len(config.inv_freq):
+        return math.nan
+    turned = max(abs(a - b) for a, b in zip(stage.inv_freq, config.inv_freq, strict=True))
+    return max(stage.angle_error, stage.position * turned)
+
+
 def _extent(stage: RopeStage, config: RopeStage) -> str:
     if math.isnan(stage.frequency_error):
         return f"{len(stage.inv_freq)} frequencies where the config says {len(config.inv_freq)}"
@@ -301,9 +325,7 @@ def _extent(stage: RopeStage, config: RopeStage) -> str:
         )
     if stage.frequency_error <= TOLERANCE:
         return f"the frequencies are right, but an angle is off by {_number(stage.angle_error)} rad {at}"
-    # With whole turns, which cos and sin do not show.
-    pairs = zip(stage.inv_freq, config.inv_freq, strict=True)
-    angle = max(stage.angle_error, stage.position * max(abs(a - b) for a, b in pairs))
+    angle = angle_error_with_turns(stage, config)
     text = (
         f"the pair that is most wrong is off by {_number(100 * stage.frequency_error)} %, "
         f"an angle error of {_number(angle)} rad {at}"

@@ -20,7 +20,8 @@ class Drift:
         angles: ``model``: the model's own rotary module; ``exact``: float64 angles in its place.
         parameters: the checkpoint's, or those of a randomly initialised twin.
         delta1, delta2: position of each row's first token, tokens.
-        D: attention (one unit a query) that lands on other tokens, mean over layers and rows.
+        D: how much more or less attention each token receives (one unit a query), summed over tokens; mean over layers
+            and rows. At least D / 2 queries' worth of attention lands on other tokens; D is at most twice the length.
         ci95: 95 % bootstrap interval of D over rows; NaN for fewer than two.
         first_token_share: how much of D falls on the row's first token, 0 to 1.
         sink_share: the same for the token that receives most attention.
@@ -44,14 +45,18 @@ class LengthPoint:
     """How far two shifts differ in rows cut off at a length; mean over rows, layers and heads.
 
     Attributes:
-        dtype: of the model.
+        dtype, angles: as in :class:`Drift`.
+        delta1, delta2: shifts, tokens.
         length: tokens.
         D: attention difference of the rows cut off there.
-        D_logit: sum over queries of the difference of their score (before softmax) of the first token.
+        D_logit: sum over queries of the absolute difference of their score (before softmax) of the first token.
         D_logit_mean: the same as a mean over queries.
     """
 
     dtype: str
+    angles: str
+    delta1: int
+    delta2: int
     length: int
     D: float
     D_logit: float
@@ -59,11 +64,20 @@ class LengthPoint:
 
 
 @dataclass(frozen=True)
+class SweepPoint:
+    """D between two shifts in the audited dtype, mean over rows."""
+
+    delta1: int
+    delta2: int
+    D: float
+
+
+@dataclass(frozen=True)
 class Sink:
     """Which token receives most attention in exact arithmetic, and how much.
 
     Attributes:
-        index: most frequent over rows; 0 is the first token.
+        index: its place in the row, most frequent over rows; counted from 0, the first token.
         attention: mean over the queries that see it, layers, heads and rows of the attention that each row's sink
             receives, 0 to 1.
         first_attention: the same for the first token.
@@ -171,8 +185,9 @@ class RopeStage:
         inv_freq: effective frequencies, rad/token; those of the config are what they should be.
         dtype: in which they are held.
         cos_sin_dtype: of cos and sin for activations of the stage's dtype.
-        frequency_error: largest relative difference of a frequency from the config's.
-        angle_error: largest difference of the angle that comes out from the exact one, rad, at ``position``.
+        frequency_error: largest relative difference of a frequency from the config's; NaN where their number differs.
+        angle_error: largest difference of the angles that come out from the exact ones, rad, without whole turns (so at
+            most π), over the 64 positions up to ``position``.
         position: tokens.
         attention_factor: factor on cos and sin that comes out.
     """
@@ -196,12 +211,15 @@ class Audit:
         length: tokens of a row.
         samples: number of rows of the drift.
         ladder_samples: number of rows of the ladder, the mends and the first-token experiment.
-        dtype: the audited low-precision dtype of ladder, mends and first-token experiment.
+        dtype: the audited dtype: of ladder, mends, first-token experiment, sweep, per_token and heads.
+        near, far, delta2: shifts, tokens: the first one that is not delta2, the largest such, and what they are
+            compared with.
         drift: by dtype, parameters and shift; float32 also with exact angles.
-        sweep: D between every two shifts in ``dtype``: (delta1, delta2, D).
-        per_token: mean over rows and layers of each token's part of D between the first shift and delta2.
+        sweep: D between every two different shifts.
+        per_token: mean over rows and layers of each token's part of D between near and delta2; they add up to D.
         lengths: D and D_logit against the row's length.
-        heads: ``[layers][heads]``: D of each head, mean over rows.
+        heads: ``[layers][heads]``: D of each head by itself between near and delta2, mean over rows. D averages heads
+            first, so it is at most their mean.
         sink: which token receives most attention.
         first_token: what moving the first token, the others, or all of them does.
         ladder, mends, rope: see their classes.
@@ -211,8 +229,11 @@ class Audit:
     samples: int
     ladder_samples: int
     dtype: str
+    near: int
+    far: int
+    delta2: int
     drift: tuple[Drift, ...]
-    sweep: tuple[tuple[int, int, float], ...]
+    sweep: tuple[SweepPoint, ...]
     per_token: tuple[float, ...]
     lengths: tuple[LengthPoint, ...]
     heads: tuple[tuple[float, ...], ...]

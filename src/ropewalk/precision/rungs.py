@@ -77,7 +77,8 @@ def dominant_step(rungs: Sequence[Rung], delta1: int) -> Rung:
     single = [rung for rung in rungs if rung.delta1 == delta1 and rung.step in STEPS]
     if not single:
         raise RopewalkError(f"the ladder was not measured at a shift of {delta1}")
-    return max(single, key=lambda rung: rung.D if math.isfinite(rung.D) else -math.inf)
+    # What overflows is the worst of all.
+    return max(single, key=lambda rung: rung.D if math.isfinite(rung.D) else math.inf)
 
 
 def run_shifts(

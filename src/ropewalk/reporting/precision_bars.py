@@ -287,7 +287,7 @@ def _beyond(axes: Any, y: float, values: Mapping[str, float], scale: Scale) -> N
     """Values that have no place on the axis, at its left edge; an arrow head where there is one below it."""
     if not values:
         return
-    texts = {name: "not measured" if np.isnan(each) else number_text(each) for name, each in values.items()}
+    texts = {name: "not finite" if np.isnan(each) else number_text(each) for name, each in values.items()}
     below = any(each > 0 for each in values.values())
     if below:
         axes.plot(scale.low, y, marker=CARETLEFT, color=INK, markersize=7, clip_on=False, zorder=4)

@@ -177,9 +177,9 @@ def _running_median(values: Floats) -> Floats:
 
 
 def _mark_token(axes: Any, at: int, value: float, share: float, sink: int, rise: float) -> None:
-    name = "first token" if at == 0 else f"token {at + 1:,}, the sink"
+    name = "first token" if at == 0 else f"token {at + 1:,}, most attended"
     if at == sink == 0:
-        name = "first token, the sink"
+        name = "first token, most attended"
     far = at > 0.3 * axes.get_xlim()[1]
     known = np.isfinite(value)
     if known:
