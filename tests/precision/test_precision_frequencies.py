@@ -323,7 +323,7 @@ def test_right_frequencies_with_wrong_angles_are_found():
     # 1001 becomes 1000, and 998, among the 64 positions before it, too.
     assert by_name(stages)["loaded"].angle_error == pytest.approx(2, abs=1e-4)
     assert (
-        "the frequencies are right, but an angle is off by 1 rad at position 1,001"
+        "the frequencies are right, but an angle is off by 2 rad at position 1,001"
         in rope_findings(stages)[0]
     )
 
