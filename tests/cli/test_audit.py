@@ -125,6 +125,7 @@ def test_tables_and_sentences_for_people(
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--length", "100000"], "too few for one row of 100000"),
         (["--length", "1"], "2 tokens or more"),
+        (["--length", "7"], "a row of 7 tokens is too short to lay out 4 documents"),
         (["--device", "tpu"], "'tpu'"),
     ],
 )

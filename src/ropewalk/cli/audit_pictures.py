@@ -96,7 +96,7 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
         ),
         "ladder": lambda path: ladder_figure(
             rungs,
-            [f"{shift:,}" for shift in shifts],
+            [f"Δ₁ = {shift:,}" for shift in shifts],
             path,
             f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
         ),

@@ -97,6 +97,9 @@ class Subject:
     def of(cls, model: Any) -> Subject:
         """Look at how a model rotates, on a few tokens.
 
+        Args:
+            model: a causal decoder from transformers; the same afterwards.
+
         Raises:
             EngineError: if it does anything to queries and keys that is not a rotation of their leading dimensions,
                 or takes no attention function from outside.

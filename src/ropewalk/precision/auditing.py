@@ -129,6 +129,9 @@ def audit(
         layouts = [PackedLayout.from_lengths([length], "full", 0)] * len(rows)
     if [layout.total_length for layout in layouts] != [length] * len(rows):
         raise RopewalkError(f"each of the {len(rows)} rows of {length} tokens needs a layout of that length")
+    for layout in layouts:
+        # The mends come last and could not lay them out: better said before the work.
+        documents_of(layout)
     subject = Subject.of(model)
     few, few_layouts = rows[: settings.ladder_samples], layouts[: settings.ladder_samples]
     dtype = DTYPES[settings.dtypes[0]]
@@ -183,7 +186,12 @@ def audit(
 
 
 def forward_passes(settings: AuditSettings, rows: int) -> int:
-    """How many forward passes :func:`audit` makes of some rows, those that measure cost left out."""
+    """How many forward passes :func:`audit` makes, those that measure cost left out.
+
+    Args:
+        settings: what is audited.
+        rows: how many rows.
+    """
     few = min(rows, settings.ladder_samples)
     near, far, delta2 = settings.near, settings.far, settings.delta2
     of_drift = passes_of_drift(settings.series, settings.shifts, delta2, rows)

@@ -36,7 +36,15 @@ SHORTEST_CUT = 32
 
 @dataclass(frozen=True)
 class Series:
-    """One curve of the drift: a dtype as transformers runs it, with the model's own angles or exact ones."""
+    """One curve of the drift.
+
+    Attributes:
+        dtype: name of a dtype, in which the model runs as transformers runs it.
+        angles: ``model`` for those of its own rotary module, ``exact`` for float64 ones in their place.
+
+    Raises:
+        RopewalkError: if the dtype is unknown.
+    """
 
     dtype: str
     angles: Angles = "model"
@@ -100,7 +108,11 @@ def measure_drift(
         seed: of the bootstrap.
         advance: called after each forward pass.
 
+    Returns:
+        Values over all rows; see :class:`DriftFindings`.
+
     Raises:
+        EngineError: if the model rotates in a way that is not known, or cannot run in one of the dtypes.
         RopewalkError: if there is no row, series or shift, a shift is negative or given twice, or rows differ in
             length.
     """

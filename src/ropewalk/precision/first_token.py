@@ -65,6 +65,9 @@ def first_token_effects(
 
     Returns:
         Effects of ``first``, ``others`` and ``all``, means over rows; roots of mean squares for logits.
+
+    Raises:
+        RopewalkError: if a shift is beyond the runner's ``total_length``.
     """
     sums = {move: _Sums() for move in MOVES}
     for row in rows:

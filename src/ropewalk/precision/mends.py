@@ -96,6 +96,12 @@ def measure_mends(
         near, far: delta1, tokens.
         delta2: the shift compared with.
         advance: called after each forward pass.
+
+    Returns:
+        A value for each way, in the order of :func:`changes`; time and memory are not measured here.
+
+    Raises:
+        RopewalkError: if a row is too short to lay out documents, or a shift is beyond the runner's ``total_length``.
     """
     sums: dict[str, tuple[Comparison, Comparison]] = {}
     for row, layout in zip(rows, layouts, strict=True):

@@ -195,7 +195,15 @@ class Runner:
         return exact_cos_sin(subject, position_ids, rotation.layer_type, self.total_length)
 
     def logits(self, found: Pass, chunk_bytes: int = LOGITS_BYTES) -> Iterator[Tensor]:
-        """Logits of a pass in its own arithmetic, as float64 ``[tokens, vocab_size]`` a chunk."""
+        """Logits of a pass, computed in its own arithmetic.
+
+        Args:
+            found: a pass of this runner, with its hidden states.
+            chunk_bytes: size of the float64 logits held at once.
+
+        Returns:
+            float64 ``[tokens, vocab_size]`` for some tokens after the other, in order.
+        """
         vocab, width = self.subject.head.linear.weight.shape
         for hidden in found.hidden.split(max(1, chunk_bytes // (8 * vocab))):
             yield self._logits_of(hidden, max(1, chunk_bytes // (8 * width)))
@@ -239,7 +247,16 @@ class LogitDifference:
 
 
 def logit_difference(runner: Runner, reference: Pass, other: Pass) -> LogitDifference:
-    """Root mean square and Kullback-Leibler divergence between the next-token predictions of two passes."""
+    """How two passes' next-token predictions differ.
+
+    Args:
+        runner: that made both.
+        reference: what the other is compared with; KL is the divergence of the other's distribution from its.
+        other: of the same row.
+
+    Returns:
+        Root mean square of the logits' difference, and Kullback-Leibler divergence in nats a token.
+    """
     squares = divergence = 0.0
     for expected, found in zip(runner.logits(reference), runner.logits(other), strict=True):
         squares += float((found - expected).square().mean(-1).sum())

@@ -47,6 +47,9 @@ def ladder(
 
     Returns:
         A rung for each of ``RUNGS`` and shift, means over rows.
+
+    Raises:
+        RopewalkError: if a shift is beyond the runner's ``total_length``.
     """
     sums = {(step, shift): Comparison() for shift in shifts for step in RUNGS}
     for row in rows:
@@ -69,7 +72,11 @@ def passes_of_ladder(shifts: Sequence[int], delta2: int, rows: int) -> int:
 
 
 def dominant_step(rungs: Sequence[Rung], delta1: int) -> Rung:
-    """The step with the largest D of its own at a shift.
+    """The step with the largest D of its own at a shift; one that overflows before all others.
+
+    Args:
+        rungs: of :func:`ladder`.
+        delta1: the shift, tokens.
 
     Raises:
         RopewalkError: if the ladder has no such shift.
