@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from benchmarks.common import write
-from ropewalk.integrations.intercept import Subject
+from ropewalk.integrations.subject import Subject
 from ropewalk.lengths import parse_length
 from ropewalk.precision.arithmetic import DTYPES, stock_arithmetic
 from ropewalk.precision.cost import peak_bytes

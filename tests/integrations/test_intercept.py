@@ -11,9 +11,10 @@ import transformers
 from families import COMMON, FAMILIES, tiny_model
 from ropewalk import EngineError, RopewalkError
 from ropewalk.integrations import intercept
-from ropewalk.integrations.intercept import Subject, intercepted, kept_in_float32
+from ropewalk.integrations.intercept import intercepted, kept_in_float32
 from ropewalk.integrations.random_twin import random_parameters
 from ropewalk.integrations.rotary_swap import rotary_module
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import EXACT, stock_arithmetic
 from ropewalk.precision.passes import Runner, shifted
 

@@ -8,8 +8,8 @@ import transformers
 
 from precision_cases import sharp_llama, token_rows
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.rotary_swap import swap_rotary
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision import AuditSettings, audit, finding, forward_passes
 from ropewalk.precision.difference import attention_difference
 from ropewalk.precision.summary import best_mend

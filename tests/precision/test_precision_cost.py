@@ -11,7 +11,6 @@ from torch import nn
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.integrations import mended_attention
-from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.losses import decoder_of
 from ropewalk.integrations.mended_attention import (
     FUSED_MENDS,
@@ -25,6 +24,7 @@ from ropewalk.integrations.mended_attention import (
     twin_of,
 )
 from ropewalk.integrations.models import attach, rotary_module
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision import cost
 from ropewalk.precision.arithmetic import EXACT
 from ropewalk.precision.cost import MEND_NAMES, Cost, mend_costs, peak_bytes

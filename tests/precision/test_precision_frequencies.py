@@ -14,7 +14,7 @@ import transformers
 
 from ropewalk import RopewalkError
 from ropewalk.integrations import rope_stages as stages_room
-from ropewalk.integrations.intercept import Subject
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision import frequencies
 from ropewalk.precision.frequencies import angle_error_with_turns, rope_findings, rope_stages
 from ropewalk.rope import LongRope, RotaryEmbedding

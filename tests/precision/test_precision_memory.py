@@ -4,7 +4,8 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.integrations.intercept import AttentionCall, LayerRotation, Subject
+from ropewalk.integrations.intercept import AttentionCall
+from ropewalk.integrations.subject import LayerRotation, Subject
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, stock_arithmetic
 from ropewalk.precision.cost import peak_bytes

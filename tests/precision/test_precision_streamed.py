@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout
-from ropewalk.integrations.intercept import AttentionCall, LayerRotation
+from ropewalk.integrations.intercept import AttentionCall
+from ropewalk.integrations.subject import LayerRotation
 from ropewalk.precision.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.precision.cost import peak_bytes
 from ropewalk.precision.streamed import rotated, streamed_attention

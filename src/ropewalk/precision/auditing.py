@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.random_twin import random_parameters
 from ropewalk.integrations.rotary_swap import rotary_module
+from ropewalk.integrations.subject import Subject
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import DTYPES
 from ropewalk.precision.cost import mend_costs

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import bootstrap_interval
-from ropewalk.integrations.intercept import Subject
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import DTYPES, Angles
 from ropewalk.precision.difference import (
     attention_change,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.running import Progress
-from ropewalk.integrations.intercept import Subject
 from ropewalk.integrations.rope_stages import (
     held_inv_freq,
     inv_freq_in_weights,
@@ -26,6 +25,7 @@ from ropewalk.integrations.rope_stages import (
     rotary_saved_and_loaded,
     weight_bytes,
 )
+from ropewalk.integrations.subject import Subject
 from ropewalk.precision.results import RopeStage
 from ropewalk.rope import RotaryEmbedding
 

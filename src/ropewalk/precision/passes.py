@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.integrations.intercept import AttentionCall, LayerRotation, intercepted
-from ropewalk.integrations.intercept import Subject as Subject
+from ropewalk.integrations.intercept import AttentionCall, intercepted
 from ropewalk.integrations.losses import decoder_of
+from ropewalk.integrations.subject import LayerRotation
+from ropewalk.integrations.subject import Subject as Subject
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
 from ropewalk.precision.streamed import BLOCK_BYTES, LayerTrace, RoundedTokens, rotated, streamed_attention

@@ -13,7 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ropewalk.integrations.intercept import AttentionCall, LayerRotation, joined, rotate
+from ropewalk.integrations.intercept import AttentionCall
+from ropewalk.integrations.subject import LayerRotation, joined, rotate
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import Arithmetic, multiplied, operands, rounded
 
