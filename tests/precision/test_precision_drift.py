@@ -209,15 +209,33 @@ def test_rows_that_are_not_the_same_elsewhere_are_refused():
         Subject.of(model)
 
 
-def test_an_allowed_tf32_changes_nothing(subject, rows):
+@pytest.fixture
+def matmul_settings():
+    """Both of torch's ways to allow coarser float32 products, as they were afterwards."""
     before = torch.get_float32_matmul_precision()
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    held = [backend.fp32_precision for backend in backends]
+    yield backends
+    for backend, precision in zip(backends, held, strict=True):
+        backend.fp32_precision = precision
+    torch.set_float32_matmul_precision(before)
+
+
+def test_an_allowed_bfloat16_product_changes_nothing(subject, rows, matmul_settings):
+    before = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift
     torch.set_float32_matmul_precision("medium")
-    try:
-        low = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert low == measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    after = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift
+    assert before[0].D == after[0].D
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_one_allowed_for_a_backend_alone_changes_nothing(subject, rows, matmul_settings):
+    before = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    for backend, coarse in zip(matmul_settings, ("tf32", "bf16"), strict=True):
+        backend.fp32_precision = coarse
+    after = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    assert before == after
+    assert [backend.fp32_precision for backend in matmul_settings] == ["tf32", "bf16"]
 
 
 def test_an_unknown_dtype_is_refused():

@@ -77,9 +77,10 @@ def intercepted(
     counted = _Counted(answer)
     with ExitStack() as stack, torch.no_grad():
         evaluating(model, stack)
-        # A float32 product in TF32 or bfloat16, which users may have allowed, would be another arithmetic.
-        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("highest")
+        for backend in _matmul_settings():
+            # A float32 product in TF32 or bfloat16, which users may have allowed, would be another arithmetic.
+            stack.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
+            backend.fp32_precision = "ieee"
         stack.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(NAME)
         if dtype == torch.float64:
@@ -94,6 +95,12 @@ def intercepted(
         if dtype == torch.float64:
             counted.keeping = stack.enter_context(_KeepFloat64())
         yield
+
+
+def _matmul_settings() -> tuple[Any, ...]:
+    """One a backend; torch.get_float32_matmul_precision() raises where someone has set one of these alone."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.mkldnn.matmul
 
 
 def evaluating(model: nn.Module, stack: ExitStack) -> None:
