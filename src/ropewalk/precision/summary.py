@@ -245,7 +245,7 @@ def _times(ratio: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{share:.1e}"
+    return f"{share:.1%}" if share >= 0.001 or share == 0 else f"{100 * share:.1g}%"
 
 
 def _listed(parts: Sequence[str]) -> str:
