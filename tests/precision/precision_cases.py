@@ -63,9 +63,14 @@ def stories() -> tuple[Any, list[Tensor]]:
     return model, list(torch.tensor(list(islice(ids, 8 * 512))).view(8, 512))
 
 
-def dense_received(model: Any, row: Tensor, shift: int) -> Tensor:
-    """``[layers, heads, length]``: transformers' own attention weights summed over queries, in float64."""
+def dense_attention(model: Any, row: Tensor, shift: int) -> Tensor:
+    """``[layers, heads, length, length]``: transformers' own attention weights, in float64."""
     position_ids = torch.arange(shift, shift + len(row))[None]
     with torch.no_grad():
         output = model(row[None], position_ids=position_ids, output_attentions=True, use_cache=False)
-    return torch.stack(output.attentions)[:, 0].double().sum(-2)
+    return torch.stack(output.attentions)[:, 0].double()
+
+
+def dense_received(model: Any, row: Tensor, shift: int) -> Tensor:
+    """``[layers, heads, length]``: transformers' own attention weights summed over queries, in float64."""
+    return dense_attention(model, row, shift).sum(-2)

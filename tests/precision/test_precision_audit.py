@@ -11,7 +11,6 @@ from ropewalk import PackedLayout, RopewalkError
 from ropewalk.integrations.rotary_swap import swap_rotary
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision import AuditSettings, audit, finding, forward_passes
-from ropewalk.precision.difference import attention_difference
 from ropewalk.precision.summary import best_mend
 from ropewalk.rope import methods_from_config
 
@@ -121,9 +120,8 @@ def test_soft_capping_and_layer_types(family):
 def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     size, cause, mend = finding(found)
     near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
-    # What one token loses another wins: D counts both.
-    assert f"D = {near.D:.3g}, so at least {near.D / 2:.3g} queries' worth" in size
-    assert f"({near.D / 2 / 48:.1%} of all)" in size
+    share = f"{near.moved:.1%}" if near.moved >= 0.001 else f"{100 * near.moved:.1g}%"
+    assert f"{share} of all attention lands on other tokens (D = {near.D:.3g})" in size
     assert "with random weights D =" in size
     first = next(e for e in found.first_token if e.shifted == "first")
     assert f"accounts for {first.share_of_D:.1%}" in cause or "contributes nothing" in cause
@@ -133,13 +131,6 @@ def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     assert mend.startswith(best.name.capitalize())
     for sentence in (size, cause, mend):
         assert sentence.endswith(".")
-
-
-def test_attention_that_moves_altogether_is_counted_twice():
-    """All of every query's attention from one token to another: D is twice the row's length, and all of it moved."""
-    before, after = torch.zeros(1, 4), torch.zeros(1, 4)
-    before[0, 0], after[0, 1] = 4, 4
-    assert attention_difference(before - after) == 8
 
 
 def test_the_finding_of_an_overflow_names_what_overflows_and_what_does_not(found):

@@ -24,10 +24,7 @@ STEP_LABELS = {
 }
 """The ladder's steps on an axis."""
 
-HEADS = (
-    "How far attention drifts in each head by itself, the darker the further. D averages heads before it adds up, so D "
-    "of a layer is at most the mean of its heads."
-)
+HEADS = "How far attention drifts in each head, the darker the further; together they are D."
 
 
 def draw(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:

@@ -35,8 +35,8 @@ def _drift(found: Audit) -> ResultTable:
         rows.setdefault(name, {})[drift.delta1] = figure(drift.D)
     delta2 = found.drift[0].delta2
     return ResultTable(
-        f"D between a shift and {delta2:,}: how much more or less attention tokens receive, in that of one query of "
-        f"{found.length:,}; mean over {_rows(found.samples)}",
+        f"D between a shift and {delta2:,}: how the attention that tokens receive changes, summed over tokens, "
+        f"heads and layers; mean over {_rows(found.samples)}",
         ("arithmetic", *(f"{shift:,}" for shift in shifts)),
         tuple((name, *(cells[shift] for shift in shifts)) for name, cells in rows.items()),
     )

@@ -77,10 +77,7 @@ def intercepted(
     counted = _Counted(answer)
     with ExitStack() as stack, torch.no_grad():
         evaluating(model, stack)
-        for backend in _matmul_settings():
-            # A float32 product in TF32 or bfloat16, which users may have allowed, would be another arithmetic.
-            stack.callback(setattr, backend, "fp32_precision", backend.fp32_precision)
-            backend.fp32_precision = "ieee"
+        stack.enter_context(float32_products())
         stack.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(NAME)
         if dtype == torch.float64:
@@ -97,10 +94,22 @@ def intercepted(
         yield
 
 
-def _matmul_settings() -> tuple[Any, ...]:
-    """One a backend; torch.get_float32_matmul_precision() raises where someone has set one of these alone."""
+@contextmanager
+def float32_products() -> Iterator[None]:
+    """While the context is open, float32 products are that: TF32 or bfloat16, if users allow them, are others.
+
+    One setting a backend: torch.get_float32_matmul_precision() raises where someone has set one of these alone.
+    """
     backends: Any = torch.backends
-    return backends.cuda.matmul, backends.mkldnn.matmul
+    settings = (backends.cuda.matmul, backends.mkldnn.matmul)
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
 
 
 def evaluating(model: nn.Module, stack: ExitStack) -> None:

@@ -1,8 +1,9 @@
-"""The attention difference D and its relatives, from the attention that each token received in two passes.
+"""The attention difference D and its relatives, from passes whose attention is computed again block by block.
 
-D(X, Δ1, Δ2) = Σ_j | Σ_i (A^{Δ1}_ij − A^{Δ2}_ij) |, with A the mean over heads of the attention of query i to token j in
-a row X whose first position is Δ; then the mean over layers. One unit is the whole attention of one query, and a
-row of T tokens has T. Exact relative positions make it 0.
+D(X, Δ1, Δ2) = Σ_layers Σ_heads Σ_j 1/(T − j) Σ_{i ≥ j} | A^{Δ1}_ij − A^{Δ2}_ij |, with A_ij the attention of query i to
+token j (counted from 0) in a row X of T tokens whose first position is Δ: how much the attention that a token receives
+changes for the mean of the queries from there on, summed over tokens, heads and layers. Exact relative positions make
+it 0.
 
 Source: Wang et al., arXiv:2411.13476, equations 4 and 5.
 """
@@ -10,58 +11,133 @@ Source: Wang et al., arXiv:2411.13476, equations 4 and 5.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
-from ropewalk.precision.passes import Pass
+from ropewalk.integrations.intercept import float32_products
+from ropewalk.precision.passes import Pass, Runner
 from ropewalk.precision.results import Sink
+from ropewalk.precision.streamed import block_edges
 
-
-def attention_change(first: Pass, second: Pass) -> Tensor:
-    """float64 ``[layers, length]``: how much more attention each token received in the first pass, mean over heads."""
-    return first.received.mean(1) - second.received.mean(1)
-
-
-def attention_difference(change: Tensor) -> float:
-    """D of a change ``[layers, length]``: mean over layers of the sum of its absolute values."""
-    return float(change.abs().sum(-1).mean())
-
-
-def share_of(change: Tensor, token: int) -> float:
-    """How much of D falls on one token, 0 to 1; NaN where D is 0."""
-    total = float(change.abs().sum())
-    return float(change[:, token].abs().sum()) / total if total else math.nan
-
-
-def token_parts(change: Tensor) -> Tensor:
-    """float64 ``[length]``: each token's part of D; they add up to D."""
-    return change.abs().mean(0)
-
-
-def head_differences(first: Pass, second: Pass) -> Tensor:
-    """float64 ``[layers, heads]``: D of each head by itself."""
-    return (first.received - second.received).abs().sum(-1)
+Term = tuple[float, Pass]
+"""A factor and a pass whose attention it multiplies."""
 
 
 @dataclass(frozen=True, eq=False)
-class ByLength:
-    """Differences in a row cut off at each of some lengths, float64 ``[lengths]``.
+class Difference:
+    """A difference of attention, on the CPU in float64.
 
     Attributes:
-        D: attention difference.
-        D_logit: sum over queries of the absolute difference of the first token's score, mean over layers and heads.
+        sums: ``[layers, heads, length]``: for each token, the sum over queries of the absolute difference.
+        sums_at: ``[lengths, length]``: the same for the row cut off at each length, summed over layers and heads.
+        lengths: of ``sums_at``.
     """
 
-    D: Tensor
-    D_logit: Tensor
+    sums: Tensor
+    sums_at: Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def heads(self) -> Tensor:
+        """``[layers, heads]``: each head's part of D."""
+        return (self.sums / queries_from(self.sums.shape[-1])).sum(-1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[length]``: each token's part of D."""
+        return (self.sums / queries_from(self.sums.shape[-1])).sum((0, 1))
+
+    @property
+    def D(self) -> float:
+        return float(self.heads.sum())
+
+    @property
+    def moved(self) -> float:
+        """The share of all attention that lands on other tokens, 0 to 1: what one token loses another wins."""
+        return float(self.sums.sum()) / 2 / self.sums.numel()
+
+    @property
+    def D_at(self) -> list[float]:
+        """D of the row cut off at each length."""
+        found = []
+        for length, sums in zip(self.lengths, self.sums_at, strict=True):
+            found.append(float((sums[:length] / queries_from(length)).sum()))
+        return found
+
+    def share_of(self, token: int) -> float:
+        """How much of D falls on one token, 0 to 1; NaN where D is 0."""
+        return float(self.tokens[token]) / self.D if self.D else math.nan
 
 
-def by_length(first: Pass, second: Pass, lengths: tuple[int, ...]) -> ByLength:
-    """D and D_logit of two passes' rows, as if cut off at each length: later tokens change nothing before them."""
-    changes = first.received_by - second.received_by
+def queries_from(length: int) -> Tensor:
+    """float64 ``[length]``: how many queries stand at each token or after it, whatever a layout lets them see."""
+    return length - torch.arange(length, dtype=torch.float64)
+
+
+def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> Difference:
+    """The absolute value of a weighted sum of passes' attention, summed over queries.
+
+    Args:
+        runner: that made the passes.
+        terms: factors and passes of one row with ``keep_layers``: ``(1, a), (-1, b)`` for a difference.
+        lengths: tokens, increasing, for ``sums_at``.
+    """
+    passes = [found for _, found in terms]
+    layers, heads, length = passes[0].received.shape
+    sums = torch.zeros(layers, heads, length, dtype=torch.float64)
+    sums_at = torch.zeros(len(lengths), length, dtype=torch.float64)
+    for layer, end, weights in _blocks(runner, passes, lengths):
+        total = sum(factor * each for (factor, _), each in zip(terms, weights, strict=True))
+        assert isinstance(total, Tensor)
+        sums[layer, :, :end] += total.abs().sum(-2).cpu()
+        for number, cut in enumerate(lengths):
+            if end == cut:
+                sums_at[number] += sums[layer].sum(0)
+    return Difference(sums, sums_at, lengths)
+
+
+def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[float, float]:
+    """What a part of a change of attention adds to the D of the whole change, and that D.
+
+    Parts that add up to the whole have shares that add up to D.
+    """
+    passes = [found for _, found in (*whole, *part)]
+    added = total = 0.0
+    for _, end, weights in _blocks(runner, passes, ()):
+        first = sum(f * w for (f, _), w in zip(whole, weights[: len(whole)], strict=True))
+        second = sum(f * w for (f, _), w in zip(part, weights[len(whole) :], strict=True))
+        assert isinstance(first, Tensor)
+        seen = queries_from(passes[0].received.shape[-1])[:end].to(first.device)
+        total += float((first.abs() / seen).sum())
+        added += float((first.sign() * second / seen).sum())
+    return added, total
+
+
+def _blocks(
+    runner: Runner, passes: Sequence[Pass], lengths: tuple[int, ...]
+) -> Iterator[tuple[int, int, list[Tensor]]]:
+    """Layer, end of the block of queries, and each pass's attention ``[heads, queries, keys]`` in float64."""
+    layers, heads, length = passes[0].received.shape
+    edges = block_edges(length, heads, 8, lengths, max(1, runner.block_bytes // len(passes)))
+    for layer in range(layers):
+        prepared = [runner.prepared(found, layer) for found in passes]
+        for start, end in pairwise(edges):
+            with float32_products(), torch.no_grad():
+                weights = [one.weights(*one.scores(start, end)).flatten(0, 1).double() for one in prepared]
+            yield layer, end, weights
+
+
+def logit_differences(first: Pass, second: Pass, lengths: tuple[int, ...]) -> list[float]:
+    """D_logit at each length: the sum over queries of the absolute difference of the first token's score.
+
+    Mean over layers and heads.
+    """
     scores = (first.first_scores - second.first_scores).abs().mean((0, 1)).cumsum(-1)
-    return ByLength(changes.abs().sum(-1).mean(0), scores[[length - 1 for length in lengths]])
+    return [float(scores[length - 1]) for length in lengths]
 
 
 def attention_sink(found: Pass) -> Sink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import torch
@@ -13,22 +13,16 @@ from torch import Tensor
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import bootstrap_interval
 from ropewalk.integrations.subject import Subject
-from ropewalk.precision.arithmetic import DTYPES, Angles
-from ropewalk.precision.difference import (
-    attention_change,
-    attention_difference,
-    attention_sink,
-    by_length,
-    head_differences,
-    mean_sink,
-    share_of,
-    token_parts,
-)
+from ropewalk.precision.arithmetic import DTYPES, Angles, Arithmetic
+from ropewalk.precision.difference import attention_sink, difference, logit_differences, mean_sink
 from ropewalk.precision.passes import Pass, Runner, longest, shifted
 from ropewalk.precision.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 
 Advance = Callable[[], None]
 """Called after each forward pass."""
+
+SWEEP_ROWS = 4
+"""Rows of which D is computed between every two shifts: it takes as many differences as there are pairs."""
 
 SHORTEST_CUT = 32
 """Tokens of the shortest row that D is given for; shorter ones have too few queries."""
@@ -83,7 +77,7 @@ def cut_lengths(length: int) -> tuple[int, ...]:
 
 def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int, rows: int) -> int:
     """Forward passes that :func:`measure_drift` makes."""
-    return len(series) * len({*shifts, delta2}) * rows
+    return len(series) * (len(shifts) + 1) * rows
 
 
 def measure_drift(
@@ -127,13 +121,9 @@ def measure_drift(
     for one in series:
         collected = _Rows(one, tuple(shifts), delta2)
         arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
-        for row in rows:
-            passes: dict[int, Pass] = {}
-            for shift in {*shifts, delta2}:
-                passes[shift] = runner.run(row, arithmetic, shifted(length, shift), keep_hidden=False)
-                if advance is not None:
-                    advance()
-            collected.add(passes, cuts)
+        for number, row in enumerate(rows):
+            # Every pair of shifts for a few rows of the first series; of the others each shift against delta2.
+            collected.add(runner, row, arithmetic, cuts, advance, not found and number < SWEEP_ROWS)
         found.append(collected)
     first = found[0]
     return DriftFindings(
@@ -181,30 +171,55 @@ class _Rows:
     def __init__(self, series: Series, shifts: tuple[int, ...], delta2: int) -> None:
         self.series, self.shifts, self.delta2 = series, shifts, delta2
         self.every = sorted({*shifts, delta2})
-        self.D: list[Tensor] = []
-        self.shares: list[Tensor] = []
+        self.D: list[list[float]] = []
+        self.moved: list[list[float]] = []
+        self.shares: list[list[tuple[float, float]]] = []
+        self.between: list[dict[tuple[int, int], float]] = []
         self.tokens: list[Tensor] = []
         self.heads: list[Tensor] = []
-        self.by_length: list[tuple[Tensor, Tensor]] = []
+        self.by_length: list[tuple[list[float], list[float]]] = []
         self.sinks: list[Sink] = []
 
-    def add(self, passes: dict[int, Pass], cuts: tuple[int, ...]) -> None:
-        reference = passes[self.delta2]
+    def add(
+        self,
+        runner: Runner,
+        row: Tensor,
+        arithmetic: Arithmetic,
+        cuts: tuple[int, ...],
+        advance: Advance | None,
+        sweep: bool,
+    ) -> None:
+        def run(shift: int) -> Pass:
+            found = runner.run(row, arithmetic, shifted(len(row), shift), keep_hidden=False, keep_layers=True)
+            if advance is not None:
+                advance()
+            return found
+
+        reference = run(self.delta2)
         sink = attention_sink(reference)
-        received = {shift: found.received.mean(1) for shift, found in passes.items()}
-        differences = [
-            [attention_difference(received[a] - received[b]) for b in self.every] for a in self.every
-        ]
-        self.D.append(torch.tensor(differences, dtype=torch.float64))
-        changes = [received[shift] - received[self.delta2] for shift in self.shifts]
-        shares = [[share_of(change, token) for token in (0, sink.index)] for change in changes]
-        self.shares.append(torch.tensor(shares, dtype=torch.float64))
-        near = passes[self._near]
-        self.tokens.append(token_parts(attention_change(near, reference)))
-        self.heads.append(head_differences(near, reference))
-        cut = by_length(near, reference, cuts)
-        self.by_length.append((cut.D, cut.D_logit))
+        kept = {self.delta2: reference}
+        changes = {}
+        for shift in self.shifts:
+            # Also for delta2 itself: that nothing differs is measured, not taken for granted.
+            moved = run(shift)
+            changes[shift] = difference(runner, (1, moved), (-1, reference), lengths=cuts)
+            if shift == self._near:
+                self.by_length.append((changes[shift].D_at, logit_differences(moved, reference, cuts)))
+            if sweep:
+                kept[shift] = moved
+        self.D.append([changes[shift].D for shift in self.shifts])
+        self.moved.append([changes[shift].moved for shift in self.shifts])
+        self.shares.append([(change.share_of(0), change.share_of(sink.index)) for change in changes.values()])
+        self.tokens.append(changes[self._near].tokens)
+        self.heads.append(changes[self._near].heads)
         self.sinks.append(sink)
+        if sweep:
+            self.between.append(
+                {
+                    (a, b): difference(runner, (1, kept[a]), (-1, kept[b])).D
+                    for a, b in combinations(self.every, 2)
+                }
+            )
 
     @property
     def _near(self) -> int:
@@ -212,10 +227,10 @@ class _Rows:
         return next((shift for shift in self.shifts if shift != self.delta2), self.delta2)
 
     def drift(self, parameters: Parameters, seed: int) -> list[Drift]:
-        shares = torch.stack(self.shares).mean(0).tolist()
         found = []
-        for shift, (first, sink) in zip(self.shifts, shares, strict=True):
-            samples = [self._between(row, shift, self.delta2) for row in self.D]
+        for number, shift in enumerate(self.shifts):
+            samples = [row[number] for row in self.D]
+            first, sink = np.mean([row[number] for row in self.shares], axis=0)
             found.append(
                 Drift(
                     dtype=self.series.dtype,
@@ -225,21 +240,24 @@ class _Rows:
                     delta2=self.delta2,
                     D=float(np.mean(samples)),
                     ci95=bootstrap_interval(np.array(samples), seed=seed),
-                    first_token_share=first,
-                    sink_share=sink,
+                    moved=float(np.mean([row[number] for row in self.moved])),
+                    first_token_share=float(first),
+                    sink_share=float(sink),
                     per_sample=tuple(samples),
                 )
             )
         return found
 
-    def _between(self, differences: Tensor, a: int, b: int) -> float:
-        return float(differences[self.every.index(a), self.every.index(b)])
-
     def length_points(self, cuts: tuple[int, ...]) -> list[LengthPoint]:
-        D, D_logit = (torch.stack(rows).mean(0).tolist() for rows in zip(*self.by_length, strict=True))
+        D, D_logit = np.array(self.by_length).mean(0)
         between = (self.series.dtype, self.series.angles, self._near, self.delta2)
-        return [LengthPoint(*between, cut, D[n], D_logit[n], D_logit[n] / cut) for n, cut in enumerate(cuts)]
+        return [
+            LengthPoint(*between, cut, float(D[n]), float(D_logit[n]), float(D_logit[n]) / cut)
+            for n, cut in enumerate(cuts)
+        ]
 
     def sweep(self) -> tuple[SweepPoint, ...]:
-        mean = torch.stack(self.D).mean(0)
-        return tuple(SweepPoint(a, b, self._between(mean, a, b)) for a, b in permutations(self.every, 2))
+        return tuple(
+            SweepPoint(a, b, float(np.mean([row[min(a, b), max(a, b)] for row in self.between])))
+            for a, b in permutations(self.every, 2)
+        )

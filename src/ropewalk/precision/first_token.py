@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.precision.arithmetic import EXACT, Arithmetic
-from ropewalk.precision.difference import attention_change, attention_difference
+from ropewalk.precision.difference import Term, difference, share
 from ropewalk.precision.drift import Advance
 from ropewalk.precision.passes import Pass, Runner, shifted
 from ropewalk.precision.results import FirstTokenEffect, Shifted
@@ -85,20 +85,16 @@ class _Sums:
     part: dict[str, float] = field(default_factory=dict)
     whole: dict[str, float] = field(default_factory=dict)
 
-    def add_difference(self, name: str, change: Tensor) -> None:
-        self.D[name] = self.D.get(name, 0.0) + attention_difference(change)
+    def add_difference(self, name: str, D: float) -> None:
+        self.D[name] = self.D.get(name, 0.0) + D
 
     def add_squares(self, name: str, change: Tensor, length: int) -> None:
         self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
 
-    def add_share(self, name: str, part: Tensor, whole: Tensor, slope: Tensor) -> None:
-        """Parts that add up to ``whole``, each counted by what it adds to the size of it.
-
-        ``slope`` is that size's: the sign of the whole for a sum of absolute values, as D is, and the whole itself for
-        a sum of squares.
-        """
-        self.part[name] = self.part.get(name, 0.0) + float((part * slope).sum())
-        self.whole[name] = self.whole.get(name, 0.0) + float((whole * slope).sum())
+    def add_share(self, name: str, part: float, whole: float) -> None:
+        """What a part adds to the size of the whole, and that size."""
+        self.part[name] = self.part.get(name, 0.0) + part
+        self.whole[name] = self.whole.get(name, 0.0) + whole
 
     def effect(self, move: Shifted, delta1: int, delta2: int, rows: int) -> FirstTokenEffect:
         def share(name: str) -> float:
@@ -134,18 +130,19 @@ def _add_moves(
     low = {name: _run(runner, row, arithmetic, at, advance) for name, at in placed.items()}
     exact = {name: _run(runner, row, EXACT, at, advance) for name, at in placed.items()}
     for move, one in sums.items():
-        change = attention_change(low[move], low["none"])
-        true = attention_change(exact[move], exact["none"])
-        one.add_difference("low", change)
-        one.add_difference("exact", true)
-        one.add_difference("arithmetic", change - true)
+        seen: list[Term] = [(1, low[move]), (-1, low["none"])]
+        true_change: list[Term] = [(1, exact[move]), (-1, exact["none"])]
+        one.add_difference("low", difference(runner, *seen).D)
+        one.add_difference("exact", difference(runner, *true_change).D)
+        less_true: list[Term] = [(-factor, found) for factor, found in true_change]
+        one.add_difference("arithmetic", difference(runner, *seen, *less_true).D)
     names = list(placed)
     # Chunk by chunk: eight times the logits of a long row would not fit.
     for chunks in zip(*(runner.logits(found[name]) for found in (low, exact) for name in names), strict=True):
-        seen = dict(zip(names, chunks[: len(names)], strict=True))
+        given = dict(zip(names, chunks[: len(names)], strict=True))
         meant = dict(zip(names, chunks[len(names) :], strict=True))
         for move, one in sums.items():
-            change, true = seen[move] - seen["none"], meant[move] - meant["none"]
+            change, true = given[move] - given["none"], meant[move] - meant["none"]
             one.add_squares("low", change, len(row))
             one.add_squares("exact", true, len(row))
             one.add_squares("arithmetic", change - true, len(row))
@@ -168,17 +165,20 @@ def _add_rounding(
         ]
         for move in MOVES
     }
-    changes = {move: attention_change(*passes) for move, passes in found.items()}
-    parts = _parts(changes)
+    terms: dict[Shifted, list[Term]] = {move: [(1, a), (-1, b)] for move, (a, b) in found.items()}
     for move, one in sums.items():
-        one.add_difference("rounding", changes[move])
-        one.add_share("attention", parts[move], changes["all"], changes["all"].sign())
+        one.add_difference("rounding", difference(runner, *terms[move]).D)
+    added, total = share(runner, terms["all"], _first_of(terms))
+    for move, part in (("first", added), ("others", total - added), ("all", total)):
+        sums[move].add_share("attention", part, total)
     for chunks in zip(*(runner.logits(each) for move in MOVES for each in found[move]), strict=True):
         moved = {move: chunks[2 * n] - chunks[2 * n + 1] for n, move in enumerate(MOVES)}
         parts = _parts(moved)
         for move, one in sums.items():
             one.add_squares("rounding", moved[move], len(row))
-            one.add_share("logits", parts[move], moved["all"], moved["all"])
+            # Counted by what a part adds to the sum of squares.
+            whole = moved["all"]
+            one.add_share("logits", float((parts[move] * whole).sum()), float(whole.square().sum()))
 
 
 def _run(
@@ -189,10 +189,16 @@ def _run(
     advance: Advance | None,
     apart: tuple[Tensor, Arithmetic] | None = None,
 ) -> Pass:
-    found = runner.run(row, arithmetic, position_ids, apart=apart)
+    found = runner.run(row, arithmetic, position_ids, apart=apart, keep_layers=True)
     if advance is not None:
         advance()
     return found
+
+
+def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:
+    """The first token's part of the change that rounding all makes: :func:`_parts` in terms of passes."""
+    signs: tuple[tuple[Shifted, float], ...] = (("first", 0.5), ("all", 0.5), ("others", -0.5))
+    return [(sign * factor, found) for move, sign in signs for factor, found in terms[move]]
 
 
 def _parts(change: Mapping[Shifted, Tensor]) -> dict[Shifted, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,14 @@ from ropewalk.integrations.subject import LayerRotation
 from ropewalk.integrations.subject import Subject as Subject
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
-from ropewalk.precision.streamed import BLOCK_BYTES, LayerTrace, RoundedTokens, rotated, streamed_attention
+from ropewalk.precision.streamed import (
+    BLOCK_BYTES,
+    LayerTrace,
+    Prepared,
+    RoundedTokens,
+    rotated,
+    streamed_attention,
+)
 
 LARGEST_MISMATCH = 0.01
 """Share of rotated values that may come out otherwise than the model's own before it is refused. Elementwise operations
@@ -35,6 +42,9 @@ class Pass:
         first_scores: float64 ``[layers, heads, length]``: each query's score of the first token; 0 if unseen.
         seen_by: float64 ``[layers, length]``: queries that see each token.
         even: float64 ``[layers, length]``: what each token would receive of queries that attend evenly.
+        layers: each layer's call, its queries and keys on the CPU, to compute its attention again; empty where they
+            were not kept.
+        position_ids, layout, apart: of the pass.
         hidden: ``[length, hidden_size]`` before the output head, on the model's device, in ``arithmetic.rest``.
         arithmetic: of the pass, and of its logits.
     """
@@ -46,6 +56,10 @@ class Pass:
     even: Tensor
     hidden: Tensor
     arithmetic: Arithmetic
+    layers: tuple[AttentionCall, ...] = ()
+    position_ids: Tensor | None = None
+    layout: PackedLayout | None = None
+    apart: tuple[Tensor, Arithmetic] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +131,7 @@ class Runner:
         layout: PackedLayout | None = None,
         keep_hidden: bool = True,
         apart: tuple[Tensor, Arithmetic] | None = None,
+        keep_layers: bool = False,
     ) -> Pass:
         """One forward pass.
 
@@ -144,6 +159,7 @@ class Runner:
             )
         subject = self.subject
         traces: list[LayerTrace] = []
+        kept: list[AttentionCall] = []
         tables: dict[LayerRotation, tuple[Tensor, Tensor]] = {}
 
         def answer(call: AttentionCall) -> Tensor:
@@ -163,6 +179,9 @@ class Runner:
                 else RoundedTokens(*apart, *self._cos_sin(position_ids, rotation, apart[1])),
             )
             traces.append(trace)
+            if keep_layers:
+                nothing = call.value[:, :0].cpu()
+                kept.append(replace(call, query=call.query.cpu(), key=call.key.cpu(), value=nothing))
             return output
 
         with intercepted(subject.model, answer, arithmetic.rest):
@@ -182,7 +201,25 @@ class Runner:
             torch.stack([trace.even for trace in traces]),
             hidden if keep_hidden else hidden[:0].clone(),
             arithmetic,
+            tuple(kept),
+            position_ids,
+            layout,
+            apart,
         )
+
+    def prepared(self, found: Pass, layer: int) -> Prepared:
+        """A layer of a pass whose queries and keys were kept, to compute its attention again."""
+        call = found.layers[layer]
+        device, rotation = self.subject.device, self.subject.layers[layer]
+        assert found.position_ids is not None, "a pass of a runner has positions"
+        moved = replace(call, query=call.query.to(device), key=call.key.to(device))
+        cos, sin = self._cos_sin(found.position_ids, rotation, found.arithmetic)
+        apart = (
+            None
+            if found.apart is None
+            else RoundedTokens(*found.apart, *self._cos_sin(found.position_ids, rotation, found.apart[1]))
+        )
+        return Prepared(moved, cos, sin, rotation, found.arithmetic, found.layout, apart)
 
     def _cos_sin(
         self, position_ids: Tensor, rotation: LayerRotation, arithmetic: Arithmetic

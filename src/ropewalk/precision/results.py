@@ -20,8 +20,9 @@ class Drift:
         angles: ``model``: the model's own rotary module; ``exact``: float64 angles in its place.
         parameters: the checkpoint's, or those of a randomly initialised twin.
         delta1, delta2: position of each row's first token, tokens.
-        D: how much more or less attention each token receives (one unit a query), summed over tokens; mean over layers
-            and rows. At least D / 2 queries' worth of attention lands on other tokens; D is at most twice the length.
+        D: equation 4: for each token, how much the attention it receives changes for the mean of the queries from
+            there on; summed over tokens, heads and layers, mean over rows.
+        moved: share of all attention that lands on other tokens, 0 to 1; mean over queries, heads, layers and rows.
         ci95: 95 % bootstrap interval of D over rows; NaN for fewer than two.
         first_token_share: how much of D falls on the row's first token, 0 to 1.
         sink_share: the same for the token that receives most attention.
@@ -35,6 +36,7 @@ class Drift:
     delta2: int
     D: float
     ci95: Interval
+    moved: float
     first_token_share: float
     sink_share: float
     per_sample: tuple[float, ...]
@@ -215,11 +217,10 @@ class Audit:
         near, far, delta2: shifts, tokens: the first one that is not delta2, the largest such, and what they are
             compared with.
         drift: by dtype, parameters and shift; float32 also with exact angles.
-        sweep: D between every two different shifts.
-        per_token: mean over rows and layers of each token's part of D between near and delta2; they add up to D.
+        sweep: D between every two different shifts, mean over the first four rows.
+        per_token: each token's part of D between near and delta2, mean over rows; they add up to D.
         lengths: D and D_logit against the row's length.
-        heads: ``[layers][heads]``: D of each head by itself between near and delta2, mean over rows. D averages heads
-            first, so it is at most their mean.
+        heads: ``[layers][heads]``: each head's part of D between near and delta2, mean over rows; they add up to D.
         sink: which token receives most attention.
         first_token: what moving the first token, the others, or all of them does.
         ladder, mends, rope: see their classes.

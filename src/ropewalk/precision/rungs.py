@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, STEPS, Arithmetic
-from ropewalk.precision.difference import attention_change, attention_difference
+from ropewalk.precision.difference import Term, difference
 from ropewalk.precision.drift import Advance
 from ropewalk.precision.passes import LogitDifference, Pass, Runner, logit_difference, shifted
 from ropewalk.precision.results import Rung
@@ -100,7 +100,7 @@ def run_shifts(
     found = {}
     for shift in dict.fromkeys(shifts):
         position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
-        found[shift] = runner.run(row, arithmetic, position_ids, layout)
+        found[shift] = runner.run(row, arithmetic, position_ids, layout, keep_layers=True)
         if advance is not None:
             advance()
     return found
@@ -130,13 +130,13 @@ class Comparison:
 
     def add(self, runner: Runner, first: Pass, second: Pass, exact: Pass, exact_second: Pass | None) -> None:
         """Passes of a row at delta1 and delta2, and in float64; with the last, D is less what float64 changes."""
-        change = attention_change(first, second)
+        terms: list[Term] = [(1, first), (-1, second)]
         if exact_second is not None:
-            change = change - attention_change(exact, exact_second)
+            terms += [(-1, exact), (1, exact_second)]
         error = logit_difference(runner, exact, first)
         moved_by: LogitDifference = logit_difference(runner, second, first)
         self.rows += 1
-        self.sum_D += attention_difference(change)
+        self.sum_D += difference(runner, *terms).D
         self.sum_error += error.rms**2
         self.sum_difference += moved_by.rms**2
         self.sum_kl += error.kl

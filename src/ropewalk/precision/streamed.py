@@ -1,7 +1,6 @@
 """Attention of one row in blocks of queries, each step in its own precision, and what each token received of it.
 
-The attention difference needs no attention matrix: the attention that a token receives, summed over the queries, is
-enough, and sums over queries can be taken block by block.
+No attention matrix is held: what is kept of it are sums over queries, and these can be taken block by block.
 """
 
 from __future__ import annotations
@@ -78,6 +77,48 @@ class RoundedTokens:
         return torch.where(self.tokens.to(x.device)[:, None], found, exact)
 
 
+class Prepared:
+    """Queries and keys of one layer, rotated and rounded, from which attention comes block by block."""
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        cos: Tensor,
+        sin: Tensor,
+        rotation: LayerRotation,
+        arithmetic: Arithmetic,
+        layout: PackedLayout | None = None,
+        apart: RoundedTokens | None = None,
+    ) -> None:
+        self.call, self.arithmetic, self.layout = call, arithmetic, layout
+        q_HTD, k_KTD = (rotated(x, cos, sin, rotation, arithmetic) for x in (call.query, call.key))
+        if apart is not None:
+            q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
+        kv_heads = k_KTD.shape[0]
+        self.q_KGTD = q_HTD.unflatten(0, (kv_heads, q_HTD.shape[0] // kv_heads))
+        self.keys = operands(k_KTD, arithmetic.product)
+        self.documents = None if layout is None else layout.document_ids.to(call.query.device)
+
+    def scores(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Scores ``[K, G, Q, S]`` of some queries, not masked yet, and bool ``[Q, S]``: which keys they see."""
+        seen = [k_KTD[:, :end] for k_KTD in self.keys]
+        scores = _scores(self.q_KGTD[:, :, start:end], seen, self.call, self.arithmetic)
+        return scores, _visible(start, end, self.call.window, self.layout, self.documents, scores.device)
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Attention weights ``[K, G, Q, S]``; the scores are masked in place."""
+        weights = scores.masked_fill_(~visible, -torch.inf).to(self.arithmetic.softmax)
+        return weights.softmax(-1).to(self.arithmetic.weights)
+
+
+def block_edges(
+    length: int, heads: int, itemsize: int, lengths: Sequence[int] = (), block_bytes: int = BLOCK_BYTES
+) -> list[int]:
+    """Where blocks of queries begin and end: each holds ``block_bytes`` of scores, and ends at each of the lengths."""
+    size = max(1, block_bytes // (heads * length * itemsize))
+    return sorted({*range(0, length, size), *(n for n in lengths if n < length), length})
+
+
 def streamed_attention(
     call: AttentionCall,
     cos: Tensor,
@@ -105,30 +146,22 @@ def streamed_attention(
         The output ``[heads, length, value_dim]`` in ``arithmetic.rest``, and the trace.
     """
     heads, length, _ = call.query.shape
-    kv_heads = call.key.shape[0]
-    q_HTD, k_KTD = (rotated(x, cos, sin, rotation, arithmetic) for x in (call.query, call.key))
-    if apart is not None:
-        q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
-    q_KGTD = q_HTD.unflatten(0, (kv_heads, heads // kv_heads))
-    # Once a layer: every block of queries sees most keys and values.
-    keys, v_KTV = operands(k_KTD, arithmetic.product), call.value.to(_sums_in(arithmetic))
-    size = max(1, block_bytes // (heads * length * arithmetic.wide.itemsize))
-    edges = sorted({*range(0, length, size), *(n for n in lengths if n < length), length})
-    documents = None if layout is None else layout.document_ids.to(call.query.device)
+    prepared = Prepared(call, cos, sin, rotation, arithmetic, layout, apart)
+    # Once a layer: every block of queries sees most values.
+    v_KTV = call.value.to(_sums_in(arithmetic))
+    edges = block_edges(length, heads, arithmetic.wide.itemsize, lengths, block_bytes)
     received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
     seen_by, even = torch.zeros_like(received[0]), torch.zeros_like(received[0])
     received_by, outputs, first_scores = [], [], []
     for start, end in pairwise(edges):
-        scores = _scores(q_KGTD[:, :, start:end], [k_KTD[:, :end] for k_KTD in keys], call, arithmetic)
-        visible = _visible(start, end, call.window, layout, documents, scores.device)
+        scores, visible = prepared.scores(start, end)
         # A new tensor, also where the scores are float64: a view would keep the whole block.
         first_scores.append(torch.where(visible[:, 0], scores[..., 0].flatten(0, 1).double(), 0.0))
         seen_by[:end] += visible.sum(0)
         even[:end] += (visible / visible.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
-        weights = scores.masked_fill_(~visible, -torch.inf).to(arithmetic.softmax)
+        weights = prepared.weights(scores, visible)
         # Each block is let go before the next one is made.
         del scores
-        weights = weights.softmax(-1).to(arithmetic.weights)
         received[:, :end] += _summed_over_queries(weights.flatten(0, 1))
         outputs.append(_weighted(weights, v_KTV[:, :end], arithmetic).flatten(0, 1))
         del weights

@@ -73,13 +73,11 @@ def _size(audit: Audit) -> str:
             f"In {audit.dtype} this model's attention overflows as transformers' eager attention computes it, so "
             "nothing can be said of its positions."
         )
-    # What one token loses another wins, and D counts both.
-    share = found.D / 2 / audit.length
-    verdict = ", which is negligible" if share < NEGLIGIBLE else ""
+    verdict = ", which is negligible" if found.moved < NEGLIGIBLE else ""
     said = (
         f"In {audit.dtype}, a row of {audit.length:,} tokens attends otherwise at position {audit.near:,} than at "
-        f"{audit.delta2:,}: D = {found.D:.3g}, so at least {found.D / 2:.3g} queries' worth of attention "
-        f"({_percent(share)} of all) lands on other tokens{verdict}, where exact relative positions would move none"
+        f"{audit.delta2:,}: {_percent(found.moved)} of all attention lands on other tokens (D = {found.D:.3g})"
+        f"{verdict}, where exact relative positions would move none"
     )
     clauses = [said, *_compared(audit, found)]
     rung = audit.ladder[0]

@@ -98,8 +98,8 @@ def drift_figure(
         _mark_same(axes, same.pop())
     every = np.concatenate([row[:, 1] for row in rows.values()])
     parts = [
-        "D is how much more or less attention each token receives, one unit a query, when a row starts at Δ₁ in place "
-        "of Δ₂, summed over tokens (bars: 95 % intervals)"
+        "D is how much the attention that each token receives changes when a row starts at Δ₁ in place of Δ₂, summed "
+        "over tokens, heads and layers (bars: 95 % intervals)"
     ]
     if any(RANDOM in name for name in rows):
         parts.append("open and dashed: randomly initialised parameters")
