@@ -10,6 +10,7 @@ reached without it raises instead of quietly attending across documents.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -220,10 +221,11 @@ def _round_keys_into(cache: Any) -> None:
     """
     if "update" in vars(cache):
         return
-    stock = cache.update
+    # Weakly: a cache that held itself would keep gigabytes until the garbage collector comes by.
+    stock, owner = type(cache).update, weakref.ref(cache)
 
     def update(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return stock(keys.to(values.dtype), values, *args, **kwargs)
+        return stock(owner(), keys.to(values.dtype), values, *args, **kwargs)
 
     cache.update = update
 
