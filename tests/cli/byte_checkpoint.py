@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 def save_byte_checkpoint(folder: Path, context: int, initializer_range: float = 0.02) -> Path:
     """Save a Llama of two layers that states ``context`` tokens, and its tokenizer."""
     alphabet = sorted(ByteLevel.alphabet())
-    backend = Tokenizer(BPE({character: number + 2 for number, character in enumerate(alphabet)}, []))
+    backend = Tokenizer(BPE({character: number for number, character in enumerate(alphabet)}, []))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.decoder = ByteLevelDecoder()
     backend.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>")])

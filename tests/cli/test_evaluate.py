@@ -1,8 +1,9 @@
-"""``ropewalk eval`` through the program's own main, on a tiny random checkpoint."""
+"""``ropewalk eval`` through the program's own main, on tiny random checkpoints."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ Run = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One token a byte, 256 tokens of stated context."""
-    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 256)
+    """One token a byte, 512 tokens of stated context."""
+    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 512)
 
 
 @pytest.fixture(scope="module")
@@ -31,71 +32,70 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The program with this one command."""
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The program with this one command, and no cache but the test's own."""
     app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
     app.callback()(lambda: None)
     evaluate.register(app)
     monkeypatch.setattr(program, "app", app)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return lambda *arguments: program.main(["eval", *map(str, arguments)])
 
 
 def test_json_holds_results_and_nothing_else(
     run: Run, checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(
-            checkpoint,
-            "--lengths",
-            "256,0.5k",
-            "--text",
-            text,
-            "--samples",
-            2,
-            "--rows",
-            3,
-            "--json",
-            "--suite",
-            "perplexity",
-        )
-        == 0
-    )
+    asked = ("--lengths", "256,0.5k", "--text", text, "--rows", 3, "--json", "--suite", "perplexity")
+    assert run(checkpoint, *asked) == 0
     said = json.loads(capsys.readouterr().out)
     results = said.pop("results")
     assert said.pop("versions")["ropewalk"]
+    assert len(said.pop("model_sha256")) == len(said.pop("tokenizer_sha256")) == 64
+    assert said.pop("date").startswith("20")
+    assert said.pop("settings")["stride"] == 256
+    assert said.pop("backend")["kind"] == "in memory"
+    assert said.pop("summary") == {"effective_length": [], "ruler_weighted_average": None}
     assert said == {
         "model": str(checkpoint),
         "suites": ["perplexity"],
         "lengths": [256, 512],
         "text": str(text),
-        "seed": 0,
         "engine": "segments",
         "dtype": "float32",
         "device": said["device"],
         "exact_rope": True,
     }
-    assert [(r["suite"], r["length"], r["n"], r["status"], r["reason"]) for r in results] == [
-        ("perplexity", 256, 3, "ok", None),
-        ("perplexity", 512, 3, "ok", None),
+    assert [(r["suite"], r["task"], r["length"], r["n"], r["status"], r["reason"]) for r in results] == [
+        ("perplexity", "perplexity", 256, 3, "ok", None),
+        ("perplexity", "perplexity", 512, 3, "ok", None),
     ]
     # A random model of so small weights knows nothing but the vocabulary's size.
     assert results[0]["score"] == pytest.approx(258, rel=0.1)
-    assert [(p["start"], p["end"]) for p in results[1]["positions"]] == [(0, 256), (256, 512)]
+    assert [(p["start"], p["end"]) for p in results[0]["positions"]] == [
+        (0, 64),
+        (64, 128),
+        (128, 192),
+        (192, 256),
+    ]
     assert {"n_tokens", "n_windows", "perplexity", "ci95"} < set(results[1]["positions"][0])
 
 
-def test_out_holds_results_predictions_and_figures(
+def test_out_holds_results_predictions_figures_and_page(
     run: Run, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "results"
     # A prompt takes some 330 bytes without any noise.
-    assert run(checkpoint, "--lengths", 512, "--text", text, "--samples", 2, "--rows", 2, "--out", out) == 0
+    asked = (checkpoint, "--lengths", 512, "--text", text, "--samples", 2, "--rows", 2, "--out", out)
+    assert run(*asked) == 0
     assert sorted(path.name for path in out.iterdir()) == [
+        "finished.jsonl",
         "passkey.png",
         "perplexity.png",
         "predictions.jsonl",
+        "report.html",
         "results.json",
+        "run.json",
     ]
     record = json.loads((out / "results.json").read_text())
     assert [result["suite"] for result in record["results"]] == ["perplexity", "passkey"]
@@ -104,52 +104,144 @@ def test_out_holds_results_predictions_and_figures(
     for prediction in predictions:
         assert prediction["suite"] == "passkey"
         assert 0.95 * 512 < prediction["prompt_tokens"] + 10 <= 512
+        assert prediction["bos_count"] == 1
     printed = capsys.readouterr()
     assert "Perplexity by position in 2 rows of 512 tokens" in printed.out
-    assert "256 to 511" in printed.out
     assert "Passkey retrieval" in printed.out
+    assert "Effective length by passkey: none" in printed.out
     assert str(out) in printed.out.replace("\n", "")
     assert "Traceback" not in printed.err
+
+    # The same command again has nothing left to do, and changes nothing.
+    before = (out / "predictions.jsonl").read_bytes()
+    assert run(*asked, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["results"] == record["results"]
+    assert (out / "predictions.jsonl").read_bytes() == before
+
+    assert run(*asked, "--seed", 1) == 2
+    assert "holds another evaluation: it differs in settings; give another --out" in capsys.readouterr().err
+
+    # A killed run has lost a line and a half.
+    (out / "results.json").unlink()
+    (out / "predictions.jsonl").write_bytes(before.splitlines(keepends=True)[0] + b'{"suite": "pass')
+    assert run(*asked, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["results"] == record["results"]
+    assert (out / "predictions.jsonl").read_bytes() == before
+
+
+def test_samples_are_made_once_for_a_tokenizer(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "samples"
+    asked = ("--suite", "passkey", "--lengths", 500, "--samples", 2, "--samples-dir", kept, "--json")
+    assert run(checkpoint, *asked) == 0
+    (file,) = kept.iterdir()
+    header, *lines, end = (json.loads(line) for line in file.read_text().splitlines())
+    assert header["task"] == "passkey"
+    assert [line["index"] for line in lines] == [0, 1]
+    assert end == {"samples": 2}
+    made = file.stat().st_mtime_ns
+    other = save_byte_checkpoint(tmp_path / "other", 512, initializer_range=0.3)
+    assert run(other, *asked) == 0
+    assert [each.stat().st_mtime_ns for each in kept.iterdir()] == [made]
 
 
 def test_same_seed_gives_the_same_results(
     run: Run, checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[Any] = []
-    for seed in (1, 1):
-        assert (
-            run(
-                checkpoint,
-                "--lengths",
-                400,
-                "--text",
-                text,
-                "--samples",
-                1,
-                "--rows",
-                2,
-                "--seed",
-                seed,
-                "--json",
-            )
-            == 0
-        )
-        said.append(json.loads(capsys.readouterr().out))
+    for seed in (1, 1, 2):
+        asked = ("--lengths", 400, "--text", text, "--samples", 1, "--rows", 2, "--seed", seed, "--json")
+        assert run(checkpoint, *asked) == 0
+        said.append(json.loads(capsys.readouterr().out)["results"])
     assert said[0] == said[1]
+    assert said[0][1]["details"]["samples_sha256"] != said[2][1]["details"]["samples_sha256"]
 
 
 def test_length_is_the_configs_if_not_given(
     run: Run, checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(checkpoint, "--suite", "perplexity", "--text", text, "--rows", 1, "--no-exact-rope", "--json")
-        == 0
-    )
+    asked = ("--suite", "perplexity", "--text", text, "--rows", 1, "--no-exact-rope", "--json")
+    assert run(checkpoint, *asked) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["lengths"] == [256]
+    assert said["lengths"] == [512]
     assert said["exact_rope"] is False
     # One row says nothing of the spread between rows.
     assert said["results"][0]["ci95"] == [None, None]
+
+
+def test_mean_over_checkpoints_with_their_spread(
+    run: Run, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "checkpoints", tmp_path / "out"
+    first = save_byte_checkpoint(folder / "stage0-step000010", 512)
+    for name, spread in (("stage0-step000020", 0.1), ("stage1-step000009", 0.2)):
+        save_byte_checkpoint(folder / name, 512, initializer_range=spread)
+    (folder / "notes").mkdir()
+    asked = ("--suite", "perplexity,passkey", "--lengths", 400, "--text", text, "--rows", 2, "--samples", 2)
+    assert run(folder, *asked, "--average", "--last", 2, "--out", out, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in said["checkpoints"]] == ["stage0-step000020", "stage1-step000009"]
+    singles = []
+    for name in ("stage0-step000020", "stage1-step000009"):
+        assert run(folder / name, *asked, "--json") == 0
+        singles.append(json.loads(capsys.readouterr().out)["results"])
+        own = json.loads((out / name / "results.json").read_text())["results"]
+        assert [r["score"] for r in own] == [r["score"] for r in singles[-1]]
+    for mean, *each in zip(said["results"], *singles, strict=True):
+        scores = [result["score"] for result in each]
+        assert mean["score"] == pytest.approx(sum(scores) / 2)
+        assert mean["details"]["spread"]["min"] == pytest.approx(min(scores))
+        assert [c["score"] for c in mean["details"]["checkpoints"]] == pytest.approx(scores)
+    assert run(first, *asked, "--average") == 2
+    assert "holds no checkpoints" in capsys.readouterr().err
+
+
+def test_two_evaluations_are_compared_sample_by_sample(
+    run: Run, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    other = save_byte_checkpoint(tmp_path / "other", 512, initializer_range=0.3)
+    asked = ("--lengths", 400, "--text", text, "--rows", 3, "--samples", 2)
+    assert run(checkpoint, *asked, "--out", a) == 0
+    assert run(other, *asked, "--out", b) == 0
+    capsys.readouterr()
+    assert run("compare", a, b, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    perplexity, passkey = said["differences"]
+    assert perplexity["difference"] == pytest.approx(
+        100 * (perplexity["score_b"] / perplexity["score_a"] - 1), rel=1e-6
+    )
+    assert (passkey["difference"], passkey["p_value"], passkey["real"]) == (0, 1, False)
+    assert run("compare", a, b, "--plot", tmp_path / "differences.png") == 0
+    assert "differences are more than chance" in capsys.readouterr().out
+    assert (tmp_path / "differences.png").stat().st_size > 1000
+    assert run("compare", a, tmp_path) == 2
+    assert "holds no finished evaluation" in capsys.readouterr().err
+
+
+def test_scores_are_computed_again_without_a_model(
+    run: Run, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_byte_checkpoint(tmp_path / "model", 512)
+    out = tmp_path / "out"
+    assert run(model, "--suite", "passkey", "--lengths", 400, "--samples", 3, "--out", out) == 0
+    capsys.readouterr()
+    shutil.rmtree(model)
+    path = out / "predictions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["prediction"] = f"it is {lines[1]['references'][0]}, \x1b[31m<b>sure</b>"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("rescore", out, "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["score"] == pytest.approx(100 / 3)
+    page = (out / "report.html").read_text()
+    assert "<b>sure</b>" not in page
+    assert "\x1b" not in page
+    path.write_text(json.dumps(lines[0]) + "\n")
+    assert run("rescore", out) == 2
+    assert "has 1 predictions and was made of 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,8 +251,29 @@ def test_length_is_the_configs_if_not_given(
         (["--suite", ","], "no suite given"),
         (["--lengths", "12q"], "'12q' is no length"),
         (["--lengths", ","], "--lengths ',' names no length"),
-        (["--lengths", "64", "--suite", "passkey"], "passkey does not fit in 64 tokens; the shortest length"),
-        (["--lengths", "1M", "--suite", "perplexity"], "too few for one row of 1048576"),
+        (
+            ["--lengths", "64", "--suite", "passkey"],
+            "do not fit in 64 tokens with this tokenizer: passkey needs",
+        ),
+        (["--lengths", "1M", "--suite", "perplexity", "--beyond-config"], "too few for one row of 1048576"),
+        (
+            ["--lengths", "1k", "--suite", "passkey"],
+            "max_position_embeddings 512, and the lengths go up to 1024",
+        ),
+        (["--tasks", "passkeys"], "unknown task 'passkeys'; did you mean passkey"),
+        (["--exclude", "vt"], "unknown task 'vt'; choose from perplexity, sliding"),
+        (["--suite", "passkey", "--chat"], "the tokenizer has no chat template"),
+        (["--suite", "lm_eval"], "give --lm-eval-tasks"),
+        (["--lm-eval-data", "hellaswag"], "'hellaswag' is no TASK=PATH"),
+        (["--lm-eval-data", "hellaswag=no/where"], "no/where, which does not exist"),
+        (["--suite", "needle", "--haystack", "hay"], "unknown haystack 'hay'"),
+        (["--compat", "yes"], "unknown compat 'yes'; choose none or nvidia"),
+        (["--suite", "perplexity", "--tasks", "sliding", "--stride", "600"], "stride 600"),
+        (["--suite", "longppl", "--lengths", "512"], "short context of 4096"),
+        (["--suite", "longeval", "--lines", "20,x"], "'x', which is no number of lines"),
+        (["--threshold", "101"], "the threshold is a percentage from 0 to 100, got 101"),
+        (["--server-model", "m"], "--server-model m needs --server URL"),
+        (["--average", "--server", "http://127.0.0.1:1/v1"], "leave one out"),
         (["--text", "no/such.jsonl"], "no/such.jsonl"),
         (["--dtype", "int8"], "unknown dtype 'int8'; choose one of auto, float32"),
         (["--device", "gpu0"], "unknown device 'gpu0'"),
@@ -170,19 +283,31 @@ def test_length_is_the_configs_if_not_given(
         (["--out", __file__], "is a file; --out names a folder"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_is_one_sentence_and_leaves_nothing(
     run: Run,
     checkpoint: Path,
     text: Path,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
 ) -> None:
-    assert run(checkpoint, "--text", text, *arguments) == 2
+    out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
+    assert run(checkpoint, "--text", text, *out, *arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_things_is_refused(
+    run: Run, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    assert run(checkpoint, "--text", text, "--lengths", 512, "--out", tmp_path / "out") == 2
+    assert "is not empty and holds no evaluation" in capsys.readouterr().err
 
 
 def test_missing_model_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,13 +30,13 @@ def word_tokenizer(bos: str | None = "<s>") -> PreTrainedTokenizerFast:
         for piece in ("Ġ" + word, word):
             for end in range(2, len(piece) + 1):
                 if piece[:end] not in vocabulary:
-                    vocabulary[piece[:end]] = len(vocabulary) + 2
+                    vocabulary[piece[:end]] = len(vocabulary)
                     merges.append((piece[: end - 1], piece[end - 1]))
     return _wrapped(Tokenizer(BPE(vocabulary, merges)), bos, False)
 
 
 def _bytes() -> dict[str, int]:
-    return {character: number + 2 for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    return {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
 
 
 def _wrapped(backend: Tokenizer, bos: str | None, template: bool) -> PreTrainedTokenizerFast:

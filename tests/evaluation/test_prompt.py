@@ -1,27 +1,99 @@
-"""Prompts have one BOS, and the largest prompt that fits is found with few trials."""
+"""Prompts have one BOS and the tokens that were counted, and the largest that fits is found with few trials."""
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.normalizers import Lowercase
+from transformers import AutoTokenizer
 
-from evaluation_cases import byte_tokenizer
+from core_cases import CHAT, byte_tokenizer, letter_tokenizer
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.prompt import encode_prompt, largest_that_fits
+from ropewalk.evaluation.prompt import ALPHABET, PromptEncoder, largest_that_fits
+
+TEXTS = st.text(st.sampled_from("ab <s>/\n\t é🧵"), max_size=30)
+ENCODERS = {
+    "bos": PromptEncoder(byte_tokenizer()),
+    "template": PromptEncoder(byte_tokenizer(template=True)),
+    "no bos": PromptEncoder(byte_tokenizer(bos=None)),
+    "chat": PromptEncoder(byte_tokenizer(template=True, chat=CHAT), chat=True),
+    "chat without bos": PromptEncoder(byte_tokenizer(chat=CHAT.removeprefix("{{ bos_token }}")), chat=True),
+    "merging": PromptEncoder(byte_tokenizer(merges=("aa", "bb", "aaaa"))),
+}
 
 
 @pytest.mark.parametrize("template", [False, True])
 def test_bos_stands_once_in_front(template: bool) -> None:
     tokenizer = byte_tokenizer(template=template)
-    prompt = encode_prompt(tokenizer, "ab c")
+    prompt = PromptEncoder(tokenizer).encode("ab c", " d")
     assert prompt.bos_count == prompt.input_ids.count(tokenizer.bos_token_id) == 1
     assert prompt.input_ids[0] == tokenizer.bos_token_id
-    assert tokenizer.decode(prompt.input_ids[1:]) == prompt.text == "ab c"
+    assert tokenizer.decode(prompt.input_ids[1:]) == prompt.text == "ab c d"
 
 
 def test_no_bos_where_the_tokenizer_has_none() -> None:
-    prompt = encode_prompt(byte_tokenizer(bos=None), "ab c")
+    prompt = PromptEncoder(byte_tokenizer(bos=None)).encode("ab c")
     assert prompt.bos_count == 0
     assert len(prompt.input_ids) == 4
+
+
+def test_chat_template_brings_its_own_bos_and_the_prefix_opens_the_answer() -> None:
+    tokenizer = byte_tokenizer(template=True, chat=CHAT)
+    prompt = PromptEncoder(tokenizer, chat=True).encode("ab c", " It is")
+    assert prompt.text == "<s>[user]ab c[/][assistant] It is"
+    assert prompt.bos_count == prompt.input_ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_chat_without_a_template_is_refused_and_a_template_alone_is_no_chat() -> None:
+    with pytest.raises(RopewalkError, match="has no chat template; leave --chat out"):
+        PromptEncoder(byte_tokenizer(), chat=True)
+    assert PromptEncoder(byte_tokenizer(chat=CHAT)).encode("ab").text == "ab"
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4))
+def test_what_is_counted_is_what_is_encoded(name: str, pieces: list[tuple[str, str]]) -> None:
+    encoder = ENCODERS[name]
+    prompts = [encoder.encode(text, prefix) for text, prefix in pieces]
+    assert encoder.counts(pieces) == [len(prompt.input_ids) for prompt in prompts]
+    assert [encoder.count(*piece) for piece in pieces] == encoder.counts(pieces)
+    assert [encoder.bos_count(*piece) for piece in pieces] == [prompt.bos_count for prompt in prompts]
+
+
+def test_truncation_and_padding_that_a_tokenizer_was_saved_with_do_not_count(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding(pad_id=0, pad_token="!")
+    tokenizer.save_pretrained(tmp_path)
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(tmp_path))
+    assert encoder.counts([("abcdefghijk", ""), ("ab", "")]) == [12, 3]
+    assert len(encoder.encode("abcdefghijk").input_ids) == 12
+
+
+@pytest.mark.parametrize("before", [None, "false", "true"])
+def test_counting_leaves_the_environment_as_it_was(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    if before is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+    ENCODERS["bos"].count("ab")
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+
+
+def test_tokenizer_without_some_letters_is_refused_by_their_names() -> None:
+    PromptEncoder(byte_tokenizer()).check_alphabet()
+    PromptEncoder(letter_tokenizer(ALPHABET)).check_alphabet()
+    with pytest.raises(RopewalkError, match=r"no tokens for '059', which"):
+        PromptEncoder(letter_tokenizer("".join(c for c in ALPHABET if c not in "950\n"))).check_alphabet()
+
+
+def test_tokenizer_that_writes_small_letters_alone_will_do() -> None:
+    tokenizer = letter_tokenizer("".join(c for c in ALPHABET if not c.isupper()))
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    PromptEncoder(tokenizer).check_alphabet()
 
 
 @given(
@@ -39,6 +111,32 @@ def test_largest_that_fits_is_what_counting_up_finds(base: int, cycle: list[int]
     while tokens_of(expected + 1) <= budget:
         expected += 1
     assert largest_that_fits(tokens_of, budget) == expected
+
+
+@given(st.integers(0, 200), st.randoms(use_true_random=False))
+def test_wild_counts_end_with_a_prompt_that_fits(budget: int, draw: object) -> None:
+    """Tokens that rise and fall as they like, and beyond a point are too many."""
+    known: dict[int, int] = {0: 0}
+
+    def tokens_of(count: int) -> int:
+        return known.setdefault(count, draw.randint(0, 2 * budget + 2))  # type: ignore[attr-defined]
+
+    found = largest_that_fits(tokens_of, budget)
+    assert known[found] <= budget
+    # One halving in three trials: three times the binary logarithm of the bracket, and its first probe.
+    assert len(known) <= 3 * (4 * budget + 16).bit_length() + 4
+
+
+def test_tokens_that_come_all_at_once_are_found_in_halves() -> None:
+    """A line through what is known would creep down one unit at a time."""
+    trials: list[int] = []
+
+    def tokens_of(count: int) -> int:
+        trials.append(count)
+        return 0 if count <= 1000 else 5001
+
+    assert largest_that_fits(tokens_of, 5000) == 1000
+    assert len(trials) <= 3 * (4 * 5000 + 16).bit_length() + 4
 
 
 def test_long_prompts_need_few_trials() -> None:

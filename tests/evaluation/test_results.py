@@ -2,8 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import PositionBin, TaskResult
@@ -53,6 +56,7 @@ def test_not_run_has_a_reason_and_no_score() -> None:
         "length": 512,
         "n": 0,
         "score": None,
+        "unit": "percent",
         "ci95": [None, None],
         "status": "not run",
         "reason": "no tokenizer",
@@ -66,6 +70,71 @@ def test_not_run_has_a_reason_and_no_score() -> None:
         TaskResult("passkey", "passkey", 512, 0, 0.5, (0.0, 1.0), "failed")  # type: ignore[arg-type]
 
 
-def test_predictions_are_kept_apart() -> None:
-    result = TaskResult("passkey", "passkey", 512, 1, 1.0, (0.2, 1.0), predictions=({"key": 5},))
-    assert "predictions" not in result.to_json()
+def test_samples_survive_json_and_are_left_out_where_there_are_none() -> None:
+    samples = ({"index": 0, "score": 50.0}, {"index": 1, "score": 100.0})
+    result = TaskResult("passkey", "passkey", None, 2, 75.0, (20.0, 95.0), samples=samples)
+    value = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert value["samples"] == list(samples)
+    assert TaskResult.from_json(value) == result
+    bare = replace(result, samples=()).to_json()
+    assert "samples" not in bare
+    assert "positions" not in bare
+    assert "predictions" not in bare
+
+
+texts = st.text(st.characters(), max_size=8)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+bins = st.builds(
+    PositionBin,
+    st.integers(0, 99),
+    st.integers(100, 999),
+    st.integers(0),
+    st.integers(0),
+    numbers,
+    st.tuples(numbers, numbers),
+)
+results = st.builds(
+    TaskResult,
+    texts,
+    texts,
+    st.none() | st.integers(1),
+    st.integers(0),
+    numbers,
+    st.tuples(numbers, numbers),
+    st.just("ok"),
+    st.none() | texts,
+    st.dictionaries(texts, st.none() | numbers | texts | st.lists(st.integers(), max_size=3), max_size=3),
+    st.lists(bins, max_size=3).map(tuple),
+    st.sampled_from(["percent", "perplexity"]),
+    st.lists(st.fixed_dictionaries({"index": st.integers(0), "score": numbers}), max_size=3).map(tuple),
+)
+
+
+@given(results)
+def test_any_result_survives_json(result: TaskResult) -> None:
+    value = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert TaskResult.from_json(value) == result
+    assert TaskResult.from_json(value).to_json() == value
+
+
+def test_not_run_keeps_its_unit_and_its_reason() -> None:
+    for unit in ("percent", "perplexity"):
+        result = TaskResult.not_run("perplexity", "sliding", None, "no text", unit)  # type: ignore[arg-type]
+        back = TaskResult.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False)))
+        assert (back.unit, back.status, back.reason, back.n) == (unit, "not run", "no text", 0)
+        assert all(map(math.isnan, (back.score, *back.ci95)))
+
+
+def test_result_without_a_unit_is_refused() -> None:
+    """Shares of 1 must not be read as percent."""
+    value = TaskResult("passkey", "passkey", 64, 1, 1.0, (0.2, 1.0)).to_json()
+    del value["unit"]
+    with pytest.raises(RopewalkError, match="the result of passkey names no unit: an older ropewalk"):
+        TaskResult.from_json(value)
+
+
+@pytest.mark.parametrize("value", [[], 5, "text", None])
+def test_what_is_no_object_is_no_result(value: object) -> None:
+    """What readers of files catch, and nothing else."""
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        TaskResult.from_json(value)  # type: ignore[arg-type]

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.statistics import Z_95, bootstrap_interval, wilson_interval
+from ropewalk.evaluation.statistics import (
+    NO_INTERVAL,
+    Z_95,
+    bootstrap_interval,
+    mean_interval,
+    wilson_interval,
+)
 
 
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (score, no continuity correction).
@@ -51,6 +57,107 @@ def test_wilson_of_no_trials_is_missing_and_of_impossible_counts_an_error() -> N
     for successes in (-1, 6):
         with pytest.raises(RopewalkError, match=f"0 to the number of trials 5, got {successes}"):
             wilson_interval(successes, 5)
+
+
+@given(st.integers(1, 600), st.floats(0, 1))
+def test_wilson_of_a_sum_of_shares_stays_within_0_and_1(n: int, share: float) -> None:
+    """A mean over checkpoints may lie ever so close to none or to all."""
+    low, high = wilson_interval(share * n, n)
+    assert 0 <= low <= high <= 1
+
+
+@pytest.mark.parametrize(
+    ("successes", "n"),
+    [(1e-16, 1), (4.641588833612773e-09, 10), (499.99999999999784, 500), (math.nextafter(3, 0), 3)],
+)
+def test_wilson_of_almost_none_or_almost_all_stays_within_0_and_1(successes: float, n: int) -> None:
+    low, high = wilson_interval(successes, n)
+    assert 0 <= low <= high <= 1
+
+
+def test_wilson_of_shares_is_no_narrower_than_their_spread_asks_for() -> None:
+    """Scores of 0 and 1 vary most of all that have their mean."""
+    thirds = [0, 1 / 3, 2 / 3, 1] * 25
+    low, high = wilson_interval(sum(thirds), 100)
+    spread = Z_95 * float(np.std(thirds)) / 10
+    assert high - low > 2 * spread
+    assert wilson_interval(sum(thirds), 100) == pytest.approx(wilson_interval(50, 100))
+
+
+# Newcombe, Statistics in Medicine 17 (1998), 873-890, table II, method 10: difference of two proportions by
+# squaring and adding Wilson's distances. It is twice the mean of the one and the other's complement, less 1.
+@pytest.mark.parametrize(
+    ("a", "m", "b", "n", "low", "high"),
+    [
+        (56, 70, 48, 80, 0.0524, 0.3339),
+        (9, 10, 3, 10, 0.1705, 0.8090),
+        (6, 7, 2, 7, 0.0582, 0.8062),
+        (5, 56, 0, 29, -0.0381, 0.1926),
+        (0, 10, 0, 20, -0.1611, 0.2775),
+        (10, 10, 0, 20, 0.6791, 1.0000),
+    ],
+)
+def test_interval_of_a_mean_is_the_published_one(
+    a: int, m: int, b: int, n: int, low: float, high: float
+) -> None:
+    intervals = [wilson_interval(a, m), wilson_interval(n - b, n)]
+    ends = mean_interval([a / m, 1 - b / n], intervals)
+    assert tuple(2 * end - 1 for end in ends) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_interval_of_a_mean_adds_distances_in_squares() -> None:
+    # Below 10 and 10, above 5 and 15: 70 - sqrt(200) / 2 and 70 + sqrt(250) / 2.
+    low, high = mean_interval([80, 60], [(70, 85), (50, 75)])
+    assert (low, high) == pytest.approx((62.928932, 77.905694), abs=1e-6)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 20), st.floats(0, 20)), min_size=1, max_size=6),
+    st.integers(2, 5),
+)
+def test_interval_of_a_mean_narrows_with_equal_ones_and_holds_the_mean(
+    cases: list[tuple[float, float, float]], copies: int
+) -> None:
+    means = [mean for mean, _, _ in cases]
+    intervals = [(mean - below, mean + above) for mean, below, above in cases]
+    low, high = mean_interval(means, intervals)
+    centre = sum(means) / len(means)
+    assert low <= centre + 1e-9
+    assert high >= centre - 1e-9
+    repeated = mean_interval(means * copies, intervals * copies)
+    assert (centre - repeated[0], repeated[1] - centre) == pytest.approx(
+        ((centre - low) / math.sqrt(copies), (high - centre) / math.sqrt(copies)), abs=1e-9
+    )
+    mirrored = mean_interval([-mean for mean in means], [(-high, -low) for low, high in intervals])
+    assert (-mirrored[1], -mirrored[0]) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_interval_of_one_mean_is_its_own_and_missing_where_one_is_missing() -> None:
+    assert mean_interval([40.0], [(30.0, 45.0)]) == pytest.approx((30, 45))
+    assert all(map(math.isnan, mean_interval([40.0, 50.0], [(30.0, 45.0), NO_INTERVAL])))
+    # Even where all are right: width is left.
+    assert mean_interval([100.0, 100.0], [(80.0, 100.0)] * 2) == pytest.approx((100 - 20 / math.sqrt(2), 100))
+
+
+def test_interval_of_no_mean_or_without_intervals_is_an_error() -> None:
+    with pytest.raises(RopewalkError, match="got 0 means and 0 intervals"):
+        mean_interval([], [])
+    with pytest.raises(RopewalkError, match="got 2 means and 1 intervals"):
+        mean_interval([1.0, 2.0], [(0.0, 3.0)])
+
+
+def test_bootstrap_of_many_is_the_normal_interval() -> None:
+    """Symmetric values have no skewness, and 400 of them leave their mean normal to 1 in 400."""
+    half = np.random.default_rng(5).normal(size=200)
+    values = np.concatenate([half, -half]) + 7
+    resamples = 20_000
+    low, high = bootstrap_interval(values, resamples=resamples)
+    error = float(values.std()) / math.sqrt(len(values))
+    # Four standard errors of a 2.5 % quantile of so many draws, in units of the mean's own error.
+    density = math.exp(-(Z_95**2) / 2) / math.sqrt(2 * math.pi)
+    slack = 4 * math.sqrt(0.025 * 0.975 / resamples) / density
+    assert (low - 7) / error == pytest.approx(-Z_95, abs=slack + 1 / 400)
+    assert (high - 7) / error == pytest.approx(Z_95, abs=slack + 1 / 400)
 
 
 @pytest.mark.parametrize(("ones", "n"), [(12, 40), (3, 9), (50, 64)])

@@ -1,18 +1,30 @@
-"""evaluate: every suite, every length, in order; what cannot run is said and never scored."""
+"""evaluate: every suite, every length, in order; what cannot run is said and never scored; a run goes on."""
 
 import json
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from evaluation_cases import tiny_llama, word_tokenizer
-from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import check_suites, evaluate
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation import SUITES, Settings, Stores, Subject, TaskResult, check_suites, evaluate
+from ropewalk.evaluation.backends import Answer, Request
+from ropewalk.evaluation.finished import FinishedResults
+from ropewalk.evaluation.predictions import PredictionLog
+from ropewalk.evaluation.ruler.tasks import PUBLISHED
 from ropewalk.integrations.models import attach
 
 DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90, 400)]
+BEYOND = Settings(beyond_config=True, samples=2, rows=3)
+
+
+def settings(**changes: Any) -> Settings:
+    return replace(BEYOND, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -21,78 +33,231 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Any) -> Any:
+def subject(tokenizer: Any) -> Subject:
     model = tiny_llama(vocab_size=len(tokenizer))
     attach(model)
-    return model
+    return Subject.in_memory(model, tokenizer)
 
 
-def test_every_suite_at_every_length(model: Any, tokenizer: Any) -> None:
+class Served:
+    """A server that says 7, until it has answered ``most`` prompts."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most, self.asked = most, 0
+        self.description = {"kind": "server"}
+
+    def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
+        for index in reversed(range(len(requests))):
+            if self.asked >= self.most:
+                raise RunFailure("the server stopped answering")
+            self.asked += 1
+            yield Answer(index, " 7", 1, True)
+
+
+def test_every_suite_at_every_length(subject: Subject) -> None:
     told: list[tuple[str, int, int]] = []
     results = evaluate(
-        model,
-        tokenizer,
-        DOCUMENTS,
-        [96, 192],
-        samples=2,
-        rows=3,
-        progress=lambda *call: told.append(call),
+        subject, settings(lengths=(96, 192)), DOCUMENTS, progress=lambda *call: told.append(call)
     )
-    assert [(r.suite, r.task, r.length, r.status) for r in results] == [
-        ("perplexity", "perplexity", 96, "ok"),
-        ("perplexity", "perplexity", 192, "ok"),
-        ("passkey", "passkey", 96, "ok"),
-        ("passkey", "passkey", 192, "ok"),
+    assert [(r.suite, r.task, r.length, r.status, r.unit) for r in results] == [
+        ("perplexity", "perplexity", 96, "ok", "perplexity"),
+        ("perplexity", "perplexity", 192, "ok", "perplexity"),
+        ("passkey", "passkey", 96, "ok", "percent"),
+        ("passkey", "passkey", 192, "ok", "percent"),
     ]
     short, long, passkeys = results[0], results[1], results[2:]
     assert [each.end for each in long.positions] == [64, 128, 192]
     assert short.n == long.n == 3
     assert short.score > 0
-    assert long.details == {
-        "rows": "packed",
-        "n_tokens": long.details["n_tokens"],
-        "max_position_embeddings": 64,
-        "beyond_config": True,
-    }
+    # The rows' losses are those that the score is made of.
+    nats, tokens = (sum(each[key] for each in long.samples) for key in ("nats", "tokens"))
+    assert long.score == pytest.approx(math.exp(nats / tokens))
+    assert long.details["n_tokens"] == tokens
+    assert (long.details["max_position_embeddings"], long.details["beyond_config"]) == (64, True)
     for result in passkeys:
-        assert result.n == len(result.predictions) == 2
+        assert result.n == len(result.samples) == 2
         assert result.details["beyond_config"]
         assert result.details["bos_count"] == [1]
         assert result.details["prompt_tokens"][1] <= result.length - 10
-        assert {"key", "prediction", "correct", "depth", "prompt_tokens"} <= set(result.predictions[0])
     for result in results:
         json.dumps(result.to_json(), allow_nan=False)
     assert told[0] == ("perplexity at 96 tokens", 1, 3)
-    assert told[-1] == ("passkey", 4, 4)
+    assert told[-1] == ("passkey at 192 tokens", 2, 2)
 
 
-def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(model: Any, tokenizer: Any) -> None:
-    lengths = {"perplexity": [96], "passkey": [128]}
-    suites = ["passkey", "perplexity"]
-    results = evaluate(model, tokenizer, DOCUMENTS, lengths, suites, 1, rows=2, trained_length=32)
+def test_perplexity_has_three_forms_with_both_averages(subject: Subject) -> None:
+    asked = settings(
+        suites=("perplexity",), tasks=("sliding", "truncated"), lengths=(96,), stride=32, most_windows=3
+    )
+    sliding, truncated = evaluate(subject, asked, DOCUMENTS)
+    assert [r.task for r in (sliding, truncated)] == ["sliding", "truncated"]
+    assert sliding.details["stride"] == 32
+    assert sliding.details["n_windows"] == 7  # 3 of each long document, 1 of the one of 90 tokens
+    assert truncated.details["n_windows"] == 3
+    for result in (sliding, truncated):
+        assert result.details["published"] > 0
+        assert len(result.samples) == 3
+        assert len(result.details["samples_sha256"]) == 64
+
+
+def test_longppl_runs_with_the_model_itself(subject: Subject) -> None:
+    asked = settings(suites=("longppl",), lengths=(200,), short_context=32)
+    (result,) = evaluate(subject, asked, DOCUMENTS)
+    # A random model has no use for context; then it says so.
+    assert result.status == "not run" or result.details["n_key_tokens"] > 0
+    assert result.details["evaluator"] == "the model itself"
+    assert result.details["step"] == 8
+
+
+def test_needle_grid_by_answers_and_by_teacher_forcing(subject: Subject) -> None:
+    results = evaluate(subject, settings(suites=("needle",), lengths=(360, 500), depths=3, samples=1))
+    assert [(r.task, r.length, r.n) for r in results] == [
+        ("generated", 360, 3),
+        ("generated", 500, 3),
+        ("forced", 360, 3),
+        ("forced", 500, 3),
+    ]
+    for result in results:
+        assert [row["depth"] for row in result.details["depths"]] == [0.0, 0.5, 1.0]
+
+
+def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(subject: Subject) -> None:
+    asked = settings(
+        suites=("passkey", "perplexity"),
+        lengths={"perplexity": [96], "passkey": [128]},
+        samples=1,
+        trained_length=32,
+    )
+    results = evaluate(subject, asked, DOCUMENTS)
     assert [(result.suite, result.length) for result in results] == [("passkey", 128), ("perplexity", 96)]
     assert [each.end for each in results[1].positions] == [32, 64, 96]
 
 
-def test_perplexity_without_text_is_not_run(model: Any, tokenizer: Any) -> None:
-    (result,) = evaluate(model, tokenizer, None, [96], ["perplexity"])
+def test_records_of_so_many_lines_have_lengths_of_their_own(tokenizer: Any) -> None:
+    subject = Subject(tokenizer, Served())
+    results = evaluate(subject, settings(suites=("longeval",), lines=(5, 9)))
+    assert [r.task for r in results] == ["lines_5", "lines_9"]
+    assert results[0].length < results[1].length
+
+
+def test_perplexity_without_text_is_not_run(subject: Subject) -> None:
+    (result,) = evaluate(subject, settings(suites=("perplexity",), lengths=(96,)))
     assert (result.status, result.reason, result.n) == ("not run", "no text was given", 0)
     assert math.isnan(result.score)
 
 
-def test_impossible_lengths_are_refused_before_anything_runs(model: Any, tokenizer: Any) -> None:
+def test_what_a_server_cannot_do_is_not_run_with_the_reason(tokenizer: Any) -> None:
+    served = Subject(tokenizer, Served())
+    asked = settings(
+        suites=("perplexity", "needle", "short"), lengths=(200,), depths=1, tasks=("forced", "hellaswag")
+    )
+    results = evaluate(served, asked, DOCUMENTS)
+    assert [(r.task, r.status) for r in results] == [
+        ("perplexity", "not run"),
+        ("forced", "not run"),
+        ("hellaswag", "not run"),
+    ]
+    assert all("measure the checkpoint itself" in (r.reason or "") for r in results)
+
+
+def test_ruler_over_some_tasks_says_what_its_mean_is_of(tokenizer: Any) -> None:
+    names = ("niah_single_1", "vt", "qa_1")
+    results = evaluate(
+        Subject(tokenizer, Served()), settings(suites=("ruler",), tasks=names, lengths=(3000,))
+    )
+    by_task = {r.task: r for r in results}
+    assert list(by_task) == [*names, "overall"]
+    assert by_task["qa_1"].status == "not run"
+    assert "SQuAD" in (by_task["qa_1"].reason or "")
+    overall = by_task["overall"]
+    assert overall.details["tasks"] == ["niah_single_1", "vt"]
+    assert overall.score == pytest.approx((by_task["niah_single_1"].score + by_task["vt"].score) / 2)
+    assert set(overall.details["left_out"]) == {*PUBLISHED, "qa_1"} - {"niah_single_1", "vt"}
+    assert "without" in (overall.reason or "")
+
+
+def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path: Path) -> None:
+    asked = settings(suites=("passkey",), lengths=(200, 300), samples=3)
+    first, second, third = Served(most=4), Served(), Served()
+
+    def run(served: Served) -> list[TaskResult]:
+        with PredictionLog(tmp_path / "predictions.jsonl") as log:
+            stores = Stores(log, FinishedResults(tmp_path / "finished.jsonl"), tmp_path / "samples")
+            return evaluate(Subject(tokenizer, served), asked, stores=stores)
+
+    with pytest.raises(RunFailure):
+        run(first)
+    resumed = run(second)
+    assert (first.asked, second.asked) == (4, 2)
+    again = run(third)
+    assert third.asked == 0
+    whole = evaluate(Subject(tokenizer, Served()), asked)
+    assert [r.to_json() for r in resumed] == [r.to_json() for r in again] == [r.to_json() for r in whole]
+    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 6
+
+
+def test_perplexity_is_not_measured_twice(subject: Subject, tmp_path: Path) -> None:
+    asked = settings(suites=("perplexity",), lengths=(96,))
     told: list[Any] = []
-    for lengths, message in (([96, 16], "passkey does not fit in 16"), ([96, 4096], "too few for one row")):
+
+    def run() -> Any:
+        stores = Stores(PredictionLog(), FinishedResults(tmp_path / "finished.jsonl"))
+        return evaluate(subject, asked, DOCUMENTS, stores, progress=lambda *call: told.append(call))
+
+    (first,) = run()
+    count = len(told)
+    (second,) = run()
+    assert count > 0
+    assert len(told) == count
+    assert first.to_json() == second.to_json()
+
+
+def test_impossible_lengths_are_refused_before_anything_runs(subject: Subject) -> None:
+    told: list[Any] = []
+    for lengths, message in (
+        ((96, 16), "do not fit in 16 tokens.*passkey needs"),
+        ((96, 4096), "too few for one row"),
+        ((), "needs lengths in tokens"),
+    ):
         with pytest.raises(RopewalkError, match=message):
-            evaluate(model, tokenizer, DOCUMENTS, lengths, progress=lambda *call: told.append(call))
+            evaluate(subject, settings(lengths=lengths), DOCUMENTS, progress=lambda *call: told.append(call))
     assert not told
 
 
-def test_unknown_suite_names_the_nearest() -> None:
-    check_suites(["perplexity", "passkey"])
+def test_the_shortest_length_that_is_named_works(tokenizer: Any) -> None:
+    subject = Subject(tokenizer, Served())
+    asked = settings(suites=("ruler",), tasks=("niah_single_1", "vt"), exclude=(), samples=3)
+    with pytest.raises(RopewalkError) as refused:
+        evaluate(subject, replace(asked, lengths=(200,)))
+    needs = dict(
+        part.split(" needs ") for part in str(refused.value).split(": ")[1].split(";")[0].split(", ")
+    )
+    assert set(needs) == {"niah_single_1", "vt"}
+    assert "--exclude niah_single_1,vt" in str(refused.value)
+    for name, tokens in needs.items():
+        alone = replace(asked, tasks=(name,), lengths=(int(tokens),))
+        assert evaluate(subject, alone)[0].status == "ok"
+        # Other lengths have other samples, which may need a token more.
+        with pytest.raises(RopewalkError, match=f"{name} needs"):
+            evaluate(subject, replace(alone, lengths=(int(tokens) - 1,)))
+
+
+def test_a_length_beyond_the_config_is_refused_unless_asked_for(subject: Subject) -> None:
+    asked = Settings(suites=("passkey",), lengths=(96,), samples=1)
+    with pytest.raises(RopewalkError, match=r"max_position_embeddings 64.*go up to 96.*--beyond-config"):
+        evaluate(subject, asked)
+
+
+def test_unknown_names_are_told_with_the_nearest() -> None:
+    check_suites(SUITES)
     with pytest.raises(RopewalkError, match="unknown suite 'passkeys'; did you mean passkey"):
         check_suites(["perplexity", "passkeys"])
     with pytest.raises(RopewalkError, match="unknown suite 'x'; choose from perplexity, passkey"):
         check_suites(["x"])
     with pytest.raises(RopewalkError, match="no suite given"):
         check_suites([])
+    subject = Subject(word_tokenizer(), Served())
+    with pytest.raises(RopewalkError, match="unknown task 'niah_singel_1'; did you mean niah_single_1"):
+        evaluate(subject, settings(suites=("ruler",), lengths=(4096,), tasks=("niah_singel_1",)))
+    with pytest.raises(RopewalkError, match="leaves no task to run"):
+        evaluate(subject, settings(suites=("passkey",), lengths=(4096,), exclude=("passkey",)))

@@ -26,11 +26,13 @@ def perplexity(values: list[float], edges: list[int] | None = None) -> TaskResul
         (0.95 * score, 1.05 * score),
         details=details,
         positions=bins,
+        unit="perplexity",
     )
 
 
 def passkey(length: int, right: int, n: int = 20) -> TaskResult:
-    return TaskResult("passkey", "passkey", length, n, right / n, wilson_interval(right, n))
+    low, high = wilson_interval(right, n)
+    return TaskResult("passkey", "passkey", length, n, 100 * right / n, (100 * low, 100 * high))
 
 
 BEFORE = perplexity([2.64, 2.79, 3.19, 4.2])

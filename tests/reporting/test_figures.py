@@ -4,6 +4,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,25 @@ def test_passkey_figure_says_what_was_not_run(tmp_path: Path) -> None:
     for text in ("before", "after", "512", "1k", "2k", "Passkey"):
         assert text in texts
     passkey_figure({"model": [passkey(512, 7)]}, tmp_path / "one.png")
+    nowhere = TaskResult.not_run("passkey", "passkey", None, "no chat template")
+    long = replace(passkey(512, 3), length=None)
+    passkey_figure({"model": [passkey(512, 7), nowhere, long]}, tmp_path / "same.png")
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "same.png").read_bytes()
     with pytest.raises(RopewalkError, match="no passkey score"):
         passkey_figure({"model": [skipped]}, tmp_path / "none.png")
+
+
+def test_passkey_bars_are_as_high_as_the_scores_in_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr("ropewalk.reporting.figures.save_figure", lambda figure, _: kept.append(figure))
+    passkey_figure({"model": [passkey(512, 7), passkey(1024, 20)]}, tmp_path / "one.png")
+    (axes,) = kept[0].axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([35, 100])
+    low, high = passkey(512, 7).ci95
+    (errors,) = axes.collections
+    assert errors.get_segments()[0][:, 1].tolist() == pytest.approx([low, high])
 
 
 def test_training_figure_marks_stages_and_smooths_many_steps(tmp_path: Path) -> None:

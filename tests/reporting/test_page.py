@@ -1,6 +1,7 @@
 """The page is one file that needs no other, and nothing in it is taken for markup."""
 
 import base64
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from reporting_cases import AFTER, BEFORE
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import perplexity_figure, result_tables, write_report
+from ropewalk.reporting.page import Examples
 from ropewalk.versions import software_versions
 
 NASTY = "<script>alert('x')</script> & \"quotes\""
@@ -65,14 +67,16 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     figure = tmp_path / 'a" onload="x.png'
     perplexity_figure({"a": BEFORE}, figure)
-    tables = result_tables({NASTY: [BEFORE], "after": [AFTER]})
+    tables = [replace(t, notes=(NASTY,)) for t in result_tables({NASTY: [BEFORE], "after": [AFTER]})]
     page = tmp_path / "report.html"
-    write_report(page, NASTY, {NASTY: NASTY}, [figure], tables, {NASTY: NASTY})
+    examples = [Examples(NASTY, ({NASTY: NASTY},))]
+    write_report(page, NASTY, {NASTY: NASTY}, [figure], tables, {NASTY: NASTY}, examples)
     read = Reader(page.read_text(encoding="utf-8"))
     assert "script" not in read.tags
     assert "onload" not in dict(read.attributes)
-    # Title and heading, a fact's name and value, a table's heading, a fold's heading and text.
-    assert read.text.count(NASTY) == 7
+    # Title and heading, a fact's name and value, a table's heading and note, an example's heading, name and
+    # value, a fold's heading and text.
+    assert read.text.count(NASTY) == 11
 
 
 def test_page_without_figures_tables_and_details(tmp_path: Path) -> None:

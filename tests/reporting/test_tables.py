@@ -8,7 +8,7 @@ from rich.console import Console
 from reporting_cases import AFTER, BEFORE, passkey, perplexity
 from ropewalk.evaluation import TaskResult
 from ropewalk.reporting import ResultTable, result_tables
-from ropewalk.reporting.tables import interval, number, percent
+from ropewalk.reporting.tables import interval, marks_of, number, percent
 
 SKIPPED = TaskResult.not_run("passkey", "passkey", 2048, "the model has no tokenizer")
 
@@ -30,9 +30,9 @@ def test_before_and_after_stand_side_by_side() -> None:
     assert retrieval.header == ("length in tokens", "samples", "before", "95 %", "after", "95 %")
     assert retrieval.rows == (
         ("512", "20", "95 %", "76 to 99 %", "100 %", "84 to 100 %"),
-        ("2,048", "30", "not run", "–", "10 %", "3 to 26 %"),
+        ("2,048", "30", "not run¹", "–", "10 %", "3 to 26 %"),
     )
-    assert retrieval.title.endswith("; not run: the model has no tokenizer")
+    assert retrieval.notes == ("¹ not run: the model has no tokenizer",)
 
 
 def test_lengths_and_bins_that_one_model_lacks_leave_dashes() -> None:
@@ -50,7 +50,30 @@ def test_one_model_and_no_model() -> None:
     assert result_tables({}) == []
     not_run = TaskResult.not_run("perplexity", "perplexity", 64, "no text was given")
     (table,) = result_tables({"a": [not_run]})
-    assert table.rows == (("all", "–", "not run", "–"),)
+    assert table.rows == (("all", "–", "not run¹", "–"),)
+    assert table.notes == ("¹ not run: no text was given",)
+
+
+def test_results_without_a_length_have_a_row_of_their_own() -> None:
+    nowhere = TaskResult.not_run("passkey", "passkey", None, "no chat template")
+    (table,) = result_tables({"a": [nowhere, passkey(512, 1, 10)]})
+    assert [row[:3] for row in table.rows] == [("512", "10", "10 %"), ("all lengths", "–", "not run¹")]
+    (table,) = result_tables({"a": [TaskResult.not_run("perplexity", "perplexity", None, "no text")]})
+    assert table.title == "Perplexity by position, with 95 % interval over rows"
+
+
+def test_other_perplexities_are_not_taken_for_those_by_position() -> None:
+    sliding = TaskResult("perplexity", "sliding", 2048, 3, 99.0, (90.0, 110.0), unit="perplexity")
+    (table,) = result_tables({"a": [sliding, AFTER, sliding]})
+    assert table.rows[-1][2] == f"{AFTER.score:.2f}"
+    assert result_tables({"a": [sliding]}) == []
+
+
+def test_equal_notes_share_a_mark_and_empty_ones_have_none() -> None:
+    marks = marks_of(["b", "", "a", "b", *map(str, range(10))])
+    assert list(marks.items())[:2] == [("b", "¹"), ("a", "²")]
+    assert (marks["8"], marks["9"]) == ("¹¹", "¹²")
+    assert "" not in marks
 
 
 def test_numbers_are_short_and_missing_ones_are_dashes() -> None:
@@ -63,17 +86,19 @@ def test_numbers_are_short_and_missing_ones_are_dashes() -> None:
         "inf",
         "–",
     ]
-    assert percent(0.954) == "95 %"
+    assert percent(95.4) == "95 %"
     assert interval((math.nan, math.nan)) == "–"
-    assert interval((0.5, 1.0), percent) == "50 to 100 %"
+    assert interval((50.0, 100.0), percent) == "50 to 100 %"
 
 
 def test_terminal_shows_text_as_it_is_and_fits_80_columns() -> None:
-    table = ResultTable("rows of [bold]2,048[/bold]", ("[red]a", "b"), (("[link]x", "1"),))
+    table = ResultTable(
+        "rows of [bold]2,048[/bold]", ("[red]a", "b"), (("[link]x", "1"),), notes=("¹ [blue]why[/blue]",)
+    )
     out = io.StringIO()
     console = Console(file=out, width=80)
     console.print(table.rich())
-    for text in ("rows of [bold]2,048[/bold]", "[red]a", "[link]x"):
+    for text in ("rows of [bold]2,048[/bold]", "[red]a", "[link]x", "¹ [blue]why[/blue]"):
         assert text in out.getvalue()
     wide = perplexity([1234.5, 99_999.0], [0, 524_288, 1_048_576])
     (table,) = result_tables({"before": [wide], "after": [wide]})

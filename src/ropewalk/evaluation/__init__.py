@@ -1,4 +1,4 @@
-"""Measuring a model: sample -> prompt -> generation -> score -> statistics, one module a benchmark.
+"""Measuring a model: sample -> prompt -> answer -> score -> statistics, one module a benchmark.
 
 Names are imported on first use: reading results and drawing them needs no torch.
 """
@@ -8,29 +8,45 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.passkey import PasskeyResult
+    from ropewalk.evaluation.aggregate import EffectiveLength, effective_length, mean_over_checkpoints
+    from ropewalk.evaluation.comparison import Difference, compare
     from ropewalk.evaluation.perplexity import PerplexityResult, default_bins, perplexity_by_position
     from ropewalk.evaluation.probe import ProbeResult, candidate_methods
+    from ropewalk.evaluation.prompt import PromptEncoder
     from ropewalk.evaluation.results import PositionBin, TaskResult
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
+    from ropewalk.evaluation.sample import Sample, Task
+    from ropewalk.evaluation.settings import SUITES, Materials, Settings, check_suites
     from ropewalk.evaluation.statistics import bootstrap_interval, wilson_interval
-    from ropewalk.evaluation.suites import SUITES, check_suites, evaluate
+    from ropewalk.evaluation.subject import Subject
+    from ropewalk.evaluation.suites import Stores, evaluate
 
-# The functions passkey and probe bear their modules' names and are imported from there.
+# The function probe bears its module's name and is imported from there.
 _HOMES = {
-    "SUITES": "suites",
+    "SUITES": "settings",
+    "Difference": "comparison",
+    "EffectiveLength": "aggregate",
     "EvaluationRows": "rows",
-    "PasskeyResult": "passkey",
+    "Materials": "settings",
     "PerplexityResult": "perplexity",
     "PositionBin": "results",
     "ProbeResult": "probe",
+    "PromptEncoder": "prompt",
+    "Sample": "sample",
+    "Settings": "settings",
+    "Stores": "suites",
+    "Subject": "subject",
+    "Task": "sample",
     "TaskResult": "results",
     "bootstrap_interval": "statistics",
     "candidate_methods": "probe",
-    "check_suites": "suites",
+    "check_suites": "settings",
+    "compare": "comparison",
     "default_bins": "perplexity",
+    "effective_length": "aggregate",
     "evaluate": "suites",
     "evaluation_rows": "rows",
+    "mean_over_checkpoints": "aggregate",
     "perplexity_by_position": "perplexity",
     "take_documents": "rows",
     "wilson_interval": "statistics",
@@ -38,18 +54,29 @@ _HOMES = {
 
 __all__ = [
     "SUITES",
+    "Difference",
+    "EffectiveLength",
     "EvaluationRows",
-    "PasskeyResult",
+    "Materials",
     "PerplexityResult",
     "PositionBin",
     "ProbeResult",
+    "PromptEncoder",
+    "Sample",
+    "Settings",
+    "Stores",
+    "Subject",
+    "Task",
     "TaskResult",
     "bootstrap_interval",
     "candidate_methods",
     "check_suites",
+    "compare",
     "default_bins",
+    "effective_length",
     "evaluate",
     "evaluation_rows",
+    "mean_over_checkpoints",
     "perplexity_by_position",
     "take_documents",
     "wilson_interval",

@@ -5,19 +5,15 @@ Source: Mohtashami and Jaggi, arXiv:2305.16300; the form that LongRoPE (arXiv:24
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.generation import generate_greedily
-from ropewalk.evaluation.prompt import Prompt, encode_prompt, largest_that_fits
-from ropewalk.evaluation.running import Progress, evaluating
-from ropewalk.evaluation.statistics import Interval, wilson_interval
+from ropewalk.evaluation.fitting import LEAST_FILL, Draft, Drafts, Form, fitted_samples, sample_random
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.sample import Sample
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -34,140 +30,68 @@ NOISE_WORDS = tuple(word for sentence in NOISE_SENTENCES for word in sentence.sp
 NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = "What is the pass key? The pass key is"
 LARGEST_KEY = 50_000
-NEW_TOKENS = 10
-LEAST_FILL = 0.95
-"""Share of the length that prompt and answer take, where whole sentences allow it and else to the word."""
 
 Depths = Literal["uniform", "even"]
 
 
 @dataclass(frozen=True)
-class PasskeySample:
-    """One prompt and the number that answers it.
-
-    Attributes:
-        length: tokens that prompt and answer may take together.
-        index: number of the sample at this length.
-        key: 1 to 50000.
-        depth: share of the noise that stands before the key, as realised.
-        prompt: what the model reads.
-    """
-
-    length: int
-    index: int
-    key: int
-    depth: float
-    prompt: Prompt
-
-    @property
-    def fill(self) -> float:
-        """Share of the length that prompt and answer take."""
-        return (len(self.prompt.input_ids) + NEW_TOKENS) / self.length
-
-
-@dataclass(frozen=True)
-class PasskeyRecord:
-    """What a model made of one sample; ``prediction`` is the text of the generated tokens alone."""
-
-    length: int
-    index: int
-    key: int
-    depth: float
-    prompt_tokens: int
-    bos_count: int
-    fill: float
-    prediction: str
-    correct: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class PasskeyResult:
-    """All samples of one length.
-
-    Attributes:
-        length: tokens.
-        score: share of right answers.
-        ci95: Wilson's interval.
-        records: one a sample, in order.
-    """
-
-    length: int
-    score: float
-    ci95: Interval
-    records: tuple[PasskeyRecord, ...]
-
-
-def passkey(
-    model: Any,
-    tokenizer: Any,
-    lengths: Sequence[int],
-    samples: int,
-    seed: int,
-    depths: Depths = "uniform",
-    progress: Progress | None = None,
-) -> list[PasskeyResult]:
-    """Ask a model for passkeys and count the right answers.
+class PasskeyTask:
+    """A number among noise; a unit is a sentence of noise, or a word where sentences leave too much room.
 
     Args:
-        model: a transformers model; it may be asked beyond the length of its config.
-        tokenizer: the model's own.
-        lengths: tokens of prompt and answer together.
-        samples: prompts a length.
-        seed: a sample depends on it, on the length and on its own number, and on nothing else.
-        depths: where the key stands: ``uniform`` at random, or ``even`` from the beginning to the end.
-        progress: called after each sample.
-
-    Returns:
-        One result a length, in the order of ``lengths``.
+        depths: where the key stands: ``uniform`` at random, or ``even`` from the beginning to the end, which is
+            the one thing about a sample that depends on how many there are.
 
     Raises:
-        RopewalkError: if a length is too short for a prompt; all are checked before the model is asked.
+        RopewalkError: for other depths.
     """
-    drawn = [passkey_samples(tokenizer, length, samples, seed, depths) for length in lengths]
-    results = []
-    with evaluating(model):
-        for done, (length, group) in enumerate(zip(lengths, drawn, strict=True)):
-            records = []
-            for sample in group:
-                records.append(_answer(model, tokenizer, sample))
-                if progress is not None:
-                    progress(done * samples + len(records), len(lengths) * samples)
-            right = sum(record.correct for record in records)
-            results.append(
-                PasskeyResult(length, right / samples, wilson_interval(right, samples), tuple(records))
+
+    depths: Depths = "uniform"
+
+    suite = "passkey"
+    name = "passkey"
+    max_new_tokens = 10
+
+    def __post_init__(self) -> None:
+        if self.depths not in get_args(Depths):
+            raise RopewalkError(
+                f"unknown depths {self.depths!r}; choose one of {', '.join(get_args(Depths))}"
             )
-    return results
 
+    def settings(self) -> Mapping[str, Any]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        # Named otherwise than what depths the samples came to have.
+        return {"asked_depths": self.depths}
 
-def passkey_samples(
-    tokenizer: Any, length: int, samples: int, seed: int, depths: Depths = "uniform"
-) -> Iterator[PasskeySample]:
-    """The prompts of one length, each as long as the length allows; each is made when it is asked for.
+    def unavailable(self) -> str | None:
+        """The task needs nothing that is not here."""
+        return None
 
-    Raises:
-        RopewalkError: at once, if the length is too short; the message names the shortest that these samples
-            can have.
-    """
-    if samples < 1:
-        raise RopewalkError(f"the number of passkey samples must be 1 or more, got {samples}")
-    if depths not in get_args(Depths):
-        raise RopewalkError(f"unknown depths {depths!r}; choose one of {', '.join(get_args(Depths))}")
-    even = np.linspace(0.0, 1.0, samples) if samples > 1 else np.array([0.5])
-    draws = [np.random.default_rng([seed, length, index]) for index in range(samples)]
-    keys = [int(rng.integers(1, LARGEST_KEY + 1)) for rng in draws]
-    shares = [float(rng.random()) for rng in draws] if depths == "uniform" else even.tolist()
-    shortest = max(_tokens(tokenizer, passkey_text(key)) for key in keys) + NEW_TOKENS
-    if length < shortest:
-        raise RopewalkError(
-            f"passkey does not fit in {length} tokens; the shortest length with this tokenizer is {shortest}"
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        form = Form(self.suite, self.name, "first integer", self.max_new_tokens)
+
+        def drafts_at(length: int, units: Sequence[str] = NOISE_SENTENCES) -> Drafts:
+            return lambda index, number: self._draft(length, index, count, seed, units, number)
+
+        by_sentence = fitted_samples(form, encoder, length, count, drafts_at(length), drafts_at=drafts_at)
+        by_word = drafts_at(length, NOISE_WORDS)
+        return (
+            sample if sample.fill > LEAST_FILL else _of_words(form, encoder, by_word, sample)
+            for sample in by_sentence
         )
-    return (
-        _fitted(tokenizer, length, index, key, share)
-        for index, (key, share) in enumerate(zip(keys, shares, strict=True))
-    )
+
+    def _draft(
+        self, length: int, index: int, count: int, seed: int, units: Sequence[str], number: int
+    ) -> Draft:
+        """A prompt with ``number`` sentences or words of noise; the key does not depend on their number."""
+        draw = sample_random(seed, self.name, length, index)
+        key, share = draw.randint(1, LARGEST_KEY), draw.random()
+        if self.depths == "even":
+            share = index / (count - 1) if count > 1 else 0.5
+        before = round(share * number)
+        text = passkey_text(key, _noise(units, before), _noise(units, number - before))
+        return Draft(text, "", (str(key),), {"depth": before / number if number else 0.0})
 
 
 def passkey_text(key: int, before: str = "", after: str = "") -> str:
@@ -175,51 +99,11 @@ def passkey_text(key: int, before: str = "", after: str = "") -> str:
     return "\n".join([TASK, before, NEEDLE.format(key=key), after, QUESTION])
 
 
-def is_right(prediction: str, key: int) -> bool:
-    """Whether the first integer of an answer is the key."""
-    found = re.search(r"[0-9]+", prediction)
-    return found is not None and int(found[0]) == key
-
-
-def _fitted(tokenizer: Any, length: int, index: int, key: int, share: float) -> PasskeySample:
-    """Noise in whole sentences where they fill the length, else to the word."""
-    sample = _fitted_with(NOISE_SENTENCES, tokenizer, length, index, key, share)
-    if sample.fill <= LEAST_FILL:
-        sample = _fitted_with(NOISE_WORDS, tokenizer, length, index, key, share)
-    return sample
-
-
-def _fitted_with(
-    units: Sequence[str], tokenizer: Any, length: int, index: int, key: int, share: float
-) -> PasskeySample:
-    def text(count: int) -> str:
-        before = round(share * count)
-        return passkey_text(key, _noise(units, before), _noise(units, count - before))
-
-    count = largest_that_fits(lambda count: _tokens(tokenizer, text(count)), length - NEW_TOKENS)
-    depth = round(share * count) / count if count else 0.0
-    return PasskeySample(length, index, key, depth, encode_prompt(tokenizer, text(count)))
+def _of_words(form: Form, encoder: PromptEncoder, drafts: Drafts, sample: Sample) -> Sample:
+    """The same sample with noise to the word, which fills short lengths better."""
+    alone = fitted_samples(form, encoder, sample.length, 1, lambda _, units: drafts(sample.index, units))
+    return replace(next(alone), index=sample.index)
 
 
 def _noise(units: Sequence[str], count: int) -> str:
     return " ".join(islice(cycle(units), count))
-
-
-def _tokens(tokenizer: Any, text: str) -> int:
-    return len(encode_prompt(tokenizer, text).input_ids)
-
-
-def _answer(model: Any, tokenizer: Any, sample: PasskeySample) -> PasskeyRecord:
-    new_ids = generate_greedily(model, tokenizer, sample.prompt.input_ids, NEW_TOKENS)
-    prediction = tokenizer.decode(new_ids, skip_special_tokens=True)
-    return PasskeyRecord(
-        sample.length,
-        sample.index,
-        sample.key,
-        sample.depth,
-        len(sample.prompt.input_ids),
-        sample.prompt.bos_count,
-        sample.fill,
-        prediction,
-        is_right(prediction, sample.key),
-    )

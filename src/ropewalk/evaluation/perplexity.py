@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.results import PositionBin
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import bootstrap_interval
-from ropewalk.integrations.losses import OutputHead, token_losses
+from ropewalk.integrations.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
 from ropewalk.packing import IGNORED, Row
+from ropewalk.rope import RotaryEmbedding, methods_from_config
 
 MOST_BINS = 8
 PLAIN_BINS = 4
@@ -29,10 +33,12 @@ class PerplexityResult:
     Attributes:
         bins: by position, in order.
         overall: all positions of the rows, also those outside the bins.
+        rows: nats and scored tokens of each row, in order.
     """
 
     bins: tuple[PositionBin, ...]
     overall: PositionBin
+    rows: tuple[tuple[float, int], ...] = ()
 
 
 def default_bins(length: int, trained_length: int | None) -> list[int]:
@@ -66,6 +72,7 @@ def perplexity_by_position(
     bin_edges: Sequence[int],
     progress: Progress | None = None,
     seed: int = 0,
+    prefill_chunk: int | None = None,
 ) -> PerplexityResult:
     """Token-weighted perplexity of rows, by the index of the target's row position.
 
@@ -78,6 +85,8 @@ def perplexity_by_position(
         bin_edges: tokens, strictly increasing, at least two.
         progress: called after each row.
         seed: of the bootstrap.
+        prefill_chunk: as in :func:`causal_losses`, which a row then goes through; None for one pass over the
+            row with its layout.
 
     Returns:
         A bin for each pair of neighbouring edges, with 95 % bootstrap intervals over rows. A loss that is not
@@ -85,21 +94,23 @@ def perplexity_by_position(
 
     Raises:
         RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
-        EngineError: if the model or its engine cannot take such rows.
+        EngineError: if the model or its engine cannot take such rows, or such chunks.
     """
     edges = list(bin_edges)
     check_rows(rows)
+    check_prefill_chunk(model, prefill_chunk)
     if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
         raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
     scored = []
     with evaluating(model):
         for done, row in enumerate(rows, start=1):
-            scored.append(row_losses(model, head, row))
+            scored.append(row_losses(model, head, row, prefill_chunk))
             if progress is not None:
                 progress(done, len(rows))
     longest = max(row.layout.total_length for row in rows)
     bins = [_bin(scored, start, end, seed) for start, end in pairwise(edges)]
-    return PerplexityResult(tuple(bins), _bin(scored, 0, longest, seed))
+    of_rows = tuple((float(losses.sum()), int(has_target.sum())) for losses, has_target in scored)
+    return PerplexityResult(tuple(bins), _bin(scored, 0, longest, seed), of_rows)
 
 
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
@@ -116,11 +127,111 @@ def check_rows(rows: Sequence[Row]) -> None:
             )
 
 
-def row_losses(model: Any, head: OutputHead, row: Row) -> _Scored:
-    """Losses in nats, 0 where there is no target, and where there is one, both ``[total_length]``."""
+def row_losses(model: Any, head: OutputHead, row: Row, prefill_chunk: int | None = None) -> _Scored:
+    """Losses in nats, 0 where there is no target, and where there is one, both ``[total_length]``.
+
+    ``prefill_chunk`` as in :func:`causal_losses`; None for one pass with the row's layout.
+    """
     ids, labels = row.input_ids[None].to(model.device), row.labels[None].to(model.device)
-    losses = token_losses(model, ids, labels, [row.layout], head)[0]
+    if prefill_chunk is None:
+        losses = token_losses(model, ids, labels, [row.layout], head)[0]
+    else:
+        losses = causal_losses(model, head, ids, labels, prefill_chunk)[0]
     return losses.double().cpu().numpy(), (row.labels != IGNORED).numpy()
+
+
+def chunked_row_losses(
+    model: Any, head: OutputHead, input_ids: Tensor, chunk: int | None
+) -> NDArray[np.float64]:
+    """Losses of one causal sequence, every token of which but the first is scored.
+
+    Args:
+        model, head: as in :func:`causal_losses`.
+        input_ids: int64 ``[length]``, BOS included.
+        chunk: tokens of a pass; None for one pass.
+
+    Returns:
+        ``[length - 1]`` in nats; index t is the loss of the token at t + 1.
+    """
+    ids = input_ids.to(model.device)[None]
+    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+    with torch.no_grad():
+        return causal_losses(model, head, ids, labels, chunk)[0, :-1].cpu().numpy()
+
+
+def causal_losses(
+    model: Any, head: OutputHead, input_ids: Tensor, labels: Tensor, prefill_chunk: int | None = None
+) -> Tensor:
+    """Losses of plain causal sequences of one length, as a forward pass over each alone gives them.
+
+    Logits exist only for scored positions and a few at a time. In chunks, so do all hidden states: of the whole
+    length there are keys and values alone. Attention is the model's own, sliding windows included.
+
+    Args:
+        model: a causal decoder, in evaluation mode and without gradients.
+        head: its output head.
+        input_ids: int64 ``[batch, length]``, on the model's device.
+        labels: int64 ``[batch, length]``, already shifted; ``IGNORED`` where nothing is scored.
+        prefill_chunk: tokens of a pass, of which each attends to those before it through a cache; None for one
+            pass. Losses are equal within rounding. A RoPE that depends on the length is fixed by the whole one.
+
+    Returns:
+        float64 ``[batch, length]`` in nats, 0 where nothing is scored.
+    """
+    length = input_ids.shape[1]
+    losses = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
+    decoder = decoder_of(model)
+    if prefill_chunk is None or prefill_chunk >= length:
+        _score(losses, decoder(input_ids, use_cache=False).last_hidden_state, labels, head)
+        return losses
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config.get_text_config())
+    pieces = zip(*(each.split(prefill_chunk, dim=1) for each in (losses, input_ids, labels)), strict=True)
+    with _rope_fixed(model, length):
+        for losses_of_piece, ids, targets in pieces:
+            hidden = decoder(ids, past_key_values=cache, use_cache=True).last_hidden_state
+            _score(losses_of_piece, hidden, targets, head)
+    return losses
+
+
+def _score(losses: Tensor, hidden: Tensor, labels: Tensor, head: OutputHead) -> None:
+    """Write the losses of the labels that there are."""
+    scored = labels != IGNORED
+    losses[scored] = chunked_token_losses(hidden[scored], labels[scored], head).double()
+
+
+@contextmanager
+def _rope_fixed(model: Any, length: int) -> Iterator[None]:
+    """Every chunk with the frequencies of the whole sequence, or keys of the first carry others than the last's."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, RotaryEmbedding):
+                stack.enter_context(module.pinned(module.total_length or length))
+        yield
+
+
+def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
+    """Raise where a sequence cannot be read in such chunks.
+
+    Raises:
+        RopewalkError: if a chunk has no token.
+        EngineError: if the model's RoPE depends on the length and is transformers' own, which takes that of the
+            chunk for it.
+    """
+    if prefill_chunk is None:
+        return
+    if prefill_chunk < 1:
+        raise RopewalkError(f"prefill_chunk must be 1 token or more, got {prefill_chunk}")
+    if any(isinstance(module, RotaryEmbedding) for module in model.modules()):
+        return
+    methods = methods_from_config(model.config.get_text_config().to_dict())
+    dependent = [method.name for method in methods.values() if method.length_dependent]
+    if dependent:
+        raise EngineError(
+            f"transformers' own RoPE of {type(model).__name__} is {dependent[0]}, which would change from chunk to "
+            f"chunk of {prefill_chunk} tokens; load the model with exact_rope=True or leave prefill_chunk out"
+        )
 
 
 def _bin(scored: list[_Scored], start: int, end: int, seed: int) -> PositionBin:
@@ -129,10 +240,13 @@ def _bin(scored: list[_Scored], start: int, end: int, seed: int) -> PositionBin:
     n_tokens = int(counts.sum())
     mean = float(totals.sum()) / n_tokens if n_tokens else math.nan
     low, high = bootstrap_interval(totals, counts, seed)
-    return PositionBin(start, end, n_tokens, int((counts > 0).sum()), _exp(mean), (_exp(low), _exp(high)))
+    return PositionBin(
+        start, end, n_tokens, int((counts > 0).sum()), exp_nats(mean), (exp_nats(low), exp_nats(high))
+    )
 
 
-def _exp(loss: float) -> float:
+def exp_nats(loss: float) -> float:
+    """Perplexity of a mean loss in nats; infinite where a float cannot hold it."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import string
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +14,16 @@ from ropewalk.errors import RopewalkError
 FIRST_PROBE = 16
 """Units of the first trial, from which the tokens of a unit are estimated."""
 
+ALPHABET = string.ascii_letters + string.digits + " .,:;?!'()<>_=-"
+"""Characters of the benchmarks' templates, keys and values."""
+
 
 @dataclass(frozen=True)
 class Prompt:
     """What the model reads.
 
     Attributes:
-        text: without special tokens.
+        text: with special tokens only where a chat template writes them.
         input_ids: token ids, BOS in front where the tokenizer has one.
         bos_count: BOS tokens in ``input_ids``: 1, or 0 where the tokenizer has none.
     """
@@ -27,13 +33,99 @@ class Prompt:
     bos_count: int
 
 
-def encode_prompt(tokenizer: Any, text: str) -> Prompt:
-    """Token ids of a text with one BOS in front, whatever the tokenizer's own template would add."""
-    ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-    bos = tokenizer.bos_token_id
-    if bos is not None:
-        ids = [bos, *ids]
-    return Prompt(text, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
+class PromptEncoder:
+    """From a task's text to token ids, for base models and for chat models.
+
+    A base model reads BOS, the text, and the beginning of the answer. A chat model reads its own template
+    around the text, and the beginning of the answer opens the assistant's turn.
+
+    Args:
+        tokenizer: the model's own, with a ``tokenizers`` backend.
+        chat: use the tokenizer's chat template.
+
+    Raises:
+        RopewalkError: if a chat template is asked for and there is none.
+    """
+
+    def __init__(self, tokenizer: Any, chat: bool = False) -> None:
+        if chat and not tokenizer.chat_template:
+            raise RopewalkError("the tokenizer has no chat template; leave --chat out, or use a chat model")
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self._plain: Any = None
+
+    def encode(self, text: str, answer_prefix: str = "") -> Prompt:
+        """The whole prompt, with one BOS where the tokenizer has one (a chat template brings its own)."""
+        rendered = self._rendered(text, answer_prefix)
+        ids = self.tokenizer(rendered, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and not self.chat:
+            ids = [bos, *ids]
+        return Prompt(rendered, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
+
+    def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
+        """Tokens of the whole prompt for each (text, answer prefix), read on all cores at once."""
+        rendered = [self._rendered(text, prefix) for text, prefix in pieces]
+        head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
+        with _all_cores():
+            found = self._backend().encode_batch_fast(rendered, add_special_tokens=False)
+        return [head + len(each) for each in found]
+
+    def count(self, text: str, answer_prefix: str = "") -> int:
+        """Tokens of one whole prompt."""
+        return self.counts([(text, answer_prefix)])[0]
+
+    def bos_count(self, text: str, answer_prefix: str = "") -> int:
+        """BOS tokens of the whole prompt, read off the text: only BOS's own letters become BOS."""
+        bos = self.tokenizer.bos_token
+        if bos is None:
+            return 0
+        return self._rendered(text, answer_prefix).count(bos) + (not self.chat)
+
+    def check_alphabet(self) -> None:
+        """Raise for a tokenizer that cannot write what the benchmarks' prompts and answers are made of.
+
+        Raises:
+            RopewalkError: naming the characters that do not come back from the tokens of a text.
+        """
+        ids = self.tokenizer(ALPHABET, add_special_tokens=False, verbose=False)["input_ids"]
+        back = self.tokenizer.decode([each for each in ids if each != self.tokenizer.unk_token_id])
+        missing = "".join(c for c in ALPHABET if c not in back and c.lower() not in back)
+        if missing:
+            raise RopewalkError(f"the tokenizer has no tokens for {missing!r}, which the prompts are made of")
+
+    def _backend(self) -> Any:
+        """The tokenizer's backend; a copy of one that was saved to truncate or pad, as some are."""
+        backend = self.tokenizer.backend_tokenizer
+        if backend.truncation is None and backend.padding is None:
+            return backend
+        if self._plain is None:
+            self._plain = type(backend).from_str(backend.to_str())
+            self._plain.no_truncation()
+            self._plain.no_padding()
+        return self._plain
+
+    def _rendered(self, text: str, answer_prefix: str) -> str:
+        if not self.chat:
+            return text + answer_prefix
+        turn = [{"role": "user", "content": text}]
+        opened: str = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        return opened + answer_prefix
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """The command line keeps tokenizers to one core, because it forks workers for documents."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:

@@ -11,6 +11,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 
 Status = Literal["ok", "not run"]
+Unit = Literal["percent", "perplexity"]
+
+SAMPLES = "samples_sha256"
+"""Key in a result's details: a digest of what was asked, equal for two results on the same samples."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +65,22 @@ class TaskResult:
     Attributes:
         suite: the benchmark it belongs to, as on the command line.
         task: the task within the suite.
-        length: tokens, room for the answer included.
+        length: tokens, room for the answer included; None for tasks whose prompts are as long as they are.
         n: independent samples: prompts, or rows of text.
-        score: share of right answers from 0 to 1, or perplexity; NaN where there is none, never 0 in its
-            place.
-        ci95: 95 % interval of the score.
+        score: right answers in percent, or perplexity; NaN where there is none, never 0 in its place.
+        ci95: 95 % interval of the score, in its unit.
         status: ``ok`` or ``not run``.
         reason: why it was not run, or a remark on the score.
         details: facts about the run, JSON values.
         positions: perplexity by position, empty for other tasks.
-        predictions: one JSON object a sample; they go to a file of their own and are no part of
-            :meth:`to_json`.
+        unit: what the score is in.
+        samples: one JSON object a sample, in order of its ``index``: with its ``score`` in percent, or with
+            ``nats`` and ``tokens`` for a perplexity. What a paired comparison needs.
     """
 
     suite: str
     task: str
-    length: int
+    length: int | None
     n: int
     score: float
     ci95: Interval
@@ -84,7 +88,8 @@ class TaskResult:
     reason: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     positions: tuple[PositionBin, ...] = ()
-    predictions: tuple[Mapping[str, Any], ...] = ()
+    unit: Unit = "percent"
+    samples: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.status not in ("ok", "not run"):
@@ -93,9 +98,11 @@ class TaskResult:
             raise RopewalkError(f"{self.task} was not run: it needs a reason and has no score")
 
     @classmethod
-    def not_run(cls, suite: str, task: str, length: int, reason: str) -> TaskResult:
+    def not_run(
+        cls, suite: str, task: str, length: int | None, reason: str, unit: Unit = "percent"
+    ) -> TaskResult:
         """A task that has no score, and why."""
-        return cls(suite, task, length, 0, math.nan, NO_INTERVAL, "not run", reason)
+        return cls(suite, task, length, 0, math.nan, NO_INTERVAL, "not run", reason, unit=unit)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; a missing number is None. ``positions`` only where there are any."""
@@ -105,6 +112,7 @@ class TaskResult:
             "length": self.length,
             "n": self.n,
             "score": _finite(self.score),
+            "unit": self.unit,
             "ci95": [_finite(end) for end in self.ci95],
             "status": self.status,
             "reason": self.reason,
@@ -112,11 +120,24 @@ class TaskResult:
         }
         if self.positions:
             value["positions"] = [each.to_json() for each in self.positions]
+        if self.samples:
+            value["samples"] = [dict(each) for each in self.samples]
         return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskResult:
-        """What :meth:`to_json` wrote; predictions are not in it."""
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            RopewalkError: if the value is no object, or names no unit: ropewalk once wrote shares of 1 in place
+                of percent.
+        """
+        if not isinstance(value, Mapping):
+            raise RopewalkError(f"a result is an object, got {value!r}")
+        if "unit" not in value:
+            raise RopewalkError(
+                f"the result of {value.get('task')} names no unit: an older ropewalk wrote it; measure again"
+            )
         return cls(
             value["suite"],
             value["task"],
@@ -128,6 +149,8 @@ class TaskResult:
             value["reason"],
             value.get("details", {}),
             tuple(PositionBin.from_json(each) for each in value.get("positions", ())),
+            value["unit"],
+            tuple(value.get("samples", ())),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,11 +19,14 @@ Z_95 = 1.959963984540054
 RESAMPLES = 2000
 
 
-def wilson_interval(successes: int, n: int) -> Interval:
+def wilson_interval(successes: float, n: int) -> Interval:
     """Wilson's 95 % score interval of a proportion, without continuity correction.
 
+    For scores between 0 and 1 give their sum: the interval is then too wide if anything, since no value within
+    0 and 1 varies more than one that is either.
+
     Args:
-        successes: how often it succeeded, 0 to ``n``.
+        successes: how often it succeeded, or the sum of the scores, 0 to ``n``.
         n: number of independent trials.
 
     Returns:
@@ -41,9 +45,38 @@ def wilson_interval(successes: int, n: int) -> Interval:
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     # The ends are exact there; rounding must not leave 1e-17 or 1 + 1e-16.
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
+    low = 0.0 if successes <= 0 else max(centre - half, 0.0)
+    high = 1.0 if successes >= n else min(centre + half, 1.0)
     return low, high
+
+
+def mean_interval(means: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """95 % interval of the unweighted mean of independent means that have intervals of their own.
+
+    The distances of the ends from the means add up in squares (MOVER), so the interval has width even where
+    every mean is 0 or all are 100.
+
+    Args:
+        means: at least one.
+        intervals: one a mean, in the same unit.
+
+    Returns:
+        (low, high); (NaN, NaN) where a mean has no interval.
+
+    Raises:
+        RopewalkError: if there are no means, or not as many intervals.
+
+    Source: Zou and Donner, Statistics in Medicine 27 (2008), 1693-1702.
+    """
+    if not means or len(means) != len(intervals):
+        raise RopewalkError(
+            f"each mean needs an interval, got {len(means)} means and {len(intervals)} intervals"
+        )
+    centres = np.asarray(means, dtype=np.float64)
+    ends = np.asarray(intervals, dtype=np.float64)
+    below, above = np.square(centres - ends[:, 0]).sum(), np.square(ends[:, 1] - centres).sum()
+    centre, n = centres.mean(), len(centres)
+    return float(centre - math.sqrt(below) / n), float(centre + math.sqrt(above) / n)
 
 
 def bootstrap_interval(

@@ -85,16 +85,20 @@ def perplexity_figure(
 
 
 def passkey_figure(series: Mapping[str, Sequence[TaskResult]], path: Path, title: str = "") -> None:
-    """Share of right passkeys by length as bars with 95 % intervals, one bar a model at each length.
+    """Right passkeys in percent by length as bars with 95 % intervals, one bar a model at each length.
 
     Args:
-        series: passkey results by the model's name; those that were not run leave a gap.
+        series: passkey results by the model's name; those that were not run leave a gap, and those without a
+            length have no place.
         path, title: as in :func:`perplexity_figure`.
 
     Raises:
         RopewalkError: if nothing was run, or the suffix is none of the two.
     """
-    scores = {name: {r.length: r for r in results if r.status == "ok"} for name, results in series.items()}
+    scores = {
+        name: {r.length: r for r in results if r.status == "ok" and r.length is not None}
+        for name, results in series.items()
+    }
     lengths = sorted({length for by_length in scores.values() for length in by_length})
     if not lengths:
         raise RopewalkError("there is no passkey score to draw")
@@ -103,7 +107,8 @@ def passkey_figure(series: Mapping[str, Sequence[TaskResult]], path: Path, title
     for number, (name, by_length) in enumerate(scores.items()):
         at = {n: lengths.index(n) + (number - (len(scores) - 1) / 2) * width for n in lengths}
         _bars(axes, at, by_length, 0.92 * width, name, number, len(scores))
-        for length in {result.length for result in series[name]} & (set(lengths) - set(by_length)):
+        asked = {result.length for result in series[name]}
+        for length in [n for n in lengths if n in asked and n not in by_length]:
             axes.text(at[length], 2, "not run", rotation=90, ha="center", va="bottom", color=INK, fontsize=9)
     # Room for at least three groups, or a single bar would be as wide as the figure.
     middle, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
@@ -218,8 +223,8 @@ def _bars(
 ) -> None:
     colour, hatch = series_style(number, count, HATCHES)
     x = [at[length] for length in by_length]
-    y = np.array([100 * result.score for result in by_length.values()])
-    ends = 100 * np.array([result.ci95 for result in by_length.values()]).reshape(-1, 2)
+    y = np.array([result.score for result in by_length.values()])
+    ends = np.array([result.ci95 for result in by_length.values()]).reshape(-1, 2)
     fill = series_style(number, count, FILLS)[1]
     axes.bar(x, y, width, label=name, facecolor=fill, edgecolor=colour, hatch=hatch)
     # The dot shows a score of 0, where the bar has no height; rounding may put an end past the score.

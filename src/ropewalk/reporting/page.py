@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -23,15 +24,29 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1.5rem; m
 dt { color: #666; } dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; } figure img { width: 100%; height: auto; }
 .scroll { overflow-x: auto; margin-bottom: 2rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; width: 100%; }
-caption { text-align: left; color: #444; padding-bottom: .5rem; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; width: 100%; }
+caption { text-align: left; color: #444; padding-bottom: .5rem; } caption small { display: block; }
+th, td { padding: .3rem .45rem; border-bottom: 1px solid #e4e4e4; text-align: right; white-space: nowrap; }
 th { border-bottom: 1px solid #999; font-weight: 600; } th.text, td.text { text-align: left; }
 tbody tr:last-child td { border-bottom: 1px solid #999; }
 details { margin: 1rem 0; } summary { cursor: pointer; }
+details dl { font-size: .9rem; margin: .75rem 0; padding: .75rem 1rem; background: #f6f6f6; }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .85rem; line-height: 1.45; }
 @media print { body { max-width: none; padding: 0; } }
 """
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Some of many: single cases, to be folded away below a heading.
+
+    Attributes:
+        title: what they are examples of, and of how many.
+        entries: for each its facts by name, shown as text.
+    """
+
+    title: str
+    entries: tuple[Mapping[str, str], ...]
 
 
 def write_report(
@@ -41,6 +56,7 @@ def write_report(
     figures: Sequence[Path] = (),
     tables: Sequence[ResultTable] = (),
     details: Mapping[str, str] | None = None,
+    examples: Sequence[Examples] = (),
 ) -> None:
     """Write the page.
 
@@ -51,18 +67,18 @@ def write_report(
         figures: PNG or SVG files, put inside; their stems become the alternative texts.
         tables: in order.
         details: texts to fold away by their headings: the recipe, the versions.
+        examples: in order, behind the tables.
 
     Raises:
         RopewalkError: if a figure cannot be read or is of another format, or the page cannot be written.
     """
-    facts = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>\n" for name, value in summary.items()
-    )
-    parts = [f"<h1>{escape(title)}</h1>", f"<dl>\n{facts}</dl>" if facts else ""]
+    parts = [f"<h1>{escape(title)}</h1>", _facts(summary) if summary else ""]
     if figures:
         parts += ["<h2>Figures</h2>", *map(_figure, figures)]
     if tables:
         parts += ["<h2>Numbers</h2>", *map(_table, tables)]
+    if examples:
+        parts += ["<h2>Examples</h2>", *map(_examples, examples)]
     if details:
         parts += ["<h2>How it was made</h2>"]
         parts += [
@@ -76,6 +92,16 @@ def write_report(
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n",
     )
+
+
+def _facts(facts: Mapping[str, object]) -> str:
+    lines = (f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>\n" for name, value in facts.items())
+    return f"<dl>\n{''.join(lines)}</dl>"
+
+
+def _examples(examples: Examples) -> str:
+    entries = "\n".join(map(_facts, examples.entries))
+    return f"<details><summary>{escape(examples.title)}</summary>\n{entries}</details>"
 
 
 def _figure(path: Path) -> str:
@@ -97,8 +123,9 @@ def _table(table: ResultTable) -> str:
         "<tr>" + "".join(_cell("td", cell, n < table.text_columns) for n, cell in enumerate(row)) + "</tr>"
         for row in table.rows
     )
+    notes = "".join(f"<small>{escape(note)}</small>" for note in table.notes)
     return (
-        f'<div class="scroll"><table><caption>{escape(table.title)}</caption>\n'
+        f'<div class="scroll"><table><caption>{escape(table.title)}{notes}</caption>\n'
         f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 

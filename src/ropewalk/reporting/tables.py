@@ -15,11 +15,15 @@ from rich.text import Text
 
 from ropewalk.evaluation.results import PositionBin, TaskResult
 from ropewalk.evaluation.statistics import Interval
+from ropewalk.reporting.shown_text import shown
 
 Series = Mapping[str, Sequence[TaskResult]]
 """Results by the name of the model that gave them, as ``{"before": …, "after": …}``."""
 
 MISSING = "–"
+MOST_IN_NOTE = 300
+"""Characters of a reason: some quote what a server said."""
+_SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,17 @@ class ResultTable:
         header: a heading a column.
         rows: as many cells as the header has.
         text_columns: leading columns that hold text; the others hold numbers and are flushed right.
+        notes: lines between title and table: what a mark in a cell stands for.
     """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
+    notes: tuple[str, ...] = ()
 
     def rich(self) -> Group:
-        """The table for the terminal, below its title."""
+        """The table for the terminal, below its title and notes."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for number, heading in enumerate(self.header):
             table.add_column(
@@ -48,11 +54,11 @@ class ResultTable:
         for row in self.rows:
             table.add_row(*map(escape, row))
         # Not the table's own title, which would be folded at the table's width.
-        return Group(Text(self.title, style="bold"), table)
+        return Group(Text(self.title, style="bold"), *(Text(note, style="dim") for note in self.notes), table)
 
 
 def result_tables(series: Series) -> list[ResultTable]:
-    """The tables that show these results: perplexity by position for each length, then passkey.
+    """The tables of a training run: perplexity by position for each length, then passkey.
 
     Args:
         series: results by model name; the first one's lengths come first. A result that another model lacks
@@ -62,42 +68,62 @@ def result_tables(series: Series) -> list[ResultTable]:
         No table for a suite that nobody ran.
     """
     names = list(series)
-    by_name = {name: {(r.suite, r.length): r for r in series[name]} for name in names}
-    tables = []
-    for length in _lengths(series, "perplexity"):
-        tables.append(
-            _perplexity_table(names, length, [by_name[n].get(("perplexity", length)) for n in names])
-        )
-    lengths = _lengths(series, "passkey")
-    if lengths:
-        results = {length: [by_name[n].get(("passkey", length)) for n in names] for length in lengths}
+    tables = perplexity_tables(series)
+    by_length = side_by_side(series, "passkey", "passkey")
+    if by_length:
+        marks = note_marks(chain(*by_length.values()))
         rows = []
-        for length, columns in results.items():
-            scores = [_score_cells(result, percent) for result in columns]
-            rows.append((f"{length:,}", _counts([r.n for r in columns if _ran(r)]), *chain(*scores)))
+        for length, columns in by_length.items():
+            scores = [score_cells(result, percent, marks) for result in columns]
+            rows.append(
+                (length_words(length), counts_text([r.n for r in columns if ran(r)]), *chain(*scores))
+            )
         title = "Passkey retrieval: right answers with 95 % interval"
-        header = ("length in tokens", "samples", *_headings(names, "right"))
-        tables.append(ResultTable(title + _remarks(chain(*results.values())), header, tuple(rows)))
+        header = ("length in tokens", "samples", *headings(names, "right"))
+        tables.append(ResultTable(title, header, tuple(rows), notes=note_lines(marks)))
     return tables
 
 
-def _perplexity_table(names: list[str], length: int, columns: list[TaskResult | None]) -> ResultTable:
+def perplexity_tables(series: Series) -> list[ResultTable]:
+    """Perplexity by position, a table a length; several models side by side."""
+    by_length = side_by_side(series, "perplexity", "perplexity")
+    return [_perplexity_table(list(series), length, columns) for length, columns in by_length.items()]
+
+
+def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list[TaskResult | None]]:
+    """Results of a task by length, shortest first, one a model in their order; None where a model has none."""
+    found = {
+        name: {r.length: r for r in results if (r.suite, r.task) == (suite, task)}
+        for name, results in series.items()
+    }
+    lengths = sorted({length for each in found.values() for length in each}, key=by_size)
+    return {length: [each.get(length) for each in found.values()] for length in lengths}
+
+
+def by_size(length: int | None) -> float:
+    """Key that sorts lengths, and what has none behind them."""
+    return math.inf if length is None else length
+
+
+def _perplexity_table(names: list[str], length: int | None, columns: list[TaskResult | None]) -> ResultTable:
+    marks = note_marks(columns)
     edges = sorted({(p.start, p.end) for result in columns if result for p in result.positions})
     rows: list[tuple[str, ...]] = []
     for edge in edges:
         found = [_bin_at(result, edge) for result in columns]
         scores = [(number(p.perplexity), interval(p.ci95)) if p else (MISSING, MISSING) for p in found]
-        counts = _counts([p.n_tokens for p in found if p])
+        counts = counts_text([p.n_tokens for p in found if p])
         rows.append((f"{edge[0]:,} to {edge[1] - 1:,}", counts, *chain(*scores)))
-    ran = [result for result in columns if _ran(result)]
-    counts = _counts([result.details["n_tokens"] for result in ran if "n_tokens" in result.details])
-    rows.append(("all", counts, *chain(*(_score_cells(result, number) for result in columns))))
-    windows = f" in {_counts([result.n for result in ran])} rows" if ran else ""
+    measured = [result for result in columns if ran(result)]
+    counts = counts_text([result.details["n_tokens"] for result in measured if "n_tokens" in result.details])
+    rows.append(("all", counts, *chain(*(score_cells(result, number, marks) for result in columns))))
+    windows = f" in {counts_text([result.n for result in measured])} rows" if measured else ""
+    tokens = "" if length is None else f" of {length:,} tokens"
     return ResultTable(
-        f"Perplexity by position{windows} of {length:,} tokens, with 95 % interval over rows"
-        + _remarks(columns),
-        ("position", "tokens", *_headings(names, "perplexity")),
+        f"Perplexity by position{windows}{tokens}, with 95 % interval over rows",
+        ("position", "tokens", *headings(names, "perplexity")),
         tuple(rows),
+        notes=note_lines(marks),
     )
 
 
@@ -106,37 +132,63 @@ def _bin_at(result: TaskResult | None, edge: tuple[int, int]) -> PositionBin | N
     return next((p for p in positions if (p.start, p.end) == edge), None)
 
 
-def _ran(result: TaskResult | None) -> TypeGuard[TaskResult]:
+def ran(result: TaskResult | None) -> TypeGuard[TaskResult]:
+    """Whether there is a result, and a score in it."""
     return result is not None and result.status == "ok"
 
 
-def _lengths(series: Series, suite: str) -> list[int]:
-    return sorted(
-        {result.length for results in series.values() for result in results if result.suite == suite}
-    )
-
-
-def _headings(names: list[str], score: str) -> list[str]:
+def headings(names: Sequence[str], score: str) -> list[str]:
     """One model's column says what it holds; of several, whose it is, as the title says the rest."""
     return list(chain(*((score if len(names) == 1 else name, "95 %") for name in names)))
 
 
-def _score_cells(result: TaskResult | None, style: Callable[[float], str]) -> tuple[str, str]:
+def of_model(name: str, series: Series) -> str:
+    """Whose table it is, for its title; nothing where there is one model."""
+    return f" of {name}" if len(series) > 1 else ""
+
+
+def score_cells(
+    result: TaskResult | None, style: Callable[[float], str], marks: Mapping[str, str]
+) -> tuple[str, str]:
+    """Score and interval, with the mark of the result's note."""
     if result is None:
         return MISSING, MISSING
-    if not _ran(result):
-        return result.status, MISSING
-    return style(result.score), interval(result.ci95, style)
+    mark = marks.get(note_of(result), "")
+    if not ran(result):
+        return result.status + mark, MISSING
+    return style(result.score) + mark, interval(result.ci95, style)
 
 
-def _counts(counts: Iterable[int]) -> str:
+def length_words(length: int | None) -> str:
+    """``8,192``, or words where a result has no length."""
+    return "all lengths" if length is None else f"{length:,}"
+
+
+def counts_text(counts: Iterable[int]) -> str:
     """One count where all models agree."""
     return " / ".join(f"{count:,}" for count in dict.fromkeys(counts)) or MISSING
 
 
-def _remarks(results: Iterable[TaskResult | None]) -> str:
-    told = [f"not run: {r.reason}" if not _ran(r) else r.reason for r in results if r and r.reason]
-    return "".join(f"; {remark}" for remark in dict.fromkeys(told))
+def note_of(result: TaskResult) -> str:
+    """Why a task was not run, or the remark on its score; empty where there is none."""
+    reason = shown(result.reason or "", MOST_IN_NOTE)
+    return f"not run: {reason}" if result.status == "not run" else reason
+
+
+def note_marks(results: Iterable[TaskResult | None]) -> dict[str, str]:
+    """A superscript for each note of these results, in their order; equal notes have one."""
+    return marks_of(note_of(result) for result in results if result)
+
+
+def marks_of(notes: Iterable[str]) -> dict[str, str]:
+    """A superscript for each note that is not empty, in their order; equal notes have one."""
+    distinct = dict.fromkeys(note for note in notes if note)
+    return {note: str(mark).translate(_SUPERSCRIPT) for mark, note in enumerate(distinct, start=1)}
+
+
+def note_lines(marks: Mapping[str, str]) -> tuple[str, ...]:
+    """The lines that say what the marks stand for."""
+    return tuple(f"{mark} {note}" for note, mark in marks.items())
 
 
 def number(value: float) -> str:
@@ -147,8 +199,8 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """As ``95 %``; a dash where there is none."""
-    return MISSING if math.isnan(value) else f"{100 * value:.0f} %"
+    """A number of percent as ``95 %``; a dash where there is none."""
+    return MISSING if math.isnan(value) else f"{value:.0f} %"
 
 
 def interval(ends: Interval, style: Callable[[float], str] = number) -> str:

@@ -11,7 +11,8 @@ from ropewalk.attention import check_engine, resolve_engine
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation.passkey import passkey_samples
+from ropewalk.evaluation.passkey import PasskeyTask
+from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.integrations.models import (
     choose_device,
     read_config,
@@ -94,7 +95,7 @@ def plan(recipe: Recipe) -> Plan:
     tokenizer = load_tokenizer(model)
     special = special_ids(tokenizer)
     for length in recipe.evaluation.lengths or ():
-        passkey_samples(tokenizer, length, recipe.evaluation.samples, recipe.seed)
+        PasskeyTask().samples(PromptEncoder(tokenizer), length, recipe.evaluation.samples, recipe.seed)
     # A tokenizer that truncates at the old length would take the new context away again.
     tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
     if len(tokenizer) > text.vocab_size:

@@ -12,8 +12,9 @@ import torch
 
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import TaskResult, evaluate
-from ropewalk.evaluation.passkey import passkey_samples
+from ropewalk.evaluation import Settings, Subject, TaskResult, evaluate
+from ropewalk.evaluation.passkey import PasskeyTask
+from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.files import new_folder, write_json, write_text
 from ropewalk.integrations.losses import OutputHead
@@ -171,19 +172,25 @@ def _measure(
     path = output / _evaluation_file(when)
     if path.is_file():
         return [TaskResult.from_json(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
-    if not recipe.evaluation.suites:
+    # Where no passkey prompt fits, the suite is left out, and that was said.
+    suites = tuple(each for each in recipe.evaluation.suites if each != "passkey" or passkey_lengths)
+    if not suites:
         return []
+    settings = Settings(
+        suites=suites,
+        lengths={"perplexity": [recipe.stages[-1].context], "passkey": passkey_lengths},
+        samples=recipe.evaluation.samples,
+        seed=recipe.seed,
+        rows=recipe.evaluation.rows,
+        trained_length=chosen.trained_length,
+        # Before its extension the model is measured beyond what it was made for.
+        beyond_config=True,
+    )
     with reporter.bar(f"evaluation {when}", None) as advance, autocast(chosen.device, chosen.precision):
         results = evaluate(
-            model,
-            chosen.tokenizer,
+            Subject.in_memory(model, chosen.tokenizer),
+            settings,
             documents,
-            lengths={"perplexity": [recipe.stages[-1].context], "passkey": passkey_lengths},
-            suites=recipe.evaluation.suites,
-            samples=recipe.evaluation.samples,
-            seed=recipe.seed,
-            rows=recipe.evaluation.rows,
-            trained_length=chosen.trained_length,
             progress=lambda what, done, total: advance(done, f"{what} {done}/{total}"),
         )
     write_json(path, [result.to_json() for result in results])
@@ -199,7 +206,8 @@ def _passkey_lengths(recipe: Recipe, chosen: Plan, reporter: Reporter) -> list[i
     lengths = []
     for length in (chosen.trained_length, recipe.stages[-1].context):
         try:
-            passkey_samples(chosen.tokenizer, length, recipe.evaluation.samples, recipe.seed)
+            encoder = PromptEncoder(chosen.tokenizer)
+            PasskeyTask().samples(encoder, length, recipe.evaluation.samples, recipe.seed)
         except RopewalkError as error:
             reporter.note(f"passkey is not run at {length} tokens: {error}")
         else:

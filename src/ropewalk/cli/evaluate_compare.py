@@ -1,0 +1,71 @@
+"""``ropewalk eval compare`` and ``ropewalk eval rescore``: what needs results and no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk.cli.options import PlotOption, check_plot
+from ropewalk.cli.output import JsonOption, print_json, print_whole, results
+
+
+def register(group: typer.Typer) -> None:
+    """Add the two commands to ``ropewalk eval``."""
+    example = "Example: ropewalk eval compare results/base results/extended"
+    group.command("compare", epilog=example)(compare_command)
+    group.command("rescore", epilog="Example: ropewalk eval rescore results/base")(rescore_command)
+
+
+def compare_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a finished evaluation.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, on the same samples.")],
+    seed: Annotated[int, typer.Option(help="Of the resampling.", min=0)] = 0,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
+    from ropewalk.evaluation.comparison import compare
+    from ropewalk.evaluation.record import read_record
+
+    check_plot(plot)
+    (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
+    differences = compare(results_a, results_b, seed)
+    if plot is not None:
+        from ropewalk.reporting import difference_figure
+
+        difference_figure(differences, plot, f"{b.name} against {a.name}")
+    if as_json:
+        sides = {
+            name: {"path": str(path), "model": record["model"]}
+            for name, path, record in (("a", a, record_a), ("b", b, record_b))
+        }
+        print_json({**sides, "seed": seed, "differences": [each.to_json() for each in differences]})
+        return
+    from ropewalk.reporting import comparison_table
+
+    results().print(f"A {record_a['model']} ({a})", soft_wrap=True, markup=False)
+    results().print(f"B {record_b['model']} ({b})\n", soft_wrap=True, markup=False)
+    print_whole(comparison_table(differences).rich())
+    real = [each for each in differences if each.real]
+    tested = sum(each.reason is None for each in differences)
+    results().print(
+        f"\n{len(real)} of {tested} differences are more than chance "
+        "(paired by sample; 5 % over all of them together, after Holm)",
+        soft_wrap=True,
+    )
+
+
+def rescore_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished evaluation.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the stored predictions again, without a model, and write results, figures and page anew."""
+    from ropewalk.cli.evaluate_output import show, write
+    from ropewalk.cli.evaluate_run import Output
+    from ropewalk.evaluation.record import rescore
+
+    record, found = rescore(folder)
+    write(folder, record, found, None)
+    show(record, found, Output(folder, None, as_json))

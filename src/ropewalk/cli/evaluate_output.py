@@ -1,0 +1,151 @@
+"""What becomes of results: files, figures and the page of a folder; tables or JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.cli.output import print_json, print_whole, results
+
+if TYPE_CHECKING:
+    from ropewalk.cli.evaluate_run import Output
+    from ropewalk.evaluation.results import TaskResult
+
+
+def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output) -> None:
+    """Print results as JSON, or as tables with what they amount to below."""
+    if output.as_json:
+        print_json(dict(record))
+        return
+    from ropewalk.reporting.evaluation_tables import evaluation_tables
+
+    for number, table in enumerate(evaluation_tables({str(record["model"]): found})):
+        if number:
+            results().print()
+        print_whole(table.rich())
+    told = [*effective_sentences(record["summary"])]
+    if told:
+        results().print("\n" + "\n".join(told), soft_wrap=True, markup=False)
+    if output.out is not None:
+        results().print(f"\n{output.out / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How long a context every task was good for, a line each."""
+    from ropewalk.lengths import format_length
+
+    for each in summary["effective_length"]:
+        task = (
+            each["suite"] if each["task"] in (each["suite"], "overall") else f"{each['suite']} {each['task']}"
+        )
+        bar = f"{each['threshold']:g} %"
+        if each["length"] is None:
+            yield f"Effective length by {task}: none, the shortest scores {bar} or less"
+        else:
+            least = "at least " if each["length"] == each["longest"] else ""
+            certain = each["certain"]
+            if certain == each["length"]:
+                told = ", certain by the intervals"
+            else:
+                told = f", certain to {format_length(certain)}" if certain else ", certain at no length"
+            yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{told})"
+    averages = summary["ruler_weighted_average"]
+    if averages is not None:
+        yield (
+            f"RULER over lengths: {averages['increasing']:.1f} with weights that rise with the length, "
+            f"{averages['decreasing']:.1f} with weights that fall"
+        )
+
+
+def write(
+    out: Path,
+    record: Mapping[str, Any],
+    found: Sequence[TaskResult],
+    checkpoints: Mapping[str, Sequence[TaskResult]] | None,
+) -> None:
+    """The files of a result, each complete or not there: figures, page, and last results.json.
+
+    Args:
+        out: the folder.
+        record: what results.json holds.
+        found: the results in it.
+        checkpoints: each one's own results, where ``found`` is their mean.
+    """
+    from ropewalk.files import write_json
+    from ropewalk.reporting import write_evaluation_report
+
+    if checkpoints is not None:
+        for name, each in checkpoints.items():
+            own = {**record, "checkpoint": name, "results": [result.to_json() for result in each]}
+            write_json(out / name / "results.json", _plain(own))
+    name = Path(str(record["model"])).name
+    figures = list(draw(out, name, found, record["settings"]["threshold"]))
+    findings = [*effective_sentences(record["summary"])]
+    shown = {**record, "findings": ". ".join(findings) or None}
+    write_evaluation_report(out, shown, found, figures, examples(out, found))
+    # Last, so that where it stands the others do.
+    write_json(out / "results.json", _plain(record))
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    """JSON values with null for numbers that JSON does not have."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
+
+
+def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> Iterator[Path]:
+    """Figures where there is something to draw; their paths in the order of the page."""
+    from ropewalk.reporting import (
+        needle_figure,
+        perplexity_figure,
+        retention_figure,
+        score_figure,
+        tasks_figure,
+    )
+
+    curves = [r for r in found if any(math.isfinite(each.perplexity) for each in r.positions)]
+    if curves:
+        longest = max(curves, key=lambda result: result.length or 0)
+        path = out / "perplexity.png"
+        perplexity_figure({name: longest}, path, _trained(longest), f"{name}: perplexity by position")
+        yield path
+    for (suite, task), group in groupby(found, lambda result: (result.suite, result.task)):
+        same = list(group)
+        ran = [result for result in same if result.status == "ok"]
+        if not ran or suite not in ("passkey", "longeval", "needle"):
+            continue
+        path = out / (f"{suite}.png" if task in (suite, "lines") else f"{suite}-{task}.png")
+        title = f"{name}: {suite}" if task in (suite, "lines") else f"{name}: {suite}, {task}"
+        if suite == "needle":
+            needle_figure(same, path, title)
+        else:
+            score_figure({name: same}, path, _trained(ran[0]), title, threshold)
+        yield path
+    ruler = [result for result in found if result.suite == "ruler"]
+    measured = [result for result in ruler if result.status == "ok"]
+    if measured:
+        tasks_figure(ruler, out / "ruler.png", _trained(measured[0]), f"{name}: RULER", threshold)
+        yield out / "ruler.png"
+    short = [r for r in found if r.length is None and r.unit == "percent"]
+    if any(result.status == "ok" for result in short):
+        retention_figure({name: short}, out / "short.png", title=f"{name}: short-context tasks")
+        yield out / "short.png"
+
+
+def _trained(result: TaskResult) -> int | None:
+    stated = result.details.get("max_position_embeddings")
+    return None if stated is None else int(stated)
+
+
+def examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]]:
+    """The predictions of these results, one after the other; the page takes a few."""
+    from ropewalk.evaluation.predictions import read_predictions
+    from ropewalk.evaluation.record import PREDICTIONS
+
+    wanted = {(result.suite, result.task, result.length) for result in found}
+    for prediction in read_predictions(out / PREDICTIONS):
+        if (prediction.suite, prediction.task, prediction.length) in wanted:
+            yield prediction.to_json()

@@ -1,0 +1,283 @@
+"""One evaluation from the command line: load or connect, measure, write, print."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ropewalk.cli.output import notes
+from ropewalk.cli.text import documents_of
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation import Stores, Subject
+    from ropewalk.evaluation.results import TaskResult
+    from ropewalk.evaluation.settings import Settings
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is put into memory and asked."""
+
+    engine: str
+    dtype: str
+    device: str
+    exact_rope: bool
+    batch_size: int
+    prefill_chunk: int
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Where a model is served and how it is asked."""
+
+    url: str
+    model: str | None
+    concurrency: int
+    timeout: float
+    retries: int
+    send: Literal["ids", "text"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What becomes of the results."""
+
+    out: Path | None
+    samples_dir: Path | None
+    as_json: bool
+
+
+def measure(
+    model: str,
+    settings: Settings,
+    text: str,
+    loading: Loading,
+    serving: Serving | None,
+    last: int | None,
+    output: Output,
+) -> None:
+    """Measure one model, or the mean of the last checkpoints of a folder; write and print what came out."""
+    from ropewalk.cli.evaluate_output import show, write
+    from ropewalk.data.embedded import resolve_model
+    from ropewalk.evaluation.aggregate import mean_over_checkpoints
+    from ropewalk.evaluation.record import summarise
+    from ropewalk.versions import software_versions
+
+    path = resolve_model(model)
+    paths = last_checkpoints(Path(path), last) if last is not None else [Path(path)]
+    settings = with_lengths(settings, str(paths[0]))
+    found: dict[str, list[TaskResult]] = {}
+    identities = []
+    for each in paths:
+        where = str(each) if last is not None else path
+        out = output.out / each.name if output.out is not None and last is not None else output.out
+        label = f"{each.name}: " if last is not None else ""
+        results, identity = _one(where, settings, text, loading, serving, replace(output, out=out), label)
+        found[each.name] = results
+        identities.append({"name": each.name, **identity} if last is not None else identity)
+    results = mean_over_checkpoints(found, settings.seed) if last is not None else found[paths[0].name]
+    record = {
+        **({"checkpoints": identities} if last is not None else identities[0]),
+        "model": model,
+        "suites": list(settings.suites),
+        "lengths": settings.lengths_of(""),
+        "text": text if reads_text(settings) else None,
+        "settings": settings_json(settings),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "results": [result.to_json() for result in results],
+        "summary": summarise(results, settings.threshold),
+        "versions": software_versions(),
+    }
+    if output.out is not None:
+        write(output.out, record, results, found if last is not None else None)
+    show(record, results, output)
+
+
+def reads_text(settings: Settings) -> bool:
+    """Whether a suite reads the losses of documents."""
+    from ropewalk.evaluation.settings import LIKELIHOOD_SUITES
+
+    return bool(set(LIKELIHOOD_SUITES) & set(settings.suites))
+
+
+def settings_json(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON values."""
+    value = asdict(settings)
+    materials = value.pop("materials")
+    materials["harness"] = {name: str(path) for name, path in materials["harness"].items()}
+    return {**value, **{k: str(v) if isinstance(v, Path) else v for k, v in materials.items()}}
+
+
+def last_checkpoints(folder: Path, last: int) -> list[Path]:
+    """The last checkpoints of a folder, earliest first, by the numbers in their names.
+
+    Raises:
+        RopewalkError: if there are none.
+    """
+    if not folder.is_dir():
+        raise RopewalkError(f"--average needs a folder of checkpoints, and {folder} is none")
+    found = [
+        each
+        for each in folder.iterdir()
+        if each.is_dir() and not each.name.startswith(".") and (each / "config.json").is_file()
+    ]
+    if not found:
+        raise RopewalkError(f"{folder} holds no checkpoints: no folder in it has a config.json")
+    ordered = sorted(found, key=lambda each: ([int(n) for n in re.findall(r"\d+", each.name)], each.name))
+    if len(ordered) < last:
+        notes.print(
+            f"{folder} holds {len(ordered)} checkpoints, fewer than {last}: all are measured", markup=False
+        )
+    return ordered[-last:]
+
+
+def with_lengths(settings: Settings, path: str) -> Settings:
+    """Settings with the length that the config states, where none was given and one is needed."""
+    from ropewalk.cli.inspect import read_config
+    from ropewalk.evaluation.settings import HARNESS_SUITES
+
+    if settings.lengths or set(settings.suites) <= {*HARNESS_SUITES, "lm_eval"}:
+        return settings
+    stated = read_config(path).values.get("max_position_embeddings")
+    if stated is None:
+        raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
+    return replace(settings, lengths=(int(stated),))
+
+
+def _one(
+    path: str,
+    settings: Settings,
+    text: str,
+    loading: Loading,
+    serving: Serving | None,
+    output: Output,
+    label: str,
+) -> tuple[list[TaskResult], dict[str, Any]]:
+    """One model's results, and what they depend on."""
+    from ropewalk.cli.inspect import read_config
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.data import load_tokenizer
+    from ropewalk.evaluation.suites import check, measured
+
+    if serving is None:
+        read_config(path)
+    tokenizer = load_tokenizer(path)
+    documents = None
+    if reads_text(settings) and serving is None:
+        documents = documents_of(text, tokenizer, max(settings.lengths_of("")), settings.rows)
+    subject, facts = _subject(path, tokenizer, loading, serving)
+    try:
+        # Before a folder is made: what is refused leaves nothing behind.
+        check(subject, settings, documents)
+        with ExitStack() as stack:
+            stores, identity = _stores(path, tokenizer, settings, text, facts, output, stack)
+            advance = stack.enter_context(ConsoleReporter(notes).bar(f"{label}evaluation", None))
+            results = measured(
+                subject,
+                settings,
+                documents,
+                stores,
+                progress=lambda what, done, total: advance(done, f"{what} {done}/{total}"),
+            )
+    finally:
+        # The next checkpoint needs the memory of this one.
+        del subject
+        gc.collect()
+    return results, {**identity, **facts}
+
+
+def _subject(
+    path: str, tokenizer: Any, loading: Loading, serving: Serving | None
+) -> tuple[Subject, dict[str, Any]]:
+    """The model to ask, and what of its set-up decides the results."""
+    from ropewalk.evaluation import Subject
+
+    if serving is not None:
+        from ropewalk.evaluation.backends import ServerBackend
+
+        backend = ServerBackend(
+            serving.url,
+            serving.model,
+            tokenizer,
+            serving.concurrency,
+            serving.timeout,
+            serving.retries,
+            send=serving.send,
+        )
+        backend.check()
+        return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description}
+    from ropewalk.attention import resolve_engine
+    from ropewalk.integrations.models import choose_device, load_model
+
+    where = choose_device(loading.device)
+    loaded = load_model(
+        path, engine=loading.engine, dtype=loading.dtype, exact_rope=loading.exact_rope, device=where
+    )
+    subject = Subject.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
+    engine = resolve_engine(loaded.device, loaded.dtype) if loading.engine == "auto" else loading.engine
+    return subject, {
+        "backend": subject.backend.description,
+        "engine": engine,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "exact_rope": loading.exact_rope,
+    }
+
+
+def _stated(path: str) -> int | None:
+    """Tokens that the config beside a tokenizer states; None where there is no config."""
+    from ropewalk.cli.inspect import read_config
+
+    if not (Path(path) / "config.json").is_file():
+        return None
+    stated = read_config(path).values.get("max_position_embeddings")
+    return None if stated is None else int(stated)
+
+
+def _stores(
+    path: str,
+    tokenizer: Any,
+    settings: Settings,
+    text: str,
+    facts: dict[str, Any],
+    output: Output,
+    stack: ExitStack,
+) -> tuple[Stores, dict[str, Any]]:
+    """Where this run keeps what it has, and what its folder is known by."""
+    from ropewalk.data import SourceSpec
+    from ropewalk.data.identity import inputs_identity
+    from ropewalk.data.tokenise import tokenizer_identity
+    from ropewalk.evaluation import Stores
+    from ropewalk.evaluation.finished import FinishedResults
+    from ropewalk.evaluation.identity import model_digest
+    from ropewalk.evaluation.predictions import PredictionLog
+    from ropewalk.evaluation.record import open_folder
+
+    identity = {
+        "model_sha256": None if "address" in facts["backend"] else model_digest(path),
+        "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
+    }
+    samples = output.samples_dir or default_samples_folder()
+    if output.out is None:
+        return Stores(PredictionLog(), FinishedResults(), samples), identity
+    decides = {k: v for k, v in facts.items() if k not in ("device", "backend")}
+    # A server may come back at another port.
+    decides["backend"] = {k: v for k, v in facts["backend"].items() if k != "address"}
+    known = {**identity, **decides, "settings": settings_json(settings)}
+    if reads_text(settings):
+        known["text"] = inputs_identity([SourceSpec(text)])
+    log, finished = open_folder(output.out, known)
+    return Stores(stack.enter_context(log), finished, samples), identity
+
+
+def default_samples_folder() -> Path:
+    """Where prompts are kept between runs: below the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ropewalk" / "samples"

@@ -1,0 +1,316 @@
+"""From predictions to results, and from results to the figures that stand for many of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ropewalk.data.identity import digest
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.predictions import Prediction
+from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
+from ropewalk.evaluation.statistics import Interval, bootstrap_interval, mean_interval, wilson_interval
+
+OVERALL = "overall"
+EFFECTIVE_THRESHOLD = 85.6
+"""Percent: what Llama 2 7B scores on RULER at 4096 tokens, the bar of that benchmark's effective length."""
+
+
+def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -> TaskResult:
+    """The predictions of one task and length as one result, in percent with Wilson's interval.
+
+    Raises:
+        RopewalkError: if there are none.
+    """
+    if not predictions:
+        raise RopewalkError("a result needs at least one prediction, got none")
+    first = predictions[0]
+    low, high = wilson_interval(sum(each.score for each in predictions), len(predictions))
+    tokens = [each.prompt_tokens for each in predictions]
+    return TaskResult(
+        suite=first.suite,
+        task=first.task,
+        length=first.length,
+        n=len(predictions),
+        score=100 * sum(each.score for each in predictions) / len(predictions),
+        ci95=(100 * low, 100 * high),
+        details={
+            "prompt_tokens": [min(tokens), max(tokens)],
+            "least_fill": min(each.fill for each in predictions),
+            "bos_count": sorted({each.bos_count for each in predictions}),
+            "cut_off": sum(each.finished is False for each in predictions),
+            SAMPLES: digest([each.prompt_sha256 for each in predictions]),
+            "empty": sum(not each.prediction.strip() for each in predictions),
+            **details,
+        },
+        samples=tuple({"index": each.index, "score": 100 * each.score} for each in predictions),
+    )
+
+
+def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) -> list[TaskResult]:
+    """RULER's overall score of each length: the unweighted mean of its tasks.
+
+    Args:
+        results: of RULER's tasks; those that were not run have no part in the mean, and are named.
+        left_out: reasons by the names of published tasks that were not asked for.
+
+    Returns:
+        One result a length that has at least two tasks with a score, in order of the length. Its n is the sum
+        of the tasks' samples, its interval is composed of theirs.
+    """
+    by_length: dict[int, list[TaskResult]] = defaultdict(list)
+    for result in results:
+        if result.length is not None:
+            by_length[result.length].append(result)
+    found = []
+    for length, group in sorted(by_length.items()):
+        ran = [result for result in group if result.status == "ok"]
+        if len(ran) < 2:
+            continue
+        missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)
+        named = f"mean of {len(ran)} tasks without {', '.join(missing)}" if missing else None
+        found.append(
+            TaskResult(
+                suite=ran[0].suite,
+                task=OVERALL,
+                length=length,
+                n=sum(result.n for result in ran),
+                score=float(np.mean([result.score for result in ran])),
+                ci95=mean_interval([result.score for result in ran], [result.ci95 for result in ran]),
+                reason=named,
+                details={"tasks": [result.task for result in ran], "left_out": missing},
+            )
+        )
+    return found
+
+
+def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
+    """RULER's averages over lengths: weights 1, 2, 3 … from the shortest (``increasing``) or the longest on.
+
+    Returns:
+        None for fewer than two lengths, which are no average.
+    """
+    scores = [result.score for result in sorted(overall, key=lambda result: result.length or 0)]
+    if len(scores) < 2:
+        return None
+    rising = np.arange(1, len(scores) + 1)
+    return {
+        "increasing": float(np.average(scores, weights=rising)),
+        "decreasing": float(np.average(scores, weights=rising[::-1])),
+    }
+
+
+@dataclass(frozen=True)
+class EffectiveLength:
+    """How long a task can be before its score falls.
+
+    Attributes:
+        suite, task: what was measured.
+        threshold: percent.
+        length: the longest measured length up to which every score lies above the threshold; None where not
+            even the shortest does.
+        certain: the longest up to which every interval's low end lies above it too.
+        longest: the longest length that was measured; an effective length that equals it is a lower bound.
+    """
+
+    suite: str
+    task: str
+    threshold: float
+    length: int | None
+    certain: int | None
+    longest: int
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return dict(self.__dict__)
+
+
+def effective_length(
+    results: Sequence[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
+) -> EffectiveLength | None:
+    """The effective context length by one task's scores.
+
+    Args:
+        results: of one task, in percent, at several lengths.
+        threshold: percent, 0 to 100; a score must be above it.
+
+    Returns:
+        None if no length was run.
+
+    Raises:
+        RopewalkError: if the threshold is no percentage, or the results are of several tasks.
+
+    Source: RULER, arXiv:2404.06654, section 4; Base of RoPE bounds context length, arXiv:2405.14591, section 5.
+    """
+    if not 0 <= threshold <= 100:
+        raise RopewalkError(f"the threshold is a percentage from 0 to 100, got {threshold:g}")
+    ran = sorted(
+        (r for r in results if r.status == "ok" and r.length is not None), key=lambda r: r.length or 0
+    )
+    if not ran:
+        return None
+    if len({(result.suite, result.task) for result in ran}) > 1:
+        raise RopewalkError("an effective length is of one task; the results are of several")
+
+    def reach(value_of: Any) -> int | None:
+        reached = None
+        for result in ran:
+            if not value_of(result) > threshold:
+                break
+            reached = result.length
+        return reached
+
+    return EffectiveLength(
+        ran[0].suite,
+        ran[0].task,
+        threshold,
+        reach(lambda result: result.score),
+        reach(lambda result: result.ci95[0]),
+        ran[-1].length or 0,
+    )
+
+
+def effective_lengths(
+    results: Iterable[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
+) -> list[EffectiveLength]:
+    """The effective length by every task that was measured in percent at a length, RULER by its overall score."""
+    groups: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    for result in results:
+        by_overall = result.suite != "ruler" or result.task == OVERALL
+        if result.unit == "percent" and result.length is not None and by_overall:
+            groups[result.suite, result.task].append(result)
+    found = (effective_length(group, threshold) for group in groups.values())
+    return [each for each in found if each is not None]
+
+
+def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]], seed: int = 0) -> list[TaskResult]:
+    """The mean of several checkpoints' results, task by task and length by length.
+
+    The checkpoints answered the same samples: each sample's scores are averaged over the checkpoints first, and
+    the interval is over samples. What differs between checkpoints is in ``details``: each one's score, their
+    standard deviation, least and most.
+
+    Args:
+        by_name: results by the checkpoint's name.
+        seed: of the bootstrap.
+
+    Returns:
+        In the order of the first checkpoint's results. A task that one of them did not run is not run, and its
+        reason names the checkpoint.
+
+    Raises:
+        RopewalkError: if there are no checkpoints, or they have not the same tasks.
+    """
+    if not by_name:
+        raise RopewalkError("a mean over checkpoints needs at least one, got none")
+    names = list(by_name)
+    keyed = {name: {_key(result): result for result in results} for name, results in by_name.items()}
+    keys = list(keyed[names[0]])
+    for name in names:
+        if set(keyed[name]) != set(keys):
+            raise RopewalkError(
+                f"checkpoints {names[0]} and {name} have results of different tasks or lengths"
+            )
+    return [_mean({name: keyed[name][key] for name in names}, seed) for key in keys]
+
+
+def _key(result: TaskResult) -> tuple[str, str, int | None]:
+    return result.suite, result.task, result.length
+
+
+def _mean(by_name: Mapping[str, TaskResult], seed: int) -> TaskResult:
+    first = next(iter(by_name.values()))
+    failed = {name: result.reason for name, result in by_name.items() if result.status != "ok"}
+    if failed:
+        name, reason = next(iter(failed.items()))
+        told = reason if len(failed) == len(by_name) else f"checkpoint {name}: {reason}"
+        return TaskResult.not_run(first.suite, first.task, first.length, told or "", first.unit)
+    others = [name for name, r in by_name.items() if r.details.get("tasks") != first.details.get("tasks")]
+    if others:
+        # An overall score over other tasks is another quantity.
+        told = f"checkpoint {others[0]} has it over other tasks than the first"
+        return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
+    _refuse_other_samples(by_name)
+    scores = np.array([result.score for result in by_name.values()])
+    mean, finite = float(scores.mean()), bool(np.isfinite(scores).all())
+    spread = {
+        "sd": float(scores.std(ddof=1)) if len(scores) > 1 and finite else None,
+        "min": float(scores.min()) if finite else None,
+        "max": float(scores.max()) if finite else None,
+    }
+    samples, interval = _mean_samples(list(by_name.values()), mean, seed)
+    kept = {k: v for k, v in first.details.items() if all(r.details.get(k) == v for r in by_name.values())}
+    return replace(
+        first,
+        score=mean,
+        ci95=interval,
+        details={
+            **kept,
+            "checkpoints": [
+                {"name": name, "score": result.score if math.isfinite(result.score) else None}
+                for name, result in by_name.items()
+            ],
+            "spread": spread,
+        },
+        positions=_mean_positions(list(by_name.values())),
+        samples=samples,
+    )
+
+
+def _refuse_other_samples(by_name: Mapping[str, TaskResult]) -> None:
+    first = next(iter(by_name.values()))
+    for name, result in by_name.items():
+        edges = [[(each.start, each.end) for each in r.positions] for r in (first, result)]
+        if result.details.get(SAMPLES) != first.details.get(SAMPLES) or edges[0] != edges[1]:
+            raise RopewalkError(
+                f"checkpoint {name} has {first.suite} {first.task} on other samples or position bins than the first; "
+                "a mean is over the same ones"
+            )
+
+
+def _mean_samples(
+    results: Sequence[TaskResult], mean: float, seed: int
+) -> tuple[tuple[Mapping[str, Any], ...], Interval]:
+    """Each sample's mean over checkpoints, and the interval over samples."""
+    by_index = [{sample["index"]: sample for sample in result.samples} for result in results]
+    shared = [index for index in by_index[0] if all(index in other for other in by_index)]
+    if not shared:
+        # An overall score has no samples of its own: its interval is the mean of the checkpoints' intervals.
+        ends = np.array([result.ci95 for result in results])
+        return (), (float(ends[:, 0].mean()), float(ends[:, 1].mean()))
+    if "score" in by_index[0][shared[0]]:
+        means = [float(np.mean([other[index]["score"] for other in by_index])) for index in shared]
+        low, high = wilson_interval(sum(means) / 100, len(means))
+        return tuple({"index": i, "score": m} for i, m in zip(shared, means, strict=True)), (
+            100 * low,
+            100 * high,
+        )
+    # Perplexities: the mean loss of each row over checkpoints.
+    nats = np.array([[other[index]["nats"] for index in shared] for other in by_index], dtype=np.float64)
+    tokens = np.array([by_index[0][index]["tokens"] for index in shared])
+    low, high = bootstrap_interval(nats.mean(axis=0), tokens, seed)
+    centre = float(nats.mean(axis=0).sum() / tokens.sum())
+    # The mean of perplexities is not the perplexity of the mean loss; the interval keeps its ratio to its centre.
+    interval = (mean * math.exp(low - centre), mean * math.exp(high - centre))
+    averaged = tuple(
+        {"index": index, "nats": float(total) if math.isfinite(total) else None, "tokens": int(count)}
+        for index, total, count in zip(shared, nats.mean(axis=0), tokens, strict=True)
+    )
+    return averaged, interval
+
+
+def _mean_positions(results: Sequence[TaskResult]) -> tuple[PositionBin, ...]:
+    """The mean of each bin; the interval's ends are the means of the checkpoints' ends, as all read the same rows."""
+    found = []
+    for bins in zip(*(result.positions for result in results), strict=True):
+        ends = np.array([each.ci95 for each in bins])
+        perplexity = float(np.mean([each.perplexity for each in bins]))
+        found.append(
+            replace(bins[0], perplexity=perplexity, ci95=(float(ends[:, 0].mean()), float(ends[:, 1].mean())))
+        )
+    return tuple(found)

@@ -1,0 +1,196 @@
+"""Two evaluations on the same samples: which differences are more than chance?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import SAMPLES, TaskResult, Unit
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
+
+RESAMPLES = 10_000
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One task at one length, measured twice.
+
+    Attributes:
+        suite, task, length, unit: of both results.
+        n: samples that both have.
+        score_a, score_b: of the two, over these samples.
+        difference: B less A in percentage points; for perplexities B divided by A, less 1, in percent.
+        ci95: paired bootstrap interval of the difference; NaN where the samples say nothing of it.
+        p_value: two-sided, by random swaps of A and B within samples; NaN where there is nothing to swap.
+        p_adjusted: after Holm's correction over all differences that were tested together.
+        real: whether ``p_adjusted`` is below 0.05.
+        reason: why the two cannot be compared, or None.
+    """
+
+    suite: str
+    task: str
+    length: int | None
+    unit: Unit
+    n: int
+    score_a: float
+    score_b: float
+    difference: float
+    ci95: Interval
+    p_value: float
+    p_adjusted: float
+    real: bool
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; a missing number is None."""
+        value = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.__dict__.items()
+        }
+        return {**value, "ci95": [end if math.isfinite(end) else None for end in self.ci95]}
+
+
+def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> list[Difference]:
+    """B against A, task by task and length by length, paired by sample.
+
+    Args:
+        a, b: results on the same samples; tasks that only one has are left out.
+        seed: of the resampling.
+
+    Returns:
+        In the order of A. A pair that cannot be compared has a reason and no numbers.
+
+    Raises:
+        RopewalkError: if they have no task and length in common.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapters 13 and 15; Holm 1979.
+    """
+    other = {(result.suite, result.task, result.length): result for result in b}
+    pairs = [(x, y) for x in a if (y := other.get((x.suite, x.task, x.length))) is not None]
+    if not pairs:
+        raise RopewalkError("the two evaluations have no task and length in common")
+    by_key = {(x.suite, x.task, x.length): (x, y) for x, y in pairs}
+
+    def parts(x: TaskResult, y: TaskResult) -> list[_Pair]:
+        if x.samples and y.samples:
+            return [(x, y)]
+        tasks = x.details.get("tasks", [])
+        found = [by_key.get((x.suite, task, x.length)) for task in tasks]
+        same = tasks == y.details.get("tasks")
+        return [each for each in found if each is not None] if same and None not in found else []
+
+    return _holm([_difference(x, y, parts(x, y), seed) for x, y in pairs])
+
+
+def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int) -> Difference:
+    """One difference; ``parts`` are the pairs that a mean over tasks is made of."""
+    empty = Difference(
+        a.suite,
+        a.task,
+        a.length,
+        a.unit,
+        0,
+        a.score,
+        b.score,
+        math.nan,
+        NO_INTERVAL,
+        math.nan,
+        math.nan,
+        False,
+    )
+    for name, result in (("A", a), ("B", b)):
+        if result.status != "ok":
+            return replace(empty, reason=f"not run in {name}: {result.reason}")
+        if not math.isfinite(result.score):
+            return replace(empty, reason=f"the score of {name} is not a finite number")
+    strata = []
+    for x, y in parts:
+        paired = _deltas(x, y)
+        if isinstance(paired, str):
+            return replace(empty, reason=paired if x is a else f"{x.task}: {paired}")
+        strata.append(paired)
+    if not strata:
+        return replace(empty, reason="it has no samples to pair")
+    value = float(np.mean([deltas.sum() / weights.sum() for deltas, weights in strata]))
+    ends, p_value = _paired(strata, seed)
+    n = sum(len(deltas) for deltas, _ in strata)
+    if a.unit == "perplexity":
+        value, ends = 100 * math.expm1(value), (100 * math.expm1(ends[0]), 100 * math.expm1(ends[1]))
+    return replace(empty, n=n, difference=value, ci95=ends, p_value=p_value)
+
+
+_Pair = tuple[TaskResult, TaskResult]
+_Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""What B has more than A in each sample, and the sample's weight, both ``[n]``."""
+
+
+def _deltas(a: TaskResult, b: TaskResult) -> _Stratum | str:
+    """The paired samples of two results, or why there are none."""
+    asked = a.details.get(SAMPLES)
+    if asked is None and SAMPLES not in b.details:
+        return "the results do not say what was asked"
+    if asked != b.details.get(SAMPLES):
+        return "not the same samples: prompts, text or tokenizer differ"
+    in_a, in_b = ({sample["index"]: sample for sample in result.samples} for result in (a, b))
+    if set(in_a) != set(in_b):
+        return f"not the same samples: {len(in_a)} in A, {len(in_b)} in B"
+    indices = sorted(in_a)
+    if a.unit == "percent":
+        scores = (np.array([each[i]["score"] for i in indices], dtype=np.float64) for each in (in_a, in_b))
+        x, y = scores
+        return y - x, np.ones(len(indices))
+    nats_a, nats_b, tokens_a, tokens_b = (
+        np.array([each[i][key] for i in indices], dtype=np.float64)
+        for key in ("nats", "tokens")
+        for each in (in_a, in_b)
+    )
+    if not np.array_equal(tokens_a, tokens_b):
+        return "not the same tokens were scored"
+    return nats_b - nats_a, tokens_a
+
+
+def _paired(strata: Sequence[_Stratum], seed: int) -> tuple[Interval, float]:
+    """Bootstrap interval and sign-flip p-value of the mean over strata of ``sum(deltas) / sum(weights)``."""
+    if min(len(deltas) for deltas, _ in strata) < 2 or not all(np.isfinite(d).all() for d, _ in strata):
+        return NO_INTERVAL, math.nan
+    rng = np.random.default_rng(seed)
+    means, flips = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for deltas, weights in strata:
+        n = len(deltas)
+        # In blocks: ten thousand draws of MMLU's fourteen thousand questions would take a gigabyte.
+        block = max(1, min(RESAMPLES, 4_000_000 // n))
+        for start in range(0, RESAMPLES, block):
+            size = min(block, RESAMPLES - start)
+            drawn = rng.multinomial(n, np.full(n, 1 / n), size=size)
+            means[start : start + size] += (drawn @ deltas) / (drawn @ weights) / len(strata)
+            signs = 2.0 * rng.integers(0, 2, (size, n), dtype=np.int8) - 1.0
+            flips[start : start + size] += (signs @ deltas) / weights.sum() / len(strata)
+    low, high = np.quantile(means, [0.025, 0.975])
+    # The observed signs are one of the swaps; a rounding of the sums must not make it miss itself.
+    rounding = 1e-12 * np.mean([np.abs(d).sum() / w.sum() for d, w in strata])
+    observed = abs(np.mean([d.sum() / w.sum() for d, w in strata])) - rounding
+    p_value = (1 + int((np.abs(flips) >= observed).sum())) / (RESAMPLES + 1)
+    return (float(low), float(high)), p_value
+
+
+def _holm(differences: Sequence[Difference]) -> list[Difference]:
+    """Each p-value times the number of hypotheses that are still open, never falling."""
+    tested = sorted(
+        (i for i, each in enumerate(differences) if not math.isnan(each.p_value)),
+        key=lambda i: differences[i].p_value,
+    )
+    adjusted: dict[int, float] = {}
+    highest = 0.0
+    for rank, i in enumerate(tested):
+        highest = max(highest, min(1.0, (len(tested) - rank) * differences[i].p_value))
+        adjusted[i] = highest
+    return [
+        replace(each, p_adjusted=adjusted[i], real=adjusted[i] < LEVEL) if i in adjusted else each
+        for i, each in enumerate(differences)
+    ]

@@ -1,0 +1,237 @@
+"""Prompts that fill a length: tokens are counted, not guessed, and no prompt is ever too long.
+
+A prompt is made of units (a noise line, an essay word, a document). Tokens of units nearly add up, so a few
+trials a task and length tell how many fit, and one exact count a sample confirms it; a sample that came out
+too long loses the units that it has too many. Almost every text is tokenised once, which is what makes this
+fast.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.prompt import FIRST_PROBE, PromptEncoder
+from ropewalk.evaluation.sample import Sample
+
+LEAST_FILL = 0.95
+"""Share of the length that prompt and answer take, where the units are small enough."""
+
+BATCH_TOKENS = 1 << 20
+"""Tokens of prompts that are made and counted at once."""
+
+MOST_IN_BATCH = 32
+
+SPREAD = 0.005
+"""Share of the units that is left out at first: most samples of a long prompt differ by less in their tokens."""
+
+MOST_GUESSES = 4
+
+LEAST_UNIT = 0.25
+"""Tokens: some tokenizers join words to one token, none joins four."""
+
+
+class LengthTooShort(RopewalkError):
+    """A length that a task's prompt does not fit into.
+
+    Attributes:
+        task: its name.
+        shortest: tokens that would do for these samples.
+    """
+
+    def __init__(self, task: str, length: int, shortest: int) -> None:
+        super().__init__(
+            f"{task} does not fit in {length} tokens; the shortest length with this tokenizer is {shortest}"
+        )
+        self.task, self.shortest = task, shortest
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt before it is counted; the fields are those of a Sample."""
+
+    text: str
+    answer_prefix: str
+    references: tuple[str, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+Drafts = Callable[[int, int], Draft]
+"""From a sample's index and a number of units to its draft: the same arguments, the same draft."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all samples of a task share; the fields are those of a Sample."""
+
+    suite: str
+    task: str
+    metric: str
+    max_new_tokens: int
+
+
+def sample_random(seed: int, task: str, length: int, index: int) -> random.Random:
+    """Random numbers of one sample: of the seed, the task, the length and its index, and of nothing else."""
+    # A text as seed goes through SHA-512, the same on every machine; a tuple would be hashed differently.
+    return random.Random(f"{seed}/{task}/{length}/{index}")
+
+
+def fitted_samples(
+    form: Form,
+    encoder: PromptEncoder,
+    length: int,
+    count: int,
+    drafts: Drafts,
+    fewest: int = 0,
+    drafts_at: Callable[[int], Drafts] | None = None,
+) -> Iterator[Sample]:
+    """Samples with as many units as fit.
+
+    Args:
+        form: what the samples share.
+        encoder: counts the tokens.
+        length: tokens that prompt and answer may take together.
+        count: how many samples, at least 1.
+        drafts: makes a prompt of so many units.
+        fewest: units that a prompt has at least.
+        drafts_at: makes ``drafts`` for another length, where they depend on it: then the shortest length that
+            a message names is one that works, and one token less does not.
+
+    Returns:
+        The samples in order of their index, made in batches while they are asked for.
+
+    Raises:
+        RopewalkError: at once, if ``count`` is less than 1.
+        LengthTooShort: at once, if a prompt of the fewest units does not fit; it names the shortest length that
+            all these samples have room in.
+    """
+    if count < 1:
+        raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+
+    def least(drafts: Drafts) -> list[int]:
+        return _counts(encoder, [drafts(index, fewest) for index in range(count)])
+
+    tokens = least(drafts)
+    shortest = max(tokens) + form.max_new_tokens
+    if length < shortest:
+        if drafts_at is not None:
+            shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
+        raise LengthTooShort(form.task, length, shortest)
+    return _batches(form, encoder, length, drafts, fewest, tokens)
+
+
+def _shortest(needed: Callable[[int], int], near: int) -> int:
+    """A length near one, at which there is as much as is needed there, and one less is too short."""
+    length = near
+    while (longer := needed(length)) > length:
+        length = longer
+    while needed(length - 1) < length:
+        length -= 1
+    return length
+
+
+def _batches(
+    form: Form, encoder: PromptEncoder, length: int, drafts: Drafts, fewest: int, least: Sequence[int]
+) -> Iterator[Sample]:
+    """Samples of which the tokens with the fewest units are known: ``least``, one number a sample."""
+    budget, count = length - form.max_new_tokens, len(least)
+    unit = _tokens_of_a_unit(lambda units: _counts(encoder, [drafts(0, fewest + units)])[0], least[0], budget)
+    size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
+    for start in range(0, count, size):
+        indices = range(start, min(start + size, count))
+        trials = [
+            _Trial(index, fewest, least[index], fewest, fewest + _room(budget - least[index], unit))
+            for index in indices
+        ]
+        for trial, draft, tokens in _fitted(encoder, budget, length, trials, drafts):
+            yield Sample(
+                form.suite,
+                form.task,
+                length,
+                trial.index,
+                draft.text,
+                draft.answer_prefix,
+                draft.references,
+                form.metric,
+                form.max_new_tokens,
+                tokens,
+                encoder.bos_count(draft.text, draft.answer_prefix),
+                draft.details,
+            )
+
+
+def _tokens_of_a_unit(tokens_of: Callable[[int], int], least: int, budget: int) -> float:
+    """Tokens of a unit, on average over about as many as there is room for besides the fewest."""
+    units = FIRST_PROBE
+    for _ in range(MOST_GUESSES):
+        tokens = tokens_of(units)
+        unit = max((tokens - least) / units, LEAST_UNIT)
+        if 1 - 2 * SPREAD <= tokens / budget <= 1:
+            break
+        units = max(_room(budget - least, unit), 1)
+    return unit
+
+
+def _room(tokens: int, unit: float) -> int:
+    """Units that there is room for, but for some tokens to spare."""
+    return int((1 - SPREAD) * tokens / unit)
+
+
+@dataclass
+class _Trial:
+    """How many units one sample has, and what is known of how many it may have.
+
+    ``least`` is its tokens with the fewest units, which fit for certain.
+    """
+
+    index: int
+    fewest: int
+    least: int
+    most_that_fit: int
+    units: int
+    least_too_many: float = math.inf
+
+    def unit(self, tokens: int) -> float:
+        """Tokens of one unit of this sample, as it has so many; other samples may have shorter or longer ones."""
+        return max((tokens - self.least) / max(self.units - self.fewest, 1), LEAST_UNIT)
+
+
+_Counted = tuple[_Trial, Draft, int]
+
+
+def _fitted(
+    encoder: PromptEncoder, budget: int, length: int, trials: Sequence[_Trial], drafts: Drafts
+) -> list[_Counted]:
+    """Each sample with units that fit; only those that need it are counted again."""
+    done: dict[int, _Counted] = {}
+    open_trials = list(trials)
+    while open_trials:
+        made = [drafts(trial.index, trial.units) for trial in open_trials]
+        rest = []
+        for trial, draft, tokens in zip(open_trials, made, _counts(encoder, made), strict=True):
+            unit = trial.unit(tokens)
+            if tokens > budget:
+                trial.least_too_many = trial.units
+                fewer = trial.units - math.ceil((tokens - budget) / unit)
+                trial.units = min(max(fewer, trial.most_that_fit), trial.units - 1)
+                rest.append(trial)
+                continue
+            # A draft that does not grow with its units has no more to give.
+            again = trial.units == trial.most_that_fit
+            grew = again or trial.index not in done or tokens > done[trial.index][2]
+            trial.most_that_fit = trial.units
+            done[trial.index] = trial, draft, tokens
+            more = min(trial.units + max(int((budget - tokens) / unit), 1), trial.least_too_many - 1)
+            if budget - tokens > (1 - LEAST_FILL) * length and grew and more > trial.units:
+                trial.units = int(more)
+                rest.append(trial)
+        open_trials = rest
+    return [done[trial.index] for trial in trials]
+
+
+def _counts(encoder: PromptEncoder, drafts: Sequence[Draft]) -> list[int]:
+    return encoder.counts([(draft.text, draft.answer_prefix) for draft in drafts])

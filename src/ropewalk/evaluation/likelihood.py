@@ -1,0 +1,176 @@
+"""Suites that read the losses of a text's tokens: perplexity in its forms, and LongPPL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ropewalk.data.identity import digest
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.longppl import Evaluator, check_long_perplexity, long_perplexity, longppl_task
+from ropewalk.evaluation.perplexity import default_bins, perplexity_by_position
+from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.rows import EvaluationRows, Ids, evaluation_rows
+from ropewalk.evaluation.running import Progress
+from ropewalk.evaluation.settings import Settings
+from ropewalk.evaluation.sliding import sliding_perplexity, sliding_task
+from ropewalk.evaluation.subject import Subject
+
+STEPS_OF_SHORT_CONTEXT = 4
+"""LongPPL's short context of 4096 tokens moves by 1024; a shorter one keeps that ratio."""
+
+
+def check_texts(
+    subject: Subject, settings: Settings, chosen: Mapping[str, Sequence[str]], documents: Sequence[Ids]
+) -> None:
+    """Raise if the documents do not do for what was chosen.
+
+    Args:
+        subject, settings: as for ``evaluate``.
+        chosen: names of tasks by their suite.
+        documents: int ``[tokens]`` each.
+    """
+    tokenizer = subject.tokenizer
+    for task in chosen.get("perplexity", ()):
+        for length in settings.lengths_of("perplexity"):
+            if task == "perplexity":
+                _rows(tokenizer, settings, documents, length)
+            elif task == "sliding" and settings.stride >= length:
+                raise RopewalkError(
+                    f"--stride {settings.stride} leaves no context in windows of {length} tokens; give a smaller one"
+                )
+    for length in settings.lengths_of("longppl") if "longppl" in chosen else ():
+        check_long_perplexity(
+            documents, tokenizer.bos_token_id, length, settings.short_context, _step(settings)
+        )
+
+
+def likelihood_result(
+    subject: Subject,
+    settings: Settings,
+    documents: Sequence[Ids],
+    suite: str,
+    task: str,
+    length: int,
+    progress: Progress | None = None,
+) -> TaskResult:
+    """One task of these suites at one length.
+
+    Args:
+        subject: with a model in memory.
+        settings: rows, stride, short context and seed are read.
+        documents: int ``[tokens]`` each, without special tokens.
+        suite, task, length: what to measure.
+        progress: called after each pass.
+    """
+    if suite == "longppl":
+        found = _longppl(subject, settings, documents, length, progress)
+    elif task == "perplexity":
+        return _by_position(subject, settings, documents, length, progress)
+    else:
+        found = _sliding(subject, settings, documents, length, task == "truncated", progress)
+    read = digest([[int(each) for each in document] for document in documents])
+    return replace(found, details={**found.details, SAMPLES: read})
+
+
+def _rows(tokenizer: Any, settings: Settings, documents: Sequence[Ids], length: int) -> EvaluationRows:
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return evaluation_rows(documents, length, bos, eos if bos is None else None, settings.rows)
+
+
+def _step(settings: Settings) -> int:
+    return max(1, settings.short_context // STEPS_OF_SHORT_CONTEXT)
+
+
+def _by_position(
+    subject: Subject, settings: Settings, documents: Sequence[Ids], length: int, progress: Progress | None
+) -> TaskResult:
+    text = _rows(subject.tokenizer, settings, documents, length)
+    edges = default_bins(length, settings.trained_length or subject.max_position_embeddings)
+    measured = perplexity_by_position(subject.model, subject.head, text.rows, edges, progress, settings.seed)
+    overall = measured.overall
+    finite = math.isfinite(overall.perplexity)
+    return TaskResult(
+        suite="perplexity",
+        task="perplexity",
+        length=length,
+        n=overall.n_windows,
+        score=overall.perplexity,
+        ci95=overall.ci95,
+        reason=None if finite else "the perplexity is not a finite number",
+        details={
+            "rows": text.kind,
+            "n_tokens": overall.n_tokens,
+            SAMPLES: digest([row.input_ids.tolist() for row in text.rows]),
+        },
+        positions=measured.bins,
+        unit="perplexity",
+        samples=tuple(
+            {"index": index, "nats": nats if math.isfinite(nats) else None, "tokens": tokens}
+            for index, (nats, tokens) in enumerate(measured.rows)
+        ),
+    )
+
+
+def _sliding(
+    subject: Subject,
+    settings: Settings,
+    documents: Sequence[Ids],
+    length: int,
+    truncate: bool,
+    progress: Progress | None,
+) -> TaskResult:
+    return sliding_task(
+        sliding_perplexity(
+            subject.model,
+            subject.head,
+            documents[: settings.rows],
+            subject.tokenizer.bos_token_id,
+            length,
+            settings.stride,
+            truncate,
+            settings.most_windows,
+            prefill_chunk=_chunk(subject, length),
+            progress=progress,
+            seed=settings.seed,
+        )
+    )
+
+
+def _longppl(
+    subject: Subject, settings: Settings, documents: Sequence[Ids], length: int, progress: Progress | None
+) -> TaskResult:
+    return longppl_task(
+        long_perplexity(
+            subject.model,
+            subject.head,
+            documents,
+            subject.tokenizer.bos_token_id,
+            length,
+            settings.short_context,
+            _step(settings),
+            evaluator=_evaluator(settings.evaluator, subject),
+            tokenizer=subject.tokenizer,
+            prefill_chunk=_chunk(subject, length),
+            progress=progress,
+            seed=settings.seed,
+        )
+    )
+
+
+def _evaluator(path: str | None, subject: Subject) -> Evaluator | None:
+    if path is None:
+        return None
+    from ropewalk.data import load_tokenizer
+    from ropewalk.integrations.losses import OutputHead
+    from ropewalk.integrations.models import load_model
+
+    model = load_model(path, dtype=subject.model.dtype, device=subject.model.device)
+    return Evaluator(path, model, OutputHead.of(model), load_tokenizer(path))
+
+
+def _chunk(subject: Subject, length: int) -> int | None:
+    """Chunks only where the sequence is longer than one."""
+    return subject.prefill_chunk if length > subject.prefill_chunk else None

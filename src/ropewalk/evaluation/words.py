@@ -1,0 +1,175 @@
+"""Words that prompts are made of: the lists of the package wonderwords, keys drawn from them, made-up words.
+
+RULER and LongEval draw their keys from wonderwords; its lists are read, the package itself is never imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import overload
+
+from ropewalk.errors import RopewalkError
+
+_CONSONANTS = "bcdfghjklmnpqrstvwxz"
+_VOWELS = "aeiou"
+
+
+@dataclass(frozen=True)
+class WordLists:
+    """The lists of wonderwords, each in the order of its file; a few words stand twice."""
+
+    nouns: tuple[str, ...]
+    adjectives: tuple[str, ...]
+    verbs: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all three lists: prompts are the same only where this is."""
+        text = "\n\n".join("\n".join(words) for words in (self.nouns, self.adjectives, self.verbs))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def words_unavailable() -> str | None:
+    """Why there are no word lists here, or None."""
+    if _assets() is None:
+        return "the word lists come with the package wonderwords: pip install wonderwords"
+    return None
+
+
+@lru_cache(maxsize=1)
+def word_lists() -> WordLists:
+    """The lists of the installed wonderwords.
+
+    Raises:
+        RopewalkError: if wonderwords is not installed.
+    """
+    assets = _assets()
+    if assets is None:
+        raise RopewalkError(f"wonderwords is not installed; {words_unavailable()}")
+    nouns, adjectives, verbs = (_lines(assets / f"{name}list.txt") for name in ("noun", "adjective", "verb"))
+    return WordLists(nouns, adjectives, verbs)
+
+
+def key_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Distinct adjectives and distinct nouns, for keys such as ``nostalgic-island``, in alphabetical order.
+
+    Raises:
+        RopewalkError: if wonderwords is not installed.
+    """
+    lists = word_lists()
+    return tuple(sorted(set(lists.adjectives))), tuple(sorted(set(lists.nouns)))
+
+
+@lru_cache(maxsize=1)
+def key_names() -> KeyNames:
+    """All keys ``adjective-noun``.
+
+    Raises:
+        RopewalkError: if wonderwords is not installed.
+    """
+    return KeyNames(*key_words())
+
+
+@lru_cache(maxsize=1)
+def listed_words() -> tuple[str, ...]:
+    """Nouns, adjectives and verbs together, distinct, in alphabetical order.
+
+    Raises:
+        RopewalkError: if wonderwords is not installed.
+    """
+    lists = word_lists()
+    return tuple(sorted({*lists.nouns, *lists.adjectives, *lists.verbs}))
+
+
+class KeyNames(Sequence[str]):
+    """All distinct ``adjective-noun`` in alphabetical order, made when they are asked for.
+
+    There are six million, which RULER's own script makes and sorts at every start. Names of one adjective stand
+    together, except where one adjective begins another (``blue`` and ``blue-eyed``): those few are made at once.
+
+    Args:
+        adjectives: distinct words.
+        nouns: distinct words.
+    """
+
+    def __init__(self, adjectives: Sequence[str], nouns: Sequence[str]) -> None:
+        self._nouns = sorted(nouns)
+        self._groups: list[tuple[str, Sequence[str]]] = []
+        # The hyphen belongs to what is sorted: "a-" and "ab-" may stand otherwise than "a" and "ab".
+        for family in _families(sorted(f"{adjective}-" for adjective in adjectives)):
+            if len(family) == 1:
+                self._groups.append((family[0], self._nouns))
+            else:
+                names = {start + noun for start in family for noun in self._nouns}
+                self._groups.append(("", sorted(names)))
+        self._ends = list(accumulate(len(rest) for _, rest in self._groups))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        # range says what an index means: a negative one counts from the end, and one too large is an IndexError.
+        index = range(len(self))[index]
+        group = bisect_right(self._ends, index)
+        start, rest = self._groups[group]
+        return start + rest[index - (self._ends[group - 1] if group else 0)]
+
+
+@lru_cache(maxsize=4)
+def made_up_words(count: int) -> tuple[str, ...]:
+    """Distinct pronounceable words of three or four syllables that are in no list, such as ``tomivaru``.
+
+    Args:
+        count: how many; fewer are the beginning of more.
+
+    Raises:
+        RopewalkError: if wonderwords is not installed.
+    """
+    draw = random.Random("made-up words")
+    known = set(listed_words())
+    words: dict[str, None] = {}
+    while len(words) < count:
+        syllables = draw.choice((3, 4))
+        word = "".join(draw.choice(_CONSONANTS) + draw.choice(_VOWELS) for _ in range(syllables))
+        if word not in known:
+            words[word] = None
+    return tuple(words)
+
+
+def _families(starts: Sequence[str]) -> list[list[str]]:
+    """Sorted strings, those that begin with another one put beside it."""
+    families: list[list[str]] = []
+    for start in starts:
+        if families and start.startswith(families[-1][0]):
+            families[-1].append(start)
+        else:
+            families.append([start])
+    return families
+
+
+def _assets() -> Path | None:
+    spec = importlib.util.find_spec("wonderwords")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "assets"
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    with path.open(encoding="utf-8") as lines:
+        return tuple(line.rstrip() for line in lines)

@@ -1,0 +1,143 @@
+"""``ropewalk eval --server`` against a real small HTTP server: what breaks is said, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from byte_checkpoint import save_byte_checkpoint
+from completion_server import CompletionServer, Reply, completion, refusal
+from ropewalk.cli import app as program
+from ropewalk.cli import evaluate
+from ropewalk.data import load_tokenizer
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 512)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+    evaluate.register(app)
+    monkeypatch.setattr(program, "app", app)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return lambda *arguments: program.main(["eval", *map(str, arguments)])
+
+
+def knowing(checkpoint: Path, hostile: bool = False) -> Callable[[dict[str, Any], int], Reply]:
+    """Reads the key out of the prompt's token ids."""
+    tokenizer = load_tokenizer(str(checkpoint))
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        (ids,) = [request["prompt"]] if isinstance(request["prompt"][0], int) else request["prompt"]
+        found = re.search(r"The pass key is (\d+)\.", tokenizer.decode(ids, skip_special_tokens=True))
+        assert found is not None
+        assert request["temperature"] == 0
+        more = "\x1b[31m<script>alert(1)</script>" + "x" * 1_000_000 if hostile else ""
+        return completion(f" {found[1]} {more}")
+
+    return reply
+
+
+ASKED = ("--suite", "passkey", "--lengths", "400,500", "--samples", 4, "--timeout", 5)
+
+
+def test_server_answers_like_a_model_and_hostile_text_is_harmless(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with CompletionServer(knowing(checkpoint, hostile=True)) as server:
+        assert run(checkpoint, *ASKED, "--server", server.url, "--out", out, "--concurrency", 3) == 0
+        assert server.most_under_way <= 3
+        assert len(server.requests) == 8
+    printed = capsys.readouterr()
+    assert "100.0" in printed.out
+    assert "\x1b[31m" not in printed.out
+    page = (out / "report.html").read_text()
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert len(page) < 1_000_000
+    record = json.loads((out / "results.json").read_text())
+    assert [r["score"] for r in record["results"]] == [100, 100]
+    assert record["model_sha256"] is None
+    assert record["backend"]["kind"] == "server"
+    assert record["summary"]["effective_length"][0]["length"] == 500
+
+
+def test_server_that_dies_loses_nothing_and_doubles_nothing(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, good = tmp_path / "out", knowing(checkpoint)
+
+    def dies(request: dict[str, Any], number: int) -> Reply:
+        return good(request, number) if number < 5 else Reply(500, b"gone", {}, hang_up=0)
+
+    asked = (checkpoint, *ASKED, "--out", out, "--concurrency", 1, "--retries", 1)
+    with CompletionServer(dies) as server:
+        assert run(*asked, "--server", server.url) == 1
+    said = capsys.readouterr()
+    assert "run the same command again to go on" in said.err
+    assert len((out / "predictions.jsonl").read_text().splitlines()) == 5
+    assert not (out / "results.json").exists()
+    # It comes back at another port.
+    with CompletionServer(good) as server:
+        assert run(*asked, "--server", server.url, "--json") == 0
+        assert len(server.requests) == 3
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [(r["n"], r["score"]) for r in results] == [(4, 100), (4, 100)]
+    keys = [
+        (each["length"], each["index"])
+        for each in map(json.loads, (out / "predictions.jsonl").read_text().splitlines())
+    ]
+    assert sorted(keys) == [(length, index) for length in (400, 500) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "message"),
+    [
+        (lambda request, number: Reply(body=b"<html>nginx</html>"), 1, "again to go on"),
+        (lambda request, number: completion(None), 1, "again to go on"),
+        (
+            lambda request, number: refusal(400, "maximum context length is 64"),
+            1,
+            "maximum context length is 64",
+        ),
+    ],
+)
+def test_nonsense_is_no_empty_answer(
+    run: Run,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reply: Callable[[dict[str, Any], int], Reply],
+    status: int,
+    message: str,
+) -> None:
+    out = tmp_path / "out"
+    with CompletionServer(reply) as server:
+        asked = (checkpoint, *ASKED, "--out", out, "--retries", 1, "--server", server.url)
+        assert run(*asked) == status
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("Traceback") == 0
+    assert not (out / "results.json").exists()
+
+
+def test_server_that_is_not_there_is_told_before_the_work(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(checkpoint, *ASKED, "--out", out, "--server", "http://127.0.0.1:9/v1") in (1, 2)
+    assert "127.0.0.1:9" in capsys.readouterr().err
+    assert not out.exists()

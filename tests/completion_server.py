@@ -1,0 +1,159 @@
+"""A small OpenAI-compatible completion server on a port of its own, which fails when it is told to."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server does with one request.
+
+    Attributes:
+        status: HTTP status.
+        body: as it is sent.
+        headers: besides Content-Length.
+        delay: seconds before it answers.
+        hang_up: close the connection after this many bytes of the body; None sends it whole.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
+    delay: float = 0.0
+    hang_up: int | None = None
+
+
+def completion(text: Any, finish_reason: Any = "stop", tokens: Any = 3, **reply: Any) -> Reply:
+    """An answer as vLLM writes it."""
+    value = {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": tokens},
+    }
+    return Reply(body=json.dumps(value).encode(), **reply)
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Reply:
+    """An error as OpenAI and vLLM write it."""
+    body = json.dumps({"error": {"message": message, "type": "error", "code": status}}).encode()
+    return Reply(status, body, {"Content-Type": "application/json", **(headers or {})})
+
+
+class CompletionServer:
+    """Serves until the context ends.
+
+    Args:
+        reply: from a request's JSON and its number, counted from 0, to what is done with it.
+        models: names of the models that it lists.
+        key: the API key that it asks for.
+        models_reply: what it says in place of the list of models.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[dict[str, Any], int], Reply],
+        models: Sequence[str] = ("tiny",),
+        key: str | None = None,
+        models_reply: Reply | None = None,
+    ) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.under_way = self.most_under_way = 0
+        self.released = threading.Event()
+        self._lock = threading.Lock()
+        self._alive = True
+        outer = self
+        listed = Reply(body=json.dumps({"data": [{"id": name} for name in models]}).encode())
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path != "/v1/models":
+                    self._send(refusal(404, "Not Found"))
+                elif self._allowed():
+                    self._send(models_reply or listed)
+
+            def do_POST(self) -> None:
+                value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path != "/v1/completions":
+                    self._send(refusal(404, "Not Found"))
+                elif self._allowed():
+                    with outer._lock:
+                        number = len(outer.requests)
+                        outer.requests.append(value)
+                        outer.under_way += 1
+                        outer.most_under_way = max(outer.most_under_way, outer.under_way)
+                    said = reply(value, number)
+                    # A server that hangs is let go when the test is over.
+                    outer.released.wait(said.delay)
+                    # Before the answer is out: whoever has it may send the next request at once.
+                    with outer._lock:
+                        outer.under_way -= 1
+                    self._send(said)
+
+            def _allowed(self) -> bool:
+                if key is None or self.headers["Authorization"] == f"Bearer {key}":
+                    return True
+                given = self.headers["Authorization"].removeprefix("Bearer ")
+                self._send(refusal(401, f"Incorrect API key provided: {given}."))
+                return False
+
+            def _send(self, said: Reply) -> None:
+                self.send_response(said.status)
+                for name, value in said.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(said.body)))
+                self.end_headers()
+                self.wfile.write(said.body if said.hang_up is None else said.body[: said.hang_up])
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def die(self) -> None:
+        """Refuse connections from now on."""
+        with self._lock:
+            alive, self._alive = self._alive, False
+        if alive:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def __enter__(self) -> CompletionServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.released.set()
+        self.die()
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()

