@@ -24,6 +24,7 @@ With --minutes the stages follow the clock in place of the steps, and nothing is
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -43,11 +44,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from ropewalk.evaluation.words import words_unavailable
 
 CONTEXT = 512
-VOCAB_SIZE = 2048
-HIDDEN_SIZE, LAYERS, HEADS, HEAD_DIM = 128, 4, 8, 32
+VOCAB_SIZE = 4096
+KEYS_IN_VOCABULARY = 40_000
+HIDDEN_SIZE, LAYERS, HEADS, HEAD_DIM = 128, 3, 8, 32
 ROPE_THETA = 2_000.0
 EMBEDDING_STD = 0.08
 LOOK_BACK_SHARPNESS = 3.0
+VALUE_GAIN, MATCH_GAIN = 1.0, 1.0
 BATCH_TOKENS = 4096
 MATRIX_RATE, OTHER_RATE = 0.01, 0.003
 WARMUP_STEPS = 60
@@ -59,10 +62,10 @@ BOS, EOS = "<s>", "</s>"
 
 
 STAGES = (
-    Stage(0.10, 64, 1.0, 0.0),
-    Stage(0.20, 128, 0.1, 0.9),
-    Stage(0.35, 256, 0.0, 0.5),
-    Stage(1.00, CONTEXT, 0.0, 0.1),
+    Stage(0.07, 64, 1.0, 0.0),
+    Stage(0.20, 128, 0.05, 0.95),
+    Stage(0.35, 256, 0.0, 0.7),
+    Stage(1.00, CONTEXT, 0.0, 0.25),
 )
 
 
@@ -74,8 +77,9 @@ def train_tokenizer(seed: int, texts: int = 1500) -> PreTrainedTokenizerFast:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    exams = ("".join(text for text, _ in writer.any(CONTEXT)(12).pieces()) for _ in range(texts))
     tokenizer.train_from_iterator(
-        ("".join(text for text, _ in writer.any(CONTEXT)(12).pieces()) for _ in range(texts)),
+        itertools.chain(exams, (f" {writer.key()}" for _ in range(KEYS_IN_VOCABULARY))),
         trainers.BpeTrainer(
             vocab_size=VOCAB_SIZE,
             special_tokens=[BOS, EOS],
@@ -116,7 +120,21 @@ def build_model(vocab_size: int) -> LlamaForCausalLM:
         # A part that all tokens share is what a head sees that attends by position alone.
         embedding.copy_(EMBEDDING_STD * (torch.randn_like(embedding) + shared))
         look_back(model.model.layers[0].self_attn, shared / shared.norm())
+        look_alike(model)
     return model
+
+
+def look_alike(model: LlamaForCausalLM) -> None:
+    """Make the first layer's heads gather tokens in one place, and those of the others attend where like ones are."""
+    for number, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        values = torch.nn.init.orthogonal_(attention.v_proj.weight, gain=VALUE_GAIN).view(HEADS, HEAD_DIM, -1)
+        if number == 0:
+            values[:] = torch.nn.init.orthogonal_(values[0], gain=VALUE_GAIN / math.sqrt(HEADS)).clone()
+        else:
+            torch.nn.init.orthogonal_(attention.q_proj.weight, gain=MATCH_GAIN)
+            attention.k_proj.weight.copy_(attention.q_proj.weight)
+        attention.o_proj.weight.copy_(attention.v_proj.weight.T)
 
 
 def look_back(attention: torch.nn.Module, shared: torch.Tensor) -> None:
@@ -142,11 +160,12 @@ def look_back(attention: torch.nn.Module, shared: torch.Tensor) -> None:
 def answer_loss(
     model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, float]:
-    """Weighted mean loss in nats over the tokens that count, and the share of them that are the likeliest."""
+    """Weighted mean loss in nats over the tokens that count, and how often those that count most are the likeliest."""
     counts = weights[:, 1:] > 0
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     logits, targets = model.lm_head(hidden[counts]), ids[:, 1:][counts]
-    right = (logits.argmax(-1) == targets).float().mean().item()
+    heaviest = weights[:, 1:][counts] == weights.max()
+    right = (logits.argmax(-1) == targets)[heaviest].float().mean().item()
     shares = weights[:, 1:][counts] / weights[:, 1:].sum()
     return shares @ F.cross_entropy(logits, targets, reduction="none"), right
 

@@ -31,13 +31,15 @@ class Reply:
     hang_up: int | None = None
 
 
-def completion(text: Any, finish_reason: Any = "stop", tokens: Any = 3, **reply: Any) -> Reply:
-    """An answer as vLLM writes it."""
+def completion(
+    text: Any, finish_reason: Any = "stop", tokens: Any = 3, read: Any = 1 << 20, **reply: Any
+) -> Reply:
+    """An answer as vLLM writes it, of a server that ``read`` so many tokens of the prompt."""
     value = {
         "id": "cmpl-1",
         "object": "text_completion",
         "choices": [{"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": tokens},
+        "usage": {"prompt_tokens": read, "completion_tokens": tokens},
     }
     return Reply(body=json.dumps(value).encode(), **reply)
 

@@ -315,3 +315,56 @@ def test_missing_model_is_named(run: Run, tmp_path: Path, capsys: pytest.Capture
     assert "nowhere" in capsys.readouterr().err
     assert run(tmp_path) == 2
     assert "has no config.json" in capsys.readouterr().err
+
+
+def test_mean_over_checkpoints_has_a_needle_grid_of_its_own(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "checkpoints", tmp_path / "out"
+    for number in (1, 2):
+        save_byte_checkpoint(folder / f"step-{number}", 512, initializer_range=0.1 * number)
+    asked = ("--suite", "needle", "--lengths", 512, "--depths", 2, "--samples", 1)
+    assert run(folder, *asked, "--average", "--out", out) == 0
+    # A right answer of one checkpoint makes the two differ.
+    path = out / "step-1" / "predictions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["prediction"], lines[0]["score"] = f" {lines[0]['references'][0]}.", 1.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (out / "results.json").unlink()
+    assert run(folder, *asked, "--average", "--out", out, "--json") == 0
+    mean = json.loads(capsys.readouterr().out.split("report.html")[-1].strip())
+    generated = mean["results"][0]
+    assert [row["score"] for row in generated["details"]["depths"]] == [50, 0]
+    assert generated["score"] == 25
+    own = json.loads((out / "step-1" / "results.json").read_text())
+    assert own["model"].endswith("step-1")
+    assert own["results"][0]["score"] == 50
+    assert len(own["model_sha256"]) == 64
+
+
+def test_what_changes_the_results_is_another_evaluation(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, essays = save_byte_checkpoint(tmp_path / "model", 512), tmp_path / "essays.txt"
+    essays.write_text("A sentence about nothing. " * 50)
+    asked = (model, "--suite", "needle", "--haystack", "essay", "--essays", essays, "--lengths", 512)
+    asked = (*asked, "--depths", 1, "--samples", 1, "--out", tmp_path / "out")
+    assert run(*asked) == 0
+    essays.write_text("Another sentence about nothing. " * 50)
+    assert run(*asked) == 2
+    assert "differs in materials" in capsys.readouterr().err
+    essays.write_text("A sentence about nothing. " * 50)
+    settings = model / "tokenizer_config.json"
+    value = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**value, "bos_token": "</s>"}))
+    assert run(*asked) == 2
+    assert "differs in special_tokens" in capsys.readouterr().err
+
+
+def test_data_for_a_task_that_does_not_run_are_named(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    asked = ("--suite", "short", "--tasks", "hellaswag")
+    assert run(checkpoint, *asked, "--lm-eval-data", f"helaswag={tmp_path / 'data.jsonl'}") == 2
+    assert "did you mean hellaswag" in capsys.readouterr().err

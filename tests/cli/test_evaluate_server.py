@@ -108,6 +108,8 @@ def test_server_that_dies_loses_nothing_and_doubles_nothing(
     [
         (lambda request, number: Reply(body=b"<html>nginx</html>"), 1, "again to go on"),
         (lambda request, number: completion(None), 1, "again to go on"),
+        (lambda request, number: completion(" 7", read=99), 1, "read 99 of a prompt's"),
+        (lambda request, number: completion("", "length", 0), 1, "for want of room"),
         (
             lambda request, number: refusal(400, "maximum context length is 64"),
             1,

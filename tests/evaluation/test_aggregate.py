@@ -392,3 +392,10 @@ def test_overalls_of_other_tasks_have_no_mean() -> None:
     *_, overall = mean_over_checkpoints({"a": a, "b": b})
     # Left out with a reason, or over the tasks that both ran; 83.3 is the mean of nothing.
     assert overall.status == "not run" or overall.score == 100
+
+
+def test_tasks_over_another_haystack_have_no_part_in_the_overall_score() -> None:
+    published = [percent_result([0, 100], "niah_single_1"), percent_result([0, 100], "vt")]
+    (overall,) = overall_results([*published, percent_result([100, 100], "niah_single_2_embedded")], {})
+    assert overall.score == 50
+    assert overall.details["tasks"] == ["niah_single_1", "vt"]

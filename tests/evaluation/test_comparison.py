@@ -354,3 +354,16 @@ def test_chance_is_called_real_as_rarely_as_it_should_be() -> None:
 def test_samples_digest_of_equal_numbers_stands_for_equal_samples() -> None:
     """What the cases of this file rest on."""
     assert percent_result([1, 2]).details[SAMPLES] == digest(["niah", 4096, 2])
+
+
+def test_what_was_measured_otherwise_is_not_compared() -> None:
+    details = {SAMPLES: "the same", "stride": 64}
+    samples = ({"index": 0, "nats": 3.0, "tokens": 2}, {"index": 1, "nats": 4.0, "tokens": 2})
+    a = TaskResult(
+        "perplexity", "sliding", 512, 2, 5.0, (4.0, 6.0), details=details, unit="perplexity", samples=samples
+    )
+    (found,) = compare([a], [replace(a, details={**details, "stride": 256})])
+    assert found.reason == "not measured alike: stride is 64 in A and 256 in B"
+    own = replace(a, details={**details, "evaluator": "the model itself"})
+    (found,) = compare([own], [own])
+    assert "give both the same --evaluator" in (found.reason or "")

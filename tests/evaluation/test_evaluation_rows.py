@@ -105,3 +105,12 @@ def test_no_more_text_is_read_than_rows_can_use() -> None:
     # Eight times two rows of ten tokens.
     assert len(take_documents(stream([5] * 100), length=10, limit=2)) == 32
     assert len(take_documents(stream([5] * 4), length=10, limit=2)) == 4
+
+
+def test_long_documents_give_a_row_each_whatever_other_lengths_are_asked() -> None:
+    books = [np.full(3000, number) for number in range(30)]
+    for longest in (128, 4096):
+        taken = take_documents(iter(books), longest, 16)
+        found = evaluation_rows(taken, 128, None, None, 16)
+        assert found.kind == "documents"
+        assert [int(row.input_ids[0]) for row in found.rows] == list(range(16))

@@ -67,5 +67,5 @@ def rescore_command(
     from ropewalk.evaluation.record import rescore
 
     record, found = rescore(folder)
-    write(folder, record, found, None)
+    write(folder, record, found)
     show(record, found, Output(folder, None, as_json))

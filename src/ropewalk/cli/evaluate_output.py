@@ -65,7 +65,7 @@ def write(
     out: Path,
     record: Mapping[str, Any],
     found: Sequence[TaskResult],
-    checkpoints: Mapping[str, Sequence[TaskResult]] | None,
+    checkpoints: Sequence[tuple[Mapping[str, Any], Sequence[TaskResult]]] = (),
 ) -> None:
     """The files of a result, each complete or not there: figures, page, and last results.json.
 
@@ -73,15 +73,18 @@ def write(
         out: the folder.
         record: what results.json holds.
         found: the results in it.
-        checkpoints: each one's own results, where ``found`` is their mean.
+        checkpoints: what each one is known by and its own results, where ``found`` is their mean.
     """
+    from ropewalk.evaluation.record import summarise
     from ropewalk.files import write_json
     from ropewalk.reporting import write_evaluation_report
 
-    if checkpoints is not None:
-        for name, each in checkpoints.items():
-            own = {**record, "checkpoint": name, "results": [result.to_json() for result in each]}
-            write_json(out / name / "results.json", _plain(own))
+    for known, each in checkpoints:
+        own = {key: value for key, value in record.items() if key not in ("checkpoints", "summary")}
+        own |= {**known, "model": str(Path(str(record["model"])) / known["name"])}
+        own["results"] = [result.to_json() for result in each]
+        own["summary"] = summarise(each, record["settings"]["threshold"])
+        write_json(out / known["name"] / "results.json", _plain(own))
     name = Path(str(record["model"])).name
     figures = list(draw(out, name, found, record["settings"]["threshold"]))
     findings = [*effective_sentences(record["summary"])]

@@ -96,7 +96,8 @@ def measure(
         "versions": software_versions(),
     }
     if output.out is not None:
-        write(output.out, record, results, found if last is not None else None)
+        own = zip(identities, found.values(), strict=True) if last is not None else ()
+        write(output.out, record, results, list(own))
     show(record, results, output)
 
 
@@ -252,13 +253,13 @@ def _stores(
 ) -> tuple[Stores, dict[str, Any]]:
     """Where this run keeps what it has, and what its folder is known by."""
     from ropewalk.data import SourceSpec
-    from ropewalk.data.identity import inputs_identity
+    from ropewalk.data.identity import digest, inputs_identity
     from ropewalk.data.tokenise import tokenizer_identity
     from ropewalk.evaluation import Stores
     from ropewalk.evaluation.finished import FinishedResults
     from ropewalk.evaluation.identity import model_digest
     from ropewalk.evaluation.predictions import PredictionLog
-    from ropewalk.evaluation.record import open_folder
+    from ropewalk.evaluation.record import FINISHED, PREDICTIONS, begin, locked
 
     identity = {
         "model_sha256": None if "address" in facts["backend"] else model_digest(path),
@@ -268,13 +269,47 @@ def _stores(
     if output.out is None:
         return Stores(PredictionLog(), FinishedResults(), samples), identity
     decides = {k: v for k, v in facts.items() if k not in ("device", "backend")}
-    # A server may come back at another port.
-    decides["backend"] = {k: v for k, v in facts["backend"].items() if k != "address"}
-    known = {**identity, **decides, "settings": settings_json(settings)}
+    # A server may come back at another port, a run on another device.
+    decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in ("address", "device")}
+    known = {
+        **identity,
+        **decides,
+        "settings": settings_json(settings),
+        "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
+        "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
+        "materials": materials_identity(settings),
+    }
     if reads_text(settings):
         known["text"] = inputs_identity([SourceSpec(text)])
-    log, finished = open_folder(output.out, known)
-    return Stores(stack.enter_context(log), finished, samples), identity
+    begin(output.out, known)
+    stack.enter_context(locked(output.out))
+    log = stack.enter_context(PredictionLog(output.out / PREDICTIONS))
+    return Stores(log, FinishedResults(output.out / FINISHED), samples), identity
+
+
+def materials_identity(settings: Settings) -> dict[str, Any]:
+    """Digests of what the user's paths hold, and of what else decides results without being a setting."""
+    from importlib.metadata import version
+
+    from ropewalk.evaluation.identity import model_digest, path_digest
+    from ropewalk.evaluation.retention import harness_installed
+    from ropewalk.evaluation.settings import HARNESS_SUITES
+
+    given = settings.materials
+    paths = {"essays": given.essays, "harness_tasks": given.harness_tasks, **dict(given.harness)}
+    paths |= {
+        name: Path(value) for name, value in (("squad", given.squad), ("hotpotqa", given.hotpotqa)) if value
+    }
+    found: dict[str, Any] = {
+        name: path_digest(path.expanduser())
+        for name, path in paths.items()
+        if path is not None and path.expanduser().exists()
+    }
+    if settings.evaluator is not None:
+        found["evaluator"] = model_digest(settings.evaluator)
+    if {*HARNESS_SUITES, "lm_eval"} & set(settings.suites) and harness_installed():
+        found["lm_eval"] = version("lm_eval")
+    return found
 
 
 def default_samples_folder() -> Path:

@@ -13,7 +13,8 @@ import numpy as np
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.predictions import Prediction
-from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
+from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
+from ropewalk.evaluation.ruler.tasks import EMBEDDED
 from ropewalk.evaluation.statistics import Interval, bootstrap_interval, mean_interval, wilson_interval
 
 OVERALL = "overall"
@@ -32,6 +33,7 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
     first = predictions[0]
     low, high = wilson_interval(sum(each.score for each in predictions), len(predictions))
     tokens = [each.prompt_tokens for each in predictions]
+    over = sum(each.fill > 1 for each in predictions)
     return TaskResult(
         suite=first.suite,
         task=first.task,
@@ -39,12 +41,15 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
         n=len(predictions),
         score=100 * sum(each.score for each in predictions) / len(predictions),
         ci95=(100 * low, 100 * high),
+        # Only NVIDIA's own samples can: its scripts count neither BOS nor chat template.
+        reason=f"{over} prompts pass the length with their room for the answer" if over else None,
         details={
             "prompt_tokens": [min(tokens), max(tokens)],
             "least_fill": min(each.fill for each in predictions),
             "bos_count": sorted({each.bos_count for each in predictions}),
             "cut_off": sum(each.finished is False for each in predictions),
             SAMPLES: digest([each.prompt_sha256 for each in predictions]),
+            "over_length": over,
             "empty": sum(not each.prediction.strip() for each in predictions),
             **details,
         },
@@ -65,7 +70,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
     """
     by_length: dict[int, list[TaskResult]] = defaultdict(list)
     for result in results:
-        if result.length is not None:
+        if result.length is not None and result.task not in EMBEDDED:
             by_length[result.length].append(result)
     found = []
     for length, group in sorted(by_length.items()):
@@ -178,10 +183,15 @@ def effective_length(
 def effective_lengths(
     results: Iterable[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
 ) -> list[EffectiveLength]:
-    """The effective length by every task that was measured in percent at a length, RULER by its overall score."""
+    """The effective length by every task that was measured in percent at a length.
+
+    RULER goes by its overall score if it has one.
+    """
     groups: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
+    results = list(results)
+    has_overall = any(result.suite == "ruler" and result.task == OVERALL for result in results)
     for result in results:
-        by_overall = result.suite != "ruler" or result.task == OVERALL
+        by_overall = result.suite != "ruler" or result.task == OVERALL or not has_overall
         if result.unit == "percent" and result.length is not None and by_overall:
             groups[result.suite, result.task].append(result)
     found = (effective_length(group, threshold) for group in groups.values())
@@ -230,6 +240,9 @@ def _mean(by_name: Mapping[str, TaskResult], seed: int) -> TaskResult:
         name, reason = next(iter(failed.items()))
         told = reason if len(failed) == len(by_name) else f"checkpoint {name}: {reason}"
         return TaskResult.not_run(first.suite, first.task, first.length, told or "", first.unit)
+    if len(by_name) > 1 and first.details.get("evaluator") == ITSELF:
+        told = "each checkpoint chose its own key tokens; give all the same --evaluator"
+        return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
     others = [name for name, r in by_name.items() if r.details.get("tasks") != first.details.get("tasks")]
     if others:
         # An overall score over other tasks is another quantity.
@@ -245,12 +258,15 @@ def _mean(by_name: Mapping[str, TaskResult], seed: int) -> TaskResult:
     }
     samples, interval = _mean_samples(list(by_name.values()), mean, seed)
     kept = {k: v for k, v in first.details.items() if all(r.details.get(k) == v for r in by_name.values())}
+    remarks = dict.fromkeys(result.reason for result in by_name.values() if result.reason)
     return replace(
         first,
+        reason="; ".join(remarks) or None,
         score=mean,
         ci95=interval,
         details={
             **kept,
+            **_mean_details(list(by_name.values())),
             "checkpoints": [
                 {"name": name, "score": result.score if math.isfinite(result.score) else None}
                 for name, result in by_name.items()
@@ -271,6 +287,28 @@ def _refuse_other_samples(by_name: Mapping[str, TaskResult]) -> None:
                 f"checkpoint {name} has {first.suite} {first.task} on other samples or position bins than the first; "
                 "a mean is over the same ones"
             )
+
+
+def _mean_details(results: Sequence[TaskResult]) -> dict[str, Any]:
+    """Figures that stand beside the score: by depth, and the published average of sliding windows."""
+    found: dict[str, Any] = {}
+    depths = [result.details.get("depths") for result in results]
+    if all(isinstance(each, list) for each in depths):
+        found["depths"] = [_mean_depth(same) for same in zip(*depths, strict=True)]
+    for key in ("published", "tokens_right"):
+        values = [result.details[key] for result in results if result.details.get(key) is not None]
+        if len(values) == len(results):
+            found[key] = float(np.mean(values))
+    ends = [result.details.get("published_ci95") or [None] for result in results]
+    if not any(None in each for each in ends):
+        found["published_ci95"] = np.mean(np.array(ends, dtype=np.float64), axis=0).tolist()
+    return found
+
+
+def _mean_depth(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    score, n = float(np.mean([each["score"] for each in same])), same[0]["n"]
+    low, high = wilson_interval(score / 100 * n, n)
+    return {"depth": same[0]["depth"], "n": n, "score": score, "ci95": [100 * low, 100 * high]}
 
 
 def _mean_samples(

@@ -87,4 +87,6 @@ def _request(encoder: PromptEncoder, sample: Sample) -> Request:
             f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens with {prompt.bos_count} BOS "
             f"and was made with {sample.prompt_tokens} and {sample.bos_count}: another tokenizer made it"
         )
-    return Request(prompt.input_ids, sample.max_new_tokens, sample.length)
+    # Upstream counts neither BOS nor template: its prompts may pass the length by as much.
+    room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
+    return Request(prompt.input_ids, sample.max_new_tokens, room)

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import SAMPLES, TaskResult, Unit
+from ropewalk.evaluation.results import ITSELF, SAMPLES, TaskResult, Unit
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 
 RESAMPLES = 10_000
 LEVEL = 0.05
+PROTOCOL = ("stride", "most_windows", "rows", "evaluator", "short_context", "step", "alpha", "beta")
+"""Details that decide what was scored and after how much context."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ def _deltas(a: TaskResult, b: TaskResult) -> _Stratum | str:
         return "the results do not say what was asked"
     if asked != b.details.get(SAMPLES):
         return "not the same samples: prompts, text or tokenizer differ"
+    if a.details.get("evaluator") == b.details.get("evaluator") == ITSELF:
+        return "each chose its own key tokens; give both the same --evaluator"
+    for key in PROTOCOL:
+        if a.details.get(key) != b.details.get(key):
+            return f"not measured alike: {key} is {a.details.get(key)} in A and {b.details.get(key)} in B"
     in_a, in_b = ({sample["index"]: sample for sample in result.samples} for result in (a, b))
     if set(in_a) != set(in_b):
         return f"not the same samples: {len(in_a)} in A, {len(in_b)} in B"

@@ -10,7 +10,7 @@ from ropewalk.errors import RopewalkError
 
 
 def model_digest(path_or_id: str) -> str | None:
-    """SHA-256 over a checkpoint's config.json and safetensors files, by their names and contents.
+    """SHA-256 over a checkpoint's configs and safetensors files, by their names and contents.
 
     Args:
         path_or_id: a folder, or a hub id whose files lie in the local cache.
@@ -27,11 +27,25 @@ def model_digest(path_or_id: str) -> str | None:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         return None
-    files = [*folder.glob("config.json"), *weights]
+    # The generation config names the tokens that end an answer.
+    files = [*folder.glob("config.json"), *folder.glob("generation_config.json"), *weights]
     try:
         return digest([[path.name, _sha256(path)] for path in files])
     except OSError as error:
         raise RopewalkError(f"cannot read {folder}: {error.strerror or error}") from error
+
+
+def path_digest(path: Path) -> str:
+    """SHA-256 over a file, or over all files of a folder with their names.
+
+    Raises:
+        RopewalkError: if something cannot be read.
+    """
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    try:
+        return digest([[each.relative_to(path).as_posix(), _sha256(each)] for each in files])
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _folder(path_or_id: str) -> Path | None:

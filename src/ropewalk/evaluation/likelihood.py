@@ -43,7 +43,11 @@ def check_texts(
                 )
     for length in settings.lengths_of("longppl") if "longppl" in chosen else ():
         check_long_perplexity(
-            documents, tokenizer.bos_token_id, length, settings.short_context, _step(settings)
+            documents[: settings.rows],
+            tokenizer.bos_token_id,
+            length,
+            settings.short_context,
+            _step(settings),
         )
 
 
@@ -71,8 +75,18 @@ def likelihood_result(
         return _by_position(subject, settings, documents, length, progress)
     else:
         found = _sliding(subject, settings, documents, length, task == "truncated", progress)
-    read = digest([[int(each) for each in document] for document in documents])
+    # Only what was read: other documents behind it make no difference.
+    most = _most_read(settings, task, length)
+    read = digest([document[:most].tolist() for document in documents[: settings.rows]])
     return replace(found, details={**found.details, SAMPLES: read})
+
+
+def _most_read(settings: Settings, task: str, length: int) -> int | None:
+    """Tokens of a document that a task reads at most."""
+    if task == "sliding":
+        windows = settings.most_windows
+        return None if windows is None else length + (windows - 1) * settings.stride
+    return length
 
 
 def _rows(tokenizer: Any, settings: Settings, documents: Sequence[Ids], length: int) -> EvaluationRows:
@@ -146,7 +160,7 @@ def _longppl(
         long_perplexity(
             subject.model,
             subject.head,
-            documents,
+            documents[: settings.rows],
             subject.tokenizer.bos_token_id,
             length,
             settings.short_context,

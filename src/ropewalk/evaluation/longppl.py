@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.perplexity import check_prefill_chunk, exp_nats
-from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.results import ITSELF, TaskResult
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.sliding import Window, finite, read_windows
@@ -31,7 +31,6 @@ SHORT_CONTEXT = 4096
 STEP = 1024
 ALPHA = 2.0
 BETA = -2.0
-ITSELF = "the model itself"
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ class PromptEncoder:
         rendered = [self._rendered(text, prefix) for text, prefix in pieces]
         head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
         with _all_cores():
-            found = self._backend().encode_batch_fast(rendered, add_special_tokens=False)
+            found = self.backend().encode_batch_fast(rendered, add_special_tokens=False)
         return [head + len(each) for each in found]
 
     def count(self, text: str, answer_prefix: str = "") -> int:
@@ -94,7 +94,7 @@ class PromptEncoder:
         if missing:
             raise RopewalkError(f"the tokenizer has no tokens for {missing!r}, which the prompts are made of")
 
-    def _backend(self) -> Any:
+    def backend(self) -> Any:
         """The tokenizer's backend; a copy of one that was saved to truncate or pad, as some are."""
         backend = self.tokenizer.backend_tokenizer
         if backend.truncation is None and backend.padding is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,8 @@ from ropewalk.evaluation.aggregate import (
     task_result,
     weighted_averages,
 )
-from ropewalk.evaluation.finished import FinishedResults
 from ropewalk.evaluation.needle import depth_details
-from ropewalk.evaluation.predictions import Prediction, PredictionLog, read_predictions
+from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.files import write_json
 
@@ -28,8 +30,8 @@ RESULTS = "results.json"
 FORMAT = 1
 
 
-def open_folder(out: Path, identity: Mapping[str, Any]) -> tuple[PredictionLog, FinishedResults]:
-    """Begin an evaluation in a folder, or go on with it.
+def begin(out: Path, identity: Mapping[str, Any]) -> None:
+    """Begin an evaluation in a folder, or see that it goes on with the same one.
 
     Args:
         out: the folder; made if need be.
@@ -55,7 +57,23 @@ def open_folder(out: Path, identity: Mapping[str, Any]) -> tuple[PredictionLog, 
         raise RopewalkError(f"{out} is not empty and holds no evaluation; give another --out")
     else:
         write_json(saved, wanted)
-    return PredictionLog(out / PREDICTIONS), FinishedResults(out / FINISHED)
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep a folder that was begun for this process, as long as the context is open.
+
+    Raises:
+        RopewalkError: if another process has it.
+    """
+    with (out / RUN).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RopewalkError(
+                f"another process is writing to {out}; wait until it is done, or give another --out"
+            ) from error
+        yield
 
 
 def summarise(results: Sequence[TaskResult], threshold: float) -> dict[str, Any]:
@@ -126,12 +144,12 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
         )
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
     more = depth_details(ordered) if result.suite == "needle" else {}
-    again = task_result(ordered, {**result.details, **more})
+    again = task_result(ordered, {})
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
             f"the predictions of {result.task} at {result.length} tokens are of other samples"
         )
-    return again
+    return replace(again, details={**result.details, **again.details, **more})
 
 
 def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:

@@ -13,6 +13,9 @@ from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 Status = Literal["ok", "not run"]
 Unit = Literal["percent", "perplexity"]
 
+ITSELF = "the model itself"
+"""What chose LongPPL's key tokens, where the user named no evaluator."""
+
 SAMPLES = "samples_sha256"
 """Key in a result's details: a digest of what was asked, equal for two results on the same samples."""
 

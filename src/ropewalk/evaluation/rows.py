@@ -120,7 +120,8 @@ def take_documents(documents: Iterable[Ids], length: int, limit: int) -> list[Id
     long = tokens = 0
     for document in documents:
         taken.append(document)
-        tokens += len(document)
+        # More than a row of a document is of no use to reach the limit: a few books are not many documents.
+        tokens += min(len(document), length)
         long += len(document) >= length
         if long >= limit or tokens >= MOST_TOKENS_FACTOR * limit * length:
             break

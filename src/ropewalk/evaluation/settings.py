@@ -125,6 +125,10 @@ def check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if value < least:
             raise RopewalkError(f"{name.replace('_', ' ')} must be {least} or more, got {value}")
+    for suite in settings.suites:
+        lengths = settings.lengths_of(suite)
+        if len(set(lengths)) < len(lengths):
+            raise RopewalkError(f"each length can be given once, got {', '.join(map(str, lengths))}")
     if not 0 <= settings.threshold <= 100:
         raise RopewalkError(f"the threshold is a percentage from 0 to 100, got {settings.threshold:g}")
     if settings.compat not in ("none", "nvidia"):

@@ -25,6 +25,7 @@ from ropewalk.evaluation.settings import (
     GENERATED_SUITES,
     LIKELIHOOD_SUITES,
     Settings,
+    check_names,
     check_settings,
 )
 from ropewalk.evaluation.subject import Subject
@@ -128,7 +129,11 @@ def check(subject: Subject, settings: Settings, documents: Sequence[Ids] | None 
     check_lengths(tasks, encoder, settings.samples, settings.seed)
     if subject.model is not None and documents is not None:
         check_texts(subject, settings, chosen, documents)
-    for suite in set(chosen) & {"short", "longbench", "lm_eval"}:
+    harness = [name for suite, names in chosen.items() if suite in HARNESS for name in names]
+    for name in settings.materials.harness:
+        if not any(_concerns(name, task) for task in harness):
+            check_names("task in --lm-eval-data", [name], harness or ["no task of lm_eval"])
+    for suite in set(chosen) & HARNESS:
         check_retention(_retention_settings(settings, suite, tuple(chosen[suite]), subject.batch_size))
 
 
@@ -143,6 +148,14 @@ def check_stated(subject: Subject, longest: int, settings: Settings) -> None:
         )
 
 
+HARNESS = {"short", "longbench", "lm_eval"}
+
+
+def _concerns(name: str, task: str) -> bool:
+    """Whether data under a name are of a task, of its group, or of a part of it."""
+    return name.startswith(task) or task.startswith(name)
+
+
 def _retention_settings(
     settings: Settings, suite: str, tasks: tuple[str, ...], batch_size: int
 ) -> RetentionSettings:
@@ -150,7 +163,7 @@ def _retention_settings(
     own = {
         name: path
         for name, path in settings.materials.harness.items()
-        if any(name.startswith(task) or task.startswith(name) for task in tasks)
+        if any(_concerns(name, task) for task in tasks)
     }
     return RetentionSettings(
         suite=suite,
@@ -258,7 +271,7 @@ class _Run:
             for r in self.stores.finished.known.values()
             if (r.suite, r.details.get("asked")) == (suite, task)
         ]
-        if known:
+        if known and len(known) == known[0].details["parts"]:
             return known
         progress = self.progress
         found = retention(
@@ -267,9 +280,11 @@ class _Run:
             _retention_settings(self.settings, suite, (task,), self.subject.batch_size),
             None if progress is None else lambda name, done, total: progress(f"{suite} {name}", done, total),
         )
-        found = [replace(result, details={**result.details, "asked": task}) for result in found]
-        for result in found:
-            if result.status == "ok":
+        told = {"asked": task, "parts": len(found)}
+        found = [replace(result, details={**result.details, **told}) for result in found]
+        # All or none: a part is not the whole, and what was not run may run the next time.
+        if all(result.status == "ok" for result in found):
+            for result in found:
                 self.stores.finished.add(result)
         return found
 

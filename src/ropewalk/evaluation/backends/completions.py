@@ -41,6 +41,7 @@ class Completion:
     text: str
     new_tokens: int | None
     finished: bool | None
+    prompt_tokens: int | None = None
 
 
 def read_completion(body: bytes) -> Completion:
@@ -59,12 +60,18 @@ def read_completion(body: bytes) -> Completion:
     if reason in _BROKEN_OFF:
         raise FaultError(f"the server broke an answer off ({reason})")
     usage = value.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = _whole(usage, "completion_tokens")
     return Completion(
         _whole_characters(text),
-        tokens if type(tokens) is int else None,
+        tokens,
         _FINISHED.get(reason) if isinstance(reason, str) else None,
+        _whole(usage, "prompt_tokens"),
     )
+
+
+def _whole(usage: object, key: str) -> int | None:
+    value = usage.get(key) if isinstance(usage, dict) else None
+    return value if type(value) is int else None
 
 
 def read_models(body: bytes) -> list[str]:

@@ -208,13 +208,36 @@ class ServerBackend:
     def _completion(self, client: Any, request: Request, stop: threading.Event) -> Completion:
         for attempt in range(self.retries + 1):
             try:
-                return read_completion(self._asked(client, request))
+                return self._complete(request, read_completion(self._asked(client, request)))
             except FaultError as error:
                 fault = error
             wait = min(self.backoff * 2**attempt, LONGEST_BACKOFF) if fault.wait is None else fault.wait
             if attempt == self.retries or stop.wait(wait):
                 break
         raise fault
+
+    def _complete(self, request: Request, said: Completion) -> Completion:
+        """A prompt that was cut, or an answer that found no room, is no answer of the model's.
+
+        Raises:
+            RefusalError: if the server says so.
+        """
+        asked, read = len(request.input_ids), said.prompt_tokens
+        # Zero is no count; text without our BOS may be one token less.
+        if read and read < asked - (self.send == "text"):
+            raise RefusalError(
+                f"it read {read} of a prompt's {asked} tokens: serve the model with a longer context"
+            )
+        if (
+            said.finished is False
+            and said.new_tokens is not None
+            and said.new_tokens < request.max_new_tokens
+        ):
+            raise RefusalError(
+                f"it ended an answer after {said.new_tokens} of {request.max_new_tokens} tokens for want of room: "
+                "serve the model with a longer context"
+            )
+        return said
 
     def _asked(self, client: Any, request: Request) -> bytes:
         prompt = list(request.input_ids) if self.send == "ids" else self._text(request.input_ids)

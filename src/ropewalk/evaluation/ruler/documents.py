@@ -123,7 +123,7 @@ def document_sizes(encoder: PromptEncoder, documents: Sequence[str]) -> Sizes:
     def sizes(indices: Sequence[int]) -> list[int]:
         texts = [documents[index] for index in indices]
         unknown = [text for text in dict.fromkeys(texts) if text not in known]
-        read = encoder.tokenizer.backend_tokenizer.encode_batch_fast(
+        read = encoder.backend().encode_batch_fast(
             [HEADING + text + AFTER for text in unknown], add_special_tokens=False
         )
         known.update((text, len(found)) for text, found in zip(unknown, read, strict=True))

@@ -1,0 +1,70 @@
+"""The folder of an evaluation: what would make another result is another evaluation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.identity import path_digest
+from ropewalk.evaluation.record import RUN, begin, locked, read_record
+
+
+def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) -> None:
+    begin(tmp_path / "new", {"seed": 0, "materials": {"essays": "a"}})
+    begin(tmp_path / "new", {"materials": {"essays": "a"}, "seed": 0})
+    with pytest.raises(RopewalkError, match="differs in materials, seed; give another --out"):
+        begin(tmp_path / "new", {"seed": 1, "materials": {"essays": "b"}})
+    assert json.loads((tmp_path / "new" / RUN).read_text())["seed"] == 0
+
+
+def test_foreign_folder_and_file_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RopewalkError, match="is not empty and holds no evaluation"):
+        begin(tmp_path, {})
+    with pytest.raises(RopewalkError, match="is a file"):
+        begin(tmp_path / "thesis.txt", {})
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    begin(tmp_path, {})
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from ropewalk.errors import RopewalkError\n"
+        "from ropewalk.evaluation.record import locked\n"
+        "try:\n    with locked(Path(sys.argv[1])): print('mine')\n"
+        "except RopewalkError as error: print(error)\n"
+    )
+
+    def other() -> str:
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    with locked(tmp_path):
+        assert "another process is writing" in other()
+    assert other() == "mine\n"
+
+
+def test_digest_of_a_path_is_of_names_and_contents(tmp_path: Path) -> None:
+    file, folder = tmp_path / "a.txt", tmp_path / "folder"
+    file.write_text("one")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "b.txt").write_text("one")
+    first = path_digest(file), path_digest(folder)
+    assert first[0] != first[1]
+    file.write_text("two")
+    (folder / "deep" / "b.txt").rename(folder / "deep" / "c.txt")
+    assert path_digest(file) != first[0]
+    assert path_digest(folder) != first[1]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"no": "results"}', '{"results": [7]}', '{"results": 7}'])
+def test_what_is_no_record_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(RopewalkError, match=r"results\.json|result is an object"):
+        read_record(tmp_path)
