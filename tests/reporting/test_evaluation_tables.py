@@ -285,7 +285,7 @@ def test_comparison_of_real_results() -> None:
 
     def result(right: int) -> TaskResult:
         samples = tuple({"index": n, "score": 100.0 * (n < right)} for n in range(50))
-        return replace(scored("passkey", "passkey", 4096, right, 50), samples=samples)
+        return replace(scored("passkey", "passkey", 4096, right, 50, samples_sha256="7"), samples=samples)
 
     table = comparison_table(compare([result(10)], [result(40)]), ("base", "longer"))
     assert table.title == "longer less base in percentage points, paired by sample, with 95 % interval"

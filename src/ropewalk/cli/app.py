@@ -72,7 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         if not error.format_message():  # a group without a command: typer has printed its help
             return 2
-        return _fail(f"{error.format_message()} (see ropewalk --help)", 2)
+        context = getattr(error, "ctx", None)
+        command = " ".join(context.command_path.split()) if context is not None else "ropewalk"
+        return _fail(f"{error.format_message()} (see {command} --help)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -289,6 +289,19 @@ def evaluate_command(
         raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out is not None and out.exists() and not out.is_dir():
         raise RopewalkError(f"{out} is a file; --out names a folder")
+    if samples_dir is not None and samples_dir.exists() and not samples_dir.is_dir():
+        raise RopewalkError(f"{samples_dir} is a file; --samples-dir names a folder")
+    for option, value, needed in (
+        ("--lm-eval-tasks", lm_eval_tasks, "lm_eval"),
+        ("--lines", lines, "longeval"),
+        ("--evaluator", evaluator, "longppl"),
+    ):
+        if value is not None and needed not in settings.suites:
+            raise RopewalkError(
+                f"{option} {value} has no effect without the suite {needed}; add it to --suite"
+            )
+    if essays is not None and not essays.expanduser().exists():
+        raise RopewalkError(f"--essays names {essays}, which does not exist")
     if average and server is not None:
         raise RopewalkError(
             "--average measures checkpoints one after the other; a server holds one: leave one out"

@@ -27,11 +27,22 @@ def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output)
         if number:
             results().print()
         print_whole(table.rich())
-    told = [*effective_sentences(record["summary"])]
+    told = findings(record, found)
     if told:
         results().print("\n" + "\n".join(told), soft_wrap=True, markup=False)
     if output.out is not None:
         results().print(f"\n{output.out / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:
+    """What the results amount to, a line each, and whether lengths are beyond what the model was made for."""
+    beyond = {r.length: r.details["max_position_embeddings"] for r in found if r.details.get("beyond_config")}
+    told = [*effective_sentences(record["summary"])]
+    if beyond:
+        lengths = ", ".join(f"{length:,}" for length in sorted(length for length in beyond if length))
+        stated = next(iter(beyond.values()))
+        told.append(f"Beyond the config's max_position_embeddings of {stated:,}: {lengths} tokens")
+    return told
 
 
 def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -87,8 +98,7 @@ def write(
         write_json(out / known["name"] / "results.json", _plain(own))
     name = Path(str(record["model"])).name
     figures = list(draw(out, name, found, record["settings"]["threshold"]))
-    findings = [*effective_sentences(record["summary"])]
-    shown = {**record, "findings": ". ".join(findings) or None}
+    shown = {**record, "findings": ". ".join(findings(record, found)) or None}
     write_evaluation_report(out, shown, found, figures, examples(out, found))
     # Last, so that where it stands the others do.
     write_json(out / "results.json", _plain(record))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ropewalk.cli.output import notes
 from ropewalk.cli.text import documents_of
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import Stores, Subject
@@ -99,6 +99,8 @@ def measure(
         own = zip(identities, found.values(), strict=True) if last is not None else ()
         write(output.out, record, results, list(own))
     show(record, results, output)
+    if all(result.status != "ok" for result in results):
+        raise RunFailure(f"nothing could be run: {results[0].reason}")
 
 
 def reads_text(settings: Settings) -> bool:
@@ -169,6 +171,8 @@ def _one(
 
     if serving is None:
         read_config(path)
+    if settings.evaluator is not None:
+        read_config(settings.evaluator)
     tokenizer = load_tokenizer(path)
     documents = None
     if reads_text(settings) and serving is None:
@@ -274,7 +278,8 @@ def _stores(
     known = {
         **identity,
         **decides,
-        "settings": settings_json(settings),
+        # The threshold decides what is said of the results, and no result.
+        "settings": {key: value for key, value in settings_json(settings).items() if key != "threshold"},
         "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
         "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
         "materials": materials_identity(settings),

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.predictions import append_line
 from ropewalk.evaluation.results import TaskResult
 
@@ -48,7 +48,7 @@ class FinishedResults:
         """Write one line.
 
         Raises:
-            RopewalkError: if it cannot be written; the lines before it stay.
+            RunFailure: if it cannot be written; the lines before it stay.
         """
         if self.path is None:
             self._keep(result)
@@ -58,7 +58,7 @@ class FinishedResults:
             with self.path.open("ab", buffering=0) as file:
                 append_line(file, json.dumps(result.to_json()) + "\n")
         except OSError as error:
-            raise RopewalkError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise RunFailure(f"cannot write {self.path}: {error.strerror or error}") from error
         self._keep(result)
 
     def _keep(self, result: TaskResult) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
@@ -134,7 +134,7 @@ class PredictionLog:
         """Write one line.
 
         Raises:
-            RopewalkError: if it cannot be written; the lines before it stay.
+            RunFailure: if it cannot be written; the lines before it stay.
         """
         if prediction.key in self.known:
             raise RopewalkError(f"{prediction.task}, sample {prediction.index}, was answered twice")
@@ -146,7 +146,7 @@ class PredictionLog:
                     self._file = self.path.open("ab", buffering=0)
                 append_line(self._file, line)
             except OSError as error:
-                raise RopewalkError(
+                raise RunFailure(
                     f"cannot write {self.path}: {error.strerror or error}; the answers before are kept, and the same "
                     "command goes on from them"
                 ) from error

@@ -14,6 +14,9 @@ from ropewalk.errors import RopewalkError
 FIRST_PROBE = 16
 """Units of the first trial, from which the tokens of a unit are estimated."""
 
+DATE = "26 Jul 2024"
+"""Llama 3's templates write today's date, and would make other prompts tomorrow; this is their own default."""
+
 ALPHABET = string.ascii_letters + string.digits + " .,:;?!'()<>_=-"
 """Characters of the benchmarks' templates, keys and values."""
 
@@ -109,7 +112,9 @@ class PromptEncoder:
         if not self.chat:
             return text + answer_prefix
         turn = [{"role": "user", "content": text}]
-        opened: str = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        opened: str = self.tokenizer.apply_chat_template(
+            turn, add_generation_prompt=True, tokenize=False, date_string=DATE
+        )
         return opened + answer_prefix
 
 

@@ -47,7 +47,7 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps({"format": FORMAT, **identity}))
     if saved.is_file():
         begun = _read_json(saved)
-        changed = sorted(key for key in {*begun, *wanted} if begun.get(key) != wanted.get(key))
+        changed = _differences(begun, wanted)
         if changed:
             raise RopewalkError(
                 f"{out} holds another evaluation: it differs in {', '.join(changed[:5])}; give another --out, or the "
@@ -57,6 +57,20 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
         raise RopewalkError(f"{out} is not empty and holds no evaluation; give another --out")
     else:
         write_json(saved, wanted)
+
+
+def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The keys in which two identities differ; of the settings, each one with both values."""
+    changed = [key for key in sorted({*begun, *wanted}) if begun.get(key) != wanted.get(key)]
+    if "settings" not in changed:
+        return changed
+    there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
+    told = [
+        f"{key} ({there.get(key)} there, {asked.get(key)} asked for)"
+        for key in sorted({*there, *asked})
+        if there.get(key) != asked.get(key)
+    ]
+    return told + [key for key in changed if key != "settings"]
 
 
 @contextmanager
@@ -95,10 +109,14 @@ def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
         RopewalkError: if there is none.
     """
     path = folder / RESULTS if folder.is_dir() else folder
+    if not folder.exists():
+        raise RopewalkError(f"{folder} does not exist; name the folder of a finished evaluation")
     if not path.is_file():
         raise RopewalkError(f"{folder} holds no finished evaluation: there is no {path.name} in it")
     record = _read_json(path)
     try:
+        # What every record of an evaluation has; scoring again and comparing read them.
+        _ = record["model"], record["settings"]["threshold"]
         return record, [TaskResult.from_json(each) for each in record["results"]]
     except (KeyError, TypeError, ValueError) as error:
         raise RopewalkError(f"{path} is no result of an evaluation: {error!r} is missing or wrong") from error

@@ -21,6 +21,10 @@ HARNESS_SUITES = ("short", "longbench")
 
 SUITES = ("perplexity", *GENERATED_SUITES, "longppl", *HARNESS_SUITES, "lm_eval")
 
+LONGEST = 1 << 26
+"""Tokens. Beyond any context there is; a slip of the pen must not fill the memory."""
+MOST_DEPTHS = 1001
+
 Compat = Literal["none", "nvidia"]
 Haystack = Literal["noise", "essay", "embedded"]
 
@@ -129,6 +133,15 @@ def check_settings(settings: Settings) -> None:
         lengths = settings.lengths_of(suite)
         if len(set(lengths)) < len(lengths):
             raise RopewalkError(f"each length can be given once, got {', '.join(map(str, lengths))}")
+        for length in lengths:
+            if not 1 <= length <= LONGEST:
+                raise RopewalkError(f"a length is from 1 to {LONGEST:,} tokens, got {length:,}")
+    if settings.depths > MOST_DEPTHS:
+        raise RopewalkError(f"depths must be {MOST_DEPTHS} or fewer, got {settings.depths}")
+    if settings.seed < 0:
+        raise RopewalkError(f"the seed must be 0 or more, got {settings.seed}")
+    if settings.harness_limit is not None and settings.harness_limit < 1:
+        raise RopewalkError(f"the limit of documents must be 1 or more, got {settings.harness_limit}")
     if not 0 <= settings.threshold <= 100:
         raise RopewalkError(f"the threshold is a percentage from 0 to 100, got {settings.threshold:g}")
     if settings.compat not in ("none", "nvidia"):

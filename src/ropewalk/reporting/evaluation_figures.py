@@ -153,8 +153,9 @@ def tasks_figure(
         # The last of a column has its lengths below it, also where the row below is shorter.
         axes.tick_params(labelbottom=number + columns >= len(tasks), labelsize=8)
     figure.supylabel(PERCENT, fontsize=10, color=INK)
+    marked = trained_length if trained_length is not None and low < trained_length < high else None
     lines = [
-        *([f"Vertical line: trained length {length_text(trained_length)}."] if trained_length else []),
+        *([f"Vertical line: trained length {length_text(marked)}."] if marked is not None else []),
         *([f"Horizontal line: {threshold:g} %."] if threshold is not None else []),
     ]
     words = " ".join(

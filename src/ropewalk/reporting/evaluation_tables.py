@@ -63,6 +63,13 @@ def evaluation_tables(series: Series) -> list[ResultTable]:
     return [*tables, *checkpoint_tables(series)]
 
 
+def _title(suite: str, task: str) -> str | None:
+    """What a task by length is called; None for tasks that have no lengths to go by."""
+    if suite == "longeval" and task.startswith("lines_"):
+        return f"LongEval, records of {task.removeprefix('lines_')} lines"
+    return TITLES.get((suite, task))
+
+
 def _suite_tables(suite: str, part: Series) -> list[ResultTable]:
     if suite == "ruler":
         return ruler_tables(part)
@@ -71,7 +78,7 @@ def _suite_tables(suite: str, part: Series) -> list[ResultTable]:
     if suite == "longppl":
         return [_key_token_table(part)]
     tasks = dict.fromkeys(result.task for results in part.values() for result in results)
-    if all((suite, task) in TITLES for task in tasks):
+    if all(_title(suite, task) for task in tasks):
         return list(chain(*(_length_tables(part, suite, task) for task in tasks)))
     return [plain_table(suite, part)]
 
@@ -130,7 +137,7 @@ def _length_tables(series: Series, suite: str, task: str) -> list[ResultTable]:
         for length, results in by_length.items()
     ]
     header = ("length in tokens", "samples", *headings(list(series), "right (%)"))
-    title = f"{TITLES[suite, task]}: right answers in percent with 95 % interval"
+    title = f"{_title(suite, task)}: right answers in percent with 95 % interval"
     table = ResultTable(title, header, tuple(rows), notes=note_lines(marks))
     return [table, *depth_tables(series, suite, task)]
 
@@ -147,7 +154,7 @@ def depth_tables(series: Series, suite: str, task: str) -> list[ResultTable]:
             depth_words(depth): [_depth_cell(result, depth, marks) for result in columns.values()]
             for depth in depths
         }
-        title = f"{TITLES[suite, task]}{of_model(name, series)}, by depth: right answers in percent with 95 % interval"
+        title = f"{_title(suite, task)}{of_model(name, series)}, by depth: right answers in percent with 95 % interval"
         if rows:
             heads = _heads(columns)
             tables += grid_tables(title, "depth", rows, heads, "depth and length", note_lines(marks))
