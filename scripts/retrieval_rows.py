@@ -47,12 +47,12 @@ class Exam:
 
 @dataclass(frozen=True)
 class Stage:
-    """Until a share of the training: the longest row in tokens, and the shares of rows that are no whole exams."""
+    """Until a share of the training: the longest row in tokens, and the shares of rows that are drills."""
 
     until: float
     length: int
     copying: float
-    drill: float
+    recall: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ExamWriter:
         )
 
     def needles(
-        self, units: int, questions: int, bare: bool, haystack: Haystack = "needle", values: int = 1, queries: int = 1
+        self, units: int, questions: int, bare: bool, haystack: Haystack, values: int = 1, queries: int = 1
     ) -> Exam:
         """RULER's numbers for keys, among noise or among others of their kind."""
         count = max(questions, queries) + (units if haystack == "needle" else 0)
@@ -92,19 +92,14 @@ class ExamWriter:
         if haystack == "noise":
             lines = self._among_noise(lines, units)
         asked = []
-        for first in self.rng.sample(list(numbers), questions):
-            others = self.rng.sample([key for key in numbers if key != first], queries - 1)
-            keys = [first, *others]
+        for _ in range(questions):
+            keys = self.rng.sample(list(numbers), queries)
             text, prefix = niah_prompt("numbers", keys, values, "\0")
             header, question = text.split("\0")
             found = [value for key in keys for of, value in needles if of == key]
             asked.append(((prefix if bare else question + prefix), f" {listed_numbers(found)}"))
         context = "\n".join(lines)
         return Exam(context if bare else header + context, tuple(asked))
-
-    def key(self) -> str:
-        """A key, ``adjective-noun``."""
-        return self.rng.choice(key_names())
 
     def any(self, length: int) -> Callable[[int], Exam]:
         """A kind of exam, drawn for rows of a length: from units to an exam."""
@@ -135,7 +130,7 @@ class ExamWriter:
     def _keys(self, count: int) -> list[str]:
         found: dict[str, None] = {}
         while len(found) < count:
-            found[self.key()] = None
+            found[self.rng.choice(key_names())] = None
         return list(found)
 
     def _number(self) -> str:
@@ -171,8 +166,8 @@ class RowMaker:
         kind = self.rng.random()
         if kind < stage.copying:
             return self.copying(stage.length)
-        if kind < stage.copying + stage.drill:
-            return self.drill(self.rng.randint(stage.length // 2, stage.length))
+        if kind < stage.copying + stage.recall:
+            return self.recall(stage.length)
         return self.exam(self.rng.randint(stage.length // 2, stage.length))
 
     def exam(self, length: int) -> Row:
@@ -211,15 +206,29 @@ class RowMaker:
             weights += [0.0] * len(string) + [1.0] * len(string) * (times - 1) + [0.0]
         return ids[:length], weights[:length]
 
-    def drill(self, length: int) -> Row:
-        """Lines alone and a question about each, as many as fit."""
-        make = self.rng.choice([self.writer.lines, self.writer.needles])
-        few, more = (len(self.exam_ids(make(0, asked, True))[0]) for asked in (1, 3))
-        for asked in range(max(1, (length - few) * 2 // max(1, more - few) + 1), 0, -1):
-            ids, weights = self.exam_ids(make(0, asked, True))
-            if len(ids) <= length:
-                break
-        return ids[:length], weights[:length]
+    def recall(self, length: int) -> Row:
+        """Keys of random tokens with digits, then some of them again, often with other words between the two."""
+        key_size, value_size = self.rng.randint(1, 4), self.rng.randint(1, 5)
+        gap = self._some_ids(0, 3)
+        asked_gap = gap if self.rng.random() < 0.67 else self._some_ids(0, 6) + gap[-1:]
+        end = self._some_ids(1, 4)
+        pair_size = key_size + len(gap) + value_size + len(end)
+        asked_size = key_size + len(asked_gap) + value_size + len(end)
+        most = max(1, (length - 1) // (pair_size + asked_size))
+        pairs = [
+            (self._some_ids(key_size, key_size), self.rng.choices(self.digit_ids, k=value_size))
+            for _ in range(min(most, 16) if self.rng.random() < 0.5 else most)
+        ]
+        ids = [BOS_ID, *itertools.chain.from_iterable(key + gap + value + end for key, value in pairs)]
+        weights = [0.0] * len(ids)
+        while len(ids) + asked_size <= length or not any(weights):
+            key, value = self.rng.choice(pairs)
+            ids += key + asked_gap + value + end
+            weights += [0.0] * len(key + asked_gap) + [1.0] * len(value) + [0.0] * len(end)
+        return ids, weights
+
+    def _some_ids(self, fewest: int, most: int) -> list[int]:
+        return self.rng.choices(self.plain_ids, k=self.rng.randint(fewest, most))
 
 
 def batch_of(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:

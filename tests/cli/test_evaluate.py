@@ -120,7 +120,8 @@ def test_out_holds_results_predictions_figures_and_page(
     assert (out / "predictions.jsonl").read_bytes() == before
 
     assert run(*asked, "--seed", 1) == 2
-    assert "holds another evaluation: it differs in seed (0 there, 1 asked for); give another" in capsys.readouterr().err
+    told = "holds another evaluation: it differs in seed (0 there, 1 asked for); give another --out"
+    assert told in capsys.readouterr().err
 
     # A killed run has lost a line and a half.
     (out / "results.json").unlink()
