@@ -194,8 +194,6 @@ def train(model: LlamaForCausalLM, maker: RowMaker, steps: int, minutes: float |
             optimizer.step()
             optimizer.zero_grad()
         step, tokens = step + 1, tokens + ids.numel()
-        if step % 200 == 0:
-            model.save_pretrained("/tmp/rt/run2_snap")
         if step % 50 == 0:
             rate = tokens / (time.monotonic() - started)
             print(

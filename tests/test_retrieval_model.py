@@ -1,4 +1,4 @@
-"""The script that trains the small retrieval model: its exams are the benchweights' own prompts."""
+"""The script that trains the small retrieval model: its exams are the benchmarks' own prompts."""
 
 import importlib
 import itertools
