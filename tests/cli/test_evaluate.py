@@ -302,6 +302,24 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_in_which_nothing_ran_is_no_success(
+    run: Run, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(checkpoint, "--suite", "ruler", "--tasks", "qa_1", "--lengths", 512, "--json") == 1
+    printed = capsys.readouterr()
+    (result,) = json.loads(printed.out)["results"]
+    assert (result["status"], result["score"]) == ("not run", None)
+    assert "nothing could be run: SQuAD" in printed.err
+
+
+def test_what_is_beyond_the_config_is_said(
+    run: Run, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--suite", "passkey", "--lengths", "400,600", "--samples", 1)
+    assert run(checkpoint, *asked, "--beyond-config") == 0
+    assert "Beyond the config's max_position_embeddings of 512: 600 tokens" in capsys.readouterr().out
+
+
 def test_a_folder_with_other_things_is_refused(
     run: Run, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,11 +73,44 @@ class Form:
     metric: str
     max_new_tokens: int
 
+    def sample(self, encoder: PromptEncoder, length: int, index: int, draft: Draft, tokens: int) -> Sample:
+        """A draft of so many tokens as the sample of this number."""
+        return Sample(
+            self.suite,
+            self.task,
+            length,
+            index,
+            draft.text,
+            draft.answer_prefix,
+            draft.references,
+            self.metric,
+            self.max_new_tokens,
+            tokens,
+            encoder.bos_count(draft.text, draft.answer_prefix),
+            draft.details,
+        )
+
 
 def sample_random(seed: int, task: str, length: int, index: int) -> random.Random:
     """Random numbers of one sample: of the seed, the task, the length and its index, and of nothing else."""
     # A text as seed goes through SHA-512, the same on every machine; a tuple would be hashed differently.
     return random.Random(f"{seed}/{task}/{length}/{index}")
+
+
+def counted_samples(
+    form: Form, encoder: PromptEncoder, length: int, indices: Sequence[int], drafts: Sequence[Draft]
+) -> list[Sample]:
+    """Drafts as they are, made samples: for prompts whose units are chosen otherwise than by their number.
+
+    Args:
+        form: what the samples share.
+        encoder: counts the tokens, all at once.
+        length: tokens that prompt and answer may take together; that they do is for the caller to see.
+        indices: each sample's number.
+        drafts: as many.
+    """
+    found = zip(indices, drafts, _counts(encoder, drafts), strict=True)
+    return [form.sample(encoder, length, index, draft, tokens) for index, draft, tokens in found]
 
 
 def fitted_samples(
@@ -148,20 +181,7 @@ def _batches(
             for index in indices
         ]
         for trial, draft, tokens in _fitted(encoder, budget, length, trials, drafts):
-            yield Sample(
-                form.suite,
-                form.task,
-                length,
-                trial.index,
-                draft.text,
-                draft.answer_prefix,
-                draft.references,
-                form.metric,
-                form.max_new_tokens,
-                tokens,
-                encoder.bos_count(draft.text, draft.answer_prefix),
-                draft.details,
-            )
+            yield form.sample(encoder, length, trial.index, draft, tokens)
 
 
 def _tokens_of_a_unit(tokens_of: Callable[[int], int], least: int, budget: int) -> float:

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.counted import counted_samples
-from ropewalk.evaluation.fitting import Draft, Drafts, Form, LengthTooShort, fitted_samples, sample_random
+from ropewalk.evaluation.fitting import (
+    Draft,
+    Drafts,
+    Form,
+    LengthTooShort,
+    counted_samples,
+    fitted_samples,
+    sample_random,
+)
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.words import key_names, word_lists, words_unavailable

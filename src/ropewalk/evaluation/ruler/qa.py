@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.counted import counted_samples
 from ropewalk.evaluation.fitting import (
     BATCH_TOKENS,
     LEAST_FILL,
@@ -22,6 +21,7 @@ from ropewalk.evaluation.fitting import (
     Draft,
     Form,
     LengthTooShort,
+    counted_samples,
     sample_random,
 )
 from ropewalk.evaluation.prompt import PromptEncoder

@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.counted import counted_samples
-from ropewalk.evaluation.fitting import Draft, Form
+from ropewalk.evaluation.fitting import Draft, Form, counted_samples
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.questions import QuestionSet
 from ropewalk.evaluation.ruler.qa import QuestionTask, qa_prompt

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.counted import counted_samples
-from ropewalk.evaluation.fitting import Draft, Form
+from ropewalk.evaluation.fitting import Draft, Form, counted_samples
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.ruler import cwe, fwe, vt
 from ropewalk.evaluation.ruler.haystack import DEPTHS, hide_in_lines, hide_in_sentences
