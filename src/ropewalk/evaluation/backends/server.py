@@ -160,13 +160,14 @@ class ServerBackend:
         outcomes: SimpleQueue[Answer | Exception | None] = SimpleQueue()
         stop = threading.Event()
         client = self._client(self.timeout)
-        working = min(self.concurrency, len(requests))
-        for _ in range(working):
-            # Daemons: whoever interrupts a run does not wait for answers that nobody will read.
-            threading.Thread(
-                target=self._work, args=(client, requests, todo, outcomes, stop), daemon=True
-            ).start()
-        answered, failure = 0, None
+        # Daemons: whoever interrupts a run does not wait for answers that nobody will read.
+        threads = [
+            threading.Thread(target=self._work, args=(client, requests, todo, outcomes, stop), daemon=True)
+            for _ in range(min(self.concurrency, len(requests)))
+        ]
+        for thread in threads:
+            thread.start()
+        working, answered, failure = len(threads), 0, None
         try:
             while working:
                 outcome = outcomes.get()
@@ -179,6 +180,9 @@ class ServerBackend:
                     failure = failure or outcome
         finally:
             stop.set()
+        # Their last word is out; what nobody thought of is printed after it, and before our own message.
+        for thread in threads:
+            thread.join()
         client.close()
         if answered < len(requests):
             raise self._failed(failure, answered, len(requests)) from failure
