@@ -20,6 +20,8 @@ TABLES = (
     ("The run", "", recipe.Recipe),
     ("Data", "data.", recipe.Data),
     ("A source (a plain string is its path)", "data.sources[].", recipe.Source),
+    ("Mixture", "data.mixture.", recipe.Mixture),
+    ("Interleaved chunks", "data.interleave.", recipe.Interleave),
     ("A stage", "stages[].", recipe.Stage),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Optimiser", "optimizer.", recipe.Optimizer),

@@ -46,22 +46,20 @@ def call(*arguments: object) -> tuple[str, str]:
 
 
 def test_pack_then_stats(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
-    arguments = (corpus, "--tokenizer", tokenizer, "--context", "0.0625k", "--out", tmp_path / "out")
+    arguments = (corpus, "--tokenizer", tokenizer, "--length", "0.0625k", "--out", tmp_path / "out")
     printed, remarks = call("pack", *arguments)
     assert remarks == ""
     assert "rows of 64 tokens" in printed
     assert "empty documents passed over" in printed
-    (folder,) = (tmp_path / "out").iterdir()
-    assert printed.splitlines()[-1] == str(folder)
+    assert printed.splitlines()[-1] == str(tmp_path / "out")
     assert "nothing was done" in call("pack", *arguments)[1]
-    printed, _ = call("stats", folder)
-    assert "1 rows" in printed
-    assert call("stats", tmp_path / "out")[0] == printed
+    printed, _ = call("stats", tmp_path / "out")
+    assert "1 row" in printed
 
 
 def test_pack_prints_its_manifest_as_json(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
     options = (
-        "--context",
+        "--length",
         "16",
         "--pattern",
         "full",
@@ -79,39 +77,75 @@ def test_pack_prints_its_manifest_as_json(corpus: Path, tokenizer: str, tmp_path
     assert result["reused"] is False
     assert result["settings"]["eos"] is False
     assert result["counts"]["split"]["validation_documents"] == 1
+    assert {key: result[key] for key in ("documents", "tokens_in", "rows", "tokens_packed")} == {
+        "documents": 11,
+        "tokens_in": 110,
+        "rows": 1,
+        "tokens_packed": 16,
+    }
+    # The long document is held out; ten of two tokens are left.
+    assert (result["account"]["validation"], result["tokens_remainder"]) == (90, 4)
     assert json.loads(call(*arguments)[0]) == {**result, "reused": True}
 
 
-def test_stats_of_documents(corpus: Path, tokenizer: str) -> None:
-    printed, _ = call("stats", corpus, "--tokenizer", tokenizer, "--json")
-    result = json.loads(printed)
-    assert {name: source["documents"] for name, source in result["sources"].items()} == {
-        "corpus": 1,
-        "web": 10,
+def test_a_mixture_says_what_was_asked_and_what_came_out(
+    corpus: Path, tokenizer: str, tmp_path: Path
+) -> None:
+    options = ("--length", 8, "--shares", "web=1,corpus=0", "--tag", "word", "--interleave", "--chunk-min", 2)
+    printed, _ = call("pack", corpus, "--tokenizer", tokenizer, *options, "--out", tmp_path / "out")
+    assert "tokens of tags added, not trained on" in printed
+    assert "documents that the mixture leaves out" in printed
+    assert "web" in printed
+    result = json.loads(
+        call("pack", corpus, "--tokenizer", tokenizer, *options, "--out", tmp_path / "out", "--json")[0]
+    )
+    assert result["mixture"]["total"]["share_achieved"] == 1
+    assert set(result["sources"]) == {"web"}
+    assert result["settings"]["interleave"]["min_length"] == 2
+
+
+def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
+    arguments = ("pack", corpus, "--tokenizer", tokenizer, "--length", 8)
+    whole = json.loads(call(*arguments, "--out", tmp_path / "whole", "--json")[0])
+    parts = [tmp_path / f"part{number}" for number in range(2)]
+    printed, _ = call(*arguments, "--out", parts[0], "--shard", "0/2")
+    assert f"of {whole['rows']} rows are there" in printed
+    # So few rows lie in one file, which is the last machine's.
+    told = json.loads(call(*arguments, "--out", parts[1], "--shard", "1/2", "--json")[0])
+    assert (told["complete"], told["rows"]) == (True, whole["rows"])
+    told = json.loads(call(*arguments, "--out", parts[0], "--shard", "0/2", "--json")[0])
+    assert told == {
+        "folder": str(parts[0]),
+        "complete": False,
+        "rows": whole["rows"],
+        "rows_there": 0,
+        "missing": ["rows-00000.arrow"],
     }
-    assert result["total"]["tokens"] == 110
-    printed, _ = call("stats", corpus, "--tokenizer", tokenizer)
-    for figure in ("corpus", "90.9%", "81.8%", "64 to 127", "all"):
-        assert figure in printed
-
-
-def test_numbers_stay_whole_in_a_narrow_terminal(corpus: Path, tokenizer: str) -> None:
-    app = typer.Typer()
-    data.register(app)
-    arguments = ["data", "stats", str(corpus), "--tokenizer", tokenizer]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "75"})
-    assert "…" not in result.stdout
+    merged = json.loads(call("merge", *parts, "--out", tmp_path / "merged", "--json")[0])
+    assert {**merged, "folder": ""} == {**whole, "folder": ""}
+    for options in (("--shard", "2/2"), ("--shard", "x"), ("--shard", "1")):
+        with pytest.raises(RopewalkError, match=r"--shard takes i/n"):
+            call(*arguments, "--out", tmp_path / "no", *options)
+    with pytest.raises(RopewalkError, match=r"there is no folder"):
+        call("merge", tmp_path / "nowhere", "--out", tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--context", "12 monkeys"], "'12 monkeys' is no length"),
-        (["--context", "8", "--pattern", "causal"], "unknown pattern 'causal'; choose one of full"),
-        (["--context", "8", "--workers", "-2"], "workers must be 1 or more, got -2"),
-        (["--context", "8", "--text-field", "body"], "no text field 'body'; the fields are text, source"),
-        (["--context", "1M"], "not one row is full"),
-        (["--context", "8", "--validation-fraction", "2"], "validation fraction"),
+        (["--length", "12 monkeys"], "'12 monkeys' is no length"),
+        (["--length", "8", "--pattern", "causal"], "unknown pattern 'causal'; choose one of full"),
+        (["--length", "8", "--workers", "-2"], "workers must be 1 or more, got -2"),
+        (["--length", "8", "--text-field", "body"], "no text field 'body'; the fields are text, source"),
+        (["--length", "1M"], "not one row is full"),
+        (["--length", "8", "--validation-fraction", "2"], "validation fraction"),
+        (["--length", "8", "--weights", "web"], "--weights takes name=number"),
+        (["--length", "8", "--shares", "web=1,web=2"], "--shares names 'web' twice"),
+        (["--length", "8", "--weights", "wbe=2"], "wbe"),
+        (["--length", "8", "--length-shares", "0=1,x=2"], "'x' is no length"),
+        (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts takes 2 numbers"),
+        (["--length", "8", "--tag", "{title}"], "only {source} is known"),
+        (["--length", "8", "--max-documents", "-1"], "--max-documents must be 0 or more"),
     ],
 )
 def test_bad_input_is_told(
@@ -121,13 +155,7 @@ def test_bad_input_is_told(
         call("pack", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "out", *options)
 
 
-def test_stats_without_a_tokenizer_are_refused(corpus: Path) -> None:
-    with pytest.raises(RopewalkError, match="give --tokenizer"):
-        call("stats", corpus)
-
-
-@pytest.mark.parametrize("command", ["pack", "stats"])
+@pytest.mark.parametrize("command", ["pack", "merge", "stats", "preview"])
 def test_help_has_an_example(command: str) -> None:
     printed, _ = call(command, "--help")
     assert f"Example: ropewalk data {command}" in printed
-    assert "[:config][@split]" in printed

@@ -12,6 +12,7 @@ import zstandard
 
 from ropewalk.data import ReadingCounts, SourceSpec, read_documents
 from ropewalk.data.documents import Document
+from ropewalk.data.portions import plan_portions, refuse_duplicates
 from ropewalk.errors import RopewalkError
 from tiny_tokenizer import TEXTS
 
@@ -231,3 +232,80 @@ def test_parquet_faults_name_columns_and_rows(tmp_path: Path) -> None:
     path.write_bytes(content[:8] + b"\xff" * 20 + content[28:])
     with pytest.raises(RopewalkError, match="cannot be read as Parquet near row 0"):
         read(path, text_field="body")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (52, r"a\.parquet is damaged: its footer counts 53 rows, and 52 by row groups"),
+        (54, r"a\.parquet is damaged: its footer counts 53 rows, and 54 by row groups"),
+    ],
+)
+def test_a_footer_that_counts_other_rows_is_refused(tmp_path: Path, rows: int, message: str) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 53}), path)
+    content = path.read_bytes()
+    # Thrift writes a count as twice itself, here in one byte; one of those with 53 is the row group's.
+    for place in [place for place in range(len(content)) if content[place] == 2 * 53]:
+        path.write_bytes(content[:place] + bytes([2 * rows]) + content[place + 1 :])
+        if pyarrow.parquet.read_metadata(path).row_group(0).num_rows == rows:
+            break
+    with pytest.raises(RopewalkError, match=message):
+        read(path)
+
+
+def test_row_groups_that_end_early_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 53}), path)
+    content = path.read_bytes()
+    counts = [place for place in range(len(content)) if content[place] == 2 * 53]
+    for first, second in ((a, b) for a in counts for b in counts if a < b):
+        changed = bytearray(content)
+        changed[first] = changed[second] = 2 * 54
+        path.write_bytes(changed)
+        metadata = pyarrow.parquet.read_metadata(path)
+        if metadata.num_rows == metadata.row_group(0).num_rows == 54:
+            break
+    with pytest.raises(RopewalkError, match=r"row group 0 ends at row 53, and its footer says 54|near row 0"):
+        read(path)
+
+
+def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:
+    corpus, path = tmp_path / "corpus", tmp_path / "corpus" / "x.jsonl"
+    corpus.mkdir()
+    path.write_bytes(jsonl(["x"]))
+    link, hard = tmp_path / "link.jsonl", tmp_path / "hard.jsonl"
+    link.symlink_to(path)
+    hard.hardlink_to(path)
+    own = "to read it more often, give its source a weight"
+    for specs, message in (
+        ([path, path], rf"x\.jsonl is given twice; {own}"),
+        ([corpus, path], rf"x\.jsonl is given twice; {own}"),
+        ([path, corpus], rf"x\.jsonl is given twice; {own}"),
+        ([path, link], rf"link\.jsonl is given twice \(it is .*x\.jsonl\); {own}"),
+        ([corpus, hard], rf"hard\.jsonl is given twice \(it is .*x\.jsonl\); {own}"),
+        (["hf:a/b", "hf:a/b@train"], rf"hf:a/b@train is given twice; {own}"),
+        (["embedded:all", "embedded"], "embedded is given twice"),
+        (["embedded:validation", "embedded:all"], "embedded:all is given twice"),
+    ):
+        with pytest.raises(RopewalkError, match=message):
+            plan_portions([SourceSpec(str(each)) for each in specs])
+        with pytest.raises(RopewalkError, match=message):
+            list(read_documents([SourceSpec(str(each)) for each in specs]))
+    refuse_duplicates([SourceSpec("hf:a/b"), SourceSpec("hf:a/b@test"), SourceSpec("hf:a/b:c")])
+    refuse_duplicates([SourceSpec("embedded"), SourceSpec("embedded:validation")])
+    assert len(plan_portions([SourceSpec(str(path)), SourceSpec(str(path), text_field="n")])) == 2
+
+
+def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "lib.so.1").write_bytes(b"\x7fELF\0")
+    (tmp_path / "lib.so").symlink_to(tmp_path / "lib.so.1")
+    (tmp_path / "__init__.py").write_bytes(b"")
+    (tmp_path / "empty.py").hardlink_to(tmp_path / "__init__.py")
+    (tmp_path / "a.tar.gz").write_bytes(b"x")
+    (tmp_path / "b.tar.gz").hardlink_to(tmp_path / "a.tar.gz")
+    refuse_duplicates([SourceSpec(str(tmp_path))])
+    (tmp_path / "notes").write_bytes(b"text")
+    (tmp_path / "same").symlink_to(tmp_path / "notes")
+    with pytest.raises(RopewalkError, match=r"same is given twice \(it is .*notes\)"):
+        refuse_duplicates([SourceSpec(str(tmp_path))])

@@ -12,6 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import (
+    InterleaveSettings,
+    MixtureSettings,
     PackedRows,
     PackingSettings,
     SourceSpec,
@@ -20,11 +22,12 @@ from ropewalk.data import (
     packed_statistics,
     prepare_rows,
     read_documents,
-    special_ids,
+    tokenizer_identity,
 )
-from ropewalk.data.pack import pack, row_from_arrays
+from ropewalk.data.accounting import imbalance, token_account
 from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
+from tiny_tokenizer import make_tokenizer
 
 SETTINGS = PackingSettings(64, "anchor", "reset")
 
@@ -48,7 +51,8 @@ def prepare(
 
 
 def folders(corpus: Path) -> list[str]:
-    return sorted(path.name for path in (corpus.parent / "packed").iterdir())
+    """The folders of complete rows."""
+    return sorted(path.parent.name for path in (corpus.parent / "packed").glob("*/manifest.json"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -56,19 +60,17 @@ def test_stored_rows_are_the_packed_rows(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, workers: int
 ) -> None:
     rows = prepare(corpus, tokenizer, workers=workers)
-    documents = tokenise(read_documents([SourceSpec(str(corpus))]), tokenizer)
-    expected = list(pack(documents, SETTINGS, special_ids(tokenizer)))
-    assert len(rows) == len(expected) == len(list(rows))
-    for index, packed_row in enumerate(expected):
-        row = rows[index]
-        oracle = row_from_arrays(
-            packed_row.input_ids, packed_row.segment_lengths, packed_row.segment_documents, SETTINGS
-        )
-        assert torch.equal(row.input_ids, oracle.input_ids)
-        assert torch.equal(row.labels, oracle.labels)
-        assert torch.equal(row.layout.cu_seqlens, oracle.layout.cu_seqlens)
-        assert torch.equal(row.layout.position_ids, oracle.layout.position_ids)
-        assert rows.sources(index) == packed_row.sources
+    documents = list(tokenise(read_documents([SourceSpec(str(corpus))]), tokenizer))
+    # The pattern anchor by hand: one BOS a row, and the documents with their EOS in a stream.
+    stream = [token for d in documents for token in [*d.input_ids.tolist(), tokenizer.eos_token_id]]
+    room = SETTINGS.context - 1
+    assert len(rows) == len(stream) // room == len(list(rows))
+    owners = [d.source for d in documents for _ in range(len(d.input_ids) + 1)]
+    for index, row in enumerate(rows):
+        here = slice(index * room, (index + 1) * room)
+        assert row.input_ids.tolist() == [tokenizer.bos_token_id, *stream[here]]
+        sources = rows.sources(index)
+        assert [sources[d] for d in row.layout.document_ids.tolist()[1:]] == owners[here]
     assert torch.equal(rows[-1].input_ids, rows[len(rows) - 1].input_ids)
     with pytest.raises(IndexError):
         rows[len(rows)]
@@ -79,9 +81,7 @@ def test_manifest_tells_how_the_rows_came_to_be(corpus: Path, tokenizer: PreTrai
     manifest = json.loads((rows.folder / "manifest.json").read_text())
     packing = manifest["counts"]["packing"]
     assert packing["rows"] == len(rows)
-    assert packing["document_tokens"] + packing["bos_tokens"] + packing["eos_tokens"] == (
-        packing["row_tokens"] + packing["remainder_tokens"]
-    )
+    assert imbalance(token_account(manifest["counts"])) == (0, 0)
     assert sum(source["tokens"] for source in manifest["sources"].values()) == packing["document_tokens"]
     assert sum(source["documents"] for source in manifest["sources"].values()) == 56
     assert manifest["tokenizer"]["bos_token_id"] == tokenizer.bos_token_id
@@ -127,12 +127,18 @@ def test_anything_that_matters_makes_other_rows(corpus: Path, tokenizer: PreTrai
         {"positions": "continuous"},
         {"eos": False},
         {"long_documents": "truncate"},
+        {"tag": "{source}"},
+        {"packing": "best_fit"},
+        {"remainder": "pad"},
+        {"interleave": InterleaveSettings(4, 50)},
     ):
         calls.append(prepare(corpus, tokenizer, replace(SETTINGS, **change)))
     calls.append(prepare(corpus, tokenizer, validation=ValidationSettings(fraction=0.1)))
     cache = corpus.parent / "packed"
     calls.append(prepare_rows([SourceSpec(str(corpus), name="x")], tokenizer, SETTINGS, cache))
-    calls.append(prepare_rows([SourceSpec(str(corpus))] * 2, tokenizer, SETTINGS, cache))
+    calls.append(prepare_rows([SourceSpec(str(corpus), max_documents=50)], tokenizer, SETTINGS, cache))
+    mixture = MixtureSettings(weights={"a": 2})
+    calls.append(prepare_rows([SourceSpec(str(corpus))], tokenizer, SETTINGS, cache, mixture=mixture))
     content, stamp = corpus.read_text(), corpus.stat()
     corpus.write_text(content.replace("aaaa", "abab", 1))
     os.utime(corpus, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -150,20 +156,17 @@ def test_a_large_file_is_known_by_size_and_time(
     assert prepare(corpus, tokenizer).folder != first.folder
 
 
-def test_an_interrupted_run_leaves_nothing(
-    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_taken_up(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     def interrupt(documents: int, tokens: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         prepare(corpus, tokenizer, progress=interrupt)
     assert folders(corpus) == []
-    killed = tmp_path / "packed" / ".partial-of-a-killed-run"
-    killed.mkdir()
-    (killed / "rows.arrow").write_bytes(b"half")
+    with pytest.raises(RopewalkError, match=r"holds no packed rows"):
+        open_rows(corpus.parent / "packed")
     rows = prepare(corpus, tokenizer)
-    assert open_rows(tmp_path / "packed").folder == rows.folder
+    assert open_rows(corpus.parent / "packed").folder == rows.folder
 
 
 def test_two_runs_at_once_end_with_one_folder(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -191,7 +194,7 @@ def test_a_full_disk_is_told_by_path(corpus: Path, tokenizer: PreTrainedTokenize
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(RopewalkError, match=r"cannot write .*arrow"):
+        with pytest.raises(RopewalkError, match=r"^cannot write .*: File too large$"):
             prepare(corpus, tokenizer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -214,18 +217,25 @@ def test_impossible_places_and_corpora_are_refused(
 
 def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     rows = prepare(corpus, tokenizer)
-    table, path = rows.folder / "rows.arrow", rows.folder / "manifest.json"
+    table, path = rows.folder / "rows-00000.arrow", rows.folder / "manifest.json"
     content, manifest = table.read_bytes(), json.loads(path.read_text())
     del rows
     for damaged in (content[: len(content) // 2], content[:10], b""):
         table.unlink()
         table.write_bytes(damaged)
-        with pytest.raises(RopewalkError, match=r"rows\.arrow.*pack again"):
+        with pytest.raises(RopewalkError, match=r"rows-00000\.arrow has \d+ bytes where its manifest says"):
             prepare(corpus, tokenizer)
     table.unlink()
-    with pytest.raises(RopewalkError, match=r"cannot read .*rows\.arrow"):
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is missing"):
         prepare(corpus, tokenizer)
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    table.write_bytes(flipped)
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged: its digest"):
+        open_rows(table.parent, verify=True)
+    table.unlink()
     table.write_bytes(content)
+    open_rows(table.parent, verify=True)
     for change, message in (
         ({"format_version": 99}, "format version 99"),
         ({"counts": {}}, "is damaged"),
@@ -233,9 +243,21 @@ def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFa
     ):
         path.write_text(json.dumps(manifest | change))
         with pytest.raises(RopewalkError, match=message):
-            prepare(corpus, tokenizer)
+            open_rows(table.parent)
     with pytest.raises(RopewalkError, match="holds no packed rows"):
         open_rows(tmp_path / "nowhere")
+
+
+def test_rows_of_another_tokenizer_or_setting_are_refused(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = prepare(corpus, tokenizer)
+    open_rows(rows.folder, tokenizer=tokenizer_identity(tokenizer), settings=SETTINGS)
+    other = tokenizer_identity(make_tokenizer(bos="<begin>"))
+    with pytest.raises(RopewalkError, match=r"packed with another tokenizer .*sha256"):
+        open_rows(rows.folder, tokenizer=other)
+    with pytest.raises(RopewalkError, match=r"was packed with positions reset, not continuous"):
+        open_rows(rows.folder, settings=replace(SETTINGS, positions="continuous"))
 
 
 def test_packed_statistics_count_what_training_sees(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -14,9 +14,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.documents import Document
+from ropewalk.data.split import text_hash
 from ropewalk.data.tokenise import (
     SpecialTokens,
     TokenisedDocument,
+    encode_batches,
     load_tokenizer,
     special_ids,
     tokenise,
@@ -65,6 +67,41 @@ def test_batches_change_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
     assert same(list(tokenise(DOCUMENTS, tokenizer, batch_documents=1)), alone)
     assert same(list(tokenise(DOCUMENTS, tokenizer, batch_characters=30)), alone)
     assert list(tokenise([], tokenizer)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokenised_documents_pass_through_in_their_places(
+    tokenizer: PreTrainedTokenizerFast, workers: int
+) -> None:
+    ready = [TokenisedDocument(np.arange(n, dtype=np.int32), f"ready {n}") for n in (0, 3, 258)]
+    mixed = [ready[0], DOCUMENTS[0], ready[1], ready[2], *DOCUMENTS[1:], ready[1]]
+    result = list(tokenise(mixed, tokenizer, workers, batch_documents=2))
+    places = [0, 2, 3, len(mixed) - 1]
+    assert [result[place] for place in places] == [mixed[place] for place in places]
+    texts = [document for place, document in enumerate(result) if place not in places]
+    assert same(texts, list(tokenise(DOCUMENTS, tokenizer)))
+    assert same(list(tokenise(ready, tokenizer, batch_characters=3)), ready)
+
+
+@pytest.mark.parametrize("wrong", [-1, 258, 2**31 - 1])
+def test_ids_beyond_the_vocabulary_are_refused(tokenizer: PreTrainedTokenizerFast, wrong: int) -> None:
+    foreign = TokenisedDocument(np.array([0, 257, wrong], np.int32), "books")
+    message = rf"source 'books' holds token id {wrong}, .* vocabulary of 258 tokens has ids from 0 to 257"
+    with pytest.raises(RopewalkError, match=message):
+        list(tokenise([DOCUMENTS[0], foreign], tokenizer))
+
+
+def test_batches_carry_along_what_belongs_to_their_texts(tokenizer: PreTrainedTokenizerFast) -> None:
+    batches = [(["one", "two words"], 1), ([], 2), ([""], 3)]
+    for workers in (1, 2):
+        (first, a), (second, b), (third, c) = encode_batches(batches, tokenizer, workers)
+        assert (first, second, third) == (1, 2, 3)
+        assert [ids.tolist() for ids in a.documents()] == [
+            tokenizer(text, add_special_tokens=False).input_ids for text in batches[0][0]
+        ]
+        assert a.hashes.tolist() == [text_hash("one"), text_hash("two words")]
+        assert b.documents() == []
+        assert [ids.tolist() for ids in c.documents()] == [[]]
 
 
 def test_documents_are_read_no_further_ahead_than_the_window(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,9 +1,9 @@
-"""Arrow files through ``datasets``: written in constant memory, read through a memory map."""
+"""Arrow files of integer lists: written whole or not at all, read through a memory map."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import pyarrow
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
+from ropewalk.files import replacing
 
 INT32_LIST = pyarrow.list_(pyarrow.int32())
+INT64_LIST = pyarrow.list_(pyarrow.int64())
 STRING = pyarrow.string()
 STRING_LIST = pyarrow.list_(STRING)
-
-_BATCH_TOKENS = 1 << 20
 
 
 @contextmanager
@@ -33,61 +33,32 @@ def writing(path: Path) -> Iterator[None]:
         raise RopewalkError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-class TableWriter:
-    """Writes records of int32 lists and strings, about a million integers in memory at a time.
+def write_table(
+    path: Path, columns: Mapping[str, pyarrow.DataType], batches: Iterable[Mapping[str, Sequence[Any]]]
+) -> None:
+    """Write batches of records; the file appears when all are written.
+
+    Args:
+        path: the file; one that is there is replaced.
+        columns: the columns and their types.
+        batches: for each column its values, one a record; a batch is held in memory at a time.
 
     Raises:
-        RopewalkError: from every method, if the file cannot be written.
+        RopewalkError: if the file cannot be written.
     """
-
-    def __init__(self, path: Path, columns: dict[str, pyarrow.DataType]) -> None:
-        from datasets import Features
-        from datasets.arrow_writer import ArrowWriter
-
-        self._path = path
-        self._schema = pyarrow.schema(list(columns.items()))
-        self._columns: dict[str, list[Any]] = {name: [] for name in columns}
-        self._tokens = 0
-        self.records = 0
-        with writing(path):
-            self._file = pyarrow.OSFile(str(path), "wb")
-        self._writer = ArrowWriter(features=Features.from_arrow_schema(self._schema), stream=self._file)
-
-    def write(self, num_tokens: int, **values: Any) -> None:
-        """Add one record, which holds about ``num_tokens`` integers."""
-        for name, column in self._columns.items():
-            column.append(values[name])
-        self._tokens += num_tokens
-        self.records += 1
-        if self._tokens >= _BATCH_TOKENS:
-            self._flush()
-
-    def close(self) -> None:
-        """Write what is left; a file without a record stays without a table."""
-        self._flush()
-        with writing(self._path):
-            if self.records:
-                self._writer.finalize()
-            self._file.close()
-
-    def abandon(self) -> None:
-        """Let go of the file after a failure; what it holds does not matter any more."""
-        # The file's buffer may fail once more while it is thrown away; the first failure is the one to tell.
-        with suppress(OSError, pyarrow.ArrowException):
-            self._file.close()
-
-    def _flush(self) -> None:
-        if not any(self._columns.values()):
-            return
-        arrays = [_array(self._columns[field.name], field.type) for field in self._schema]
-        with writing(self._path):
-            self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
-        self._columns = {name: [] for name in self._columns}
-        self._tokens = 0
+    schema = pyarrow.schema(list(columns.items()))
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+        pyarrow.ipc.new_file(file, schema) as writer,
+    ):
+        for batch in batches:
+            arrays = [_array(batch[field.name], field.type) for field in schema]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
 
-def open_table(path: Path, records: int) -> Any:
-    """An Arrow file as a memory-mapped ``datasets.Dataset`` whose items are one-row Arrow tables.
+def open_table(path: Path, records: int) -> pyarrow.Table:
+    """An Arrow file as a memory-mapped table.
 
     Args:
         path: the file.
@@ -96,23 +67,21 @@ def open_table(path: Path, records: int) -> Any:
     Raises:
         RopewalkError: if it cannot be read or holds another number.
     """
-    from datasets import Dataset
-
     try:
-        dataset = Dataset.from_file(str(path), in_memory=False).with_format("arrow")
+        with pyarrow.memory_map(str(path)) as file:
+            table = pyarrow.ipc.open_file(file).read_all()
     except (OSError, pyarrow.ArrowException) as error:
-        raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
-    if len(dataset) != records:
+        raise RopewalkError(f"cannot read {path}: {error}; delete it and pack again") from error
+    if len(table) != records:
         raise RopewalkError(
-            f"{path} holds {len(dataset)} records where its manifest says {records}; delete its folder and "
-            "pack again"
+            f"{path} holds {len(table)} records where its manifest says {records}; delete it and pack again"
         )
-    return dataset
+    return table
 
 
-def int32_list(column: pyarrow.ChunkedArray) -> NDArray[np.int32]:
-    """The one list in a column of a one-row table, as a view of the memory map where Arrow allows it."""
-    ids: NDArray[np.int32] = column.chunk(0).flatten().to_numpy(zero_copy_only=False)
+def int32_list(value: Any) -> NDArray[np.int32]:
+    """One list of a column as a view of the memory map."""
+    ids: NDArray[np.int32] = value.values.to_numpy(zero_copy_only=True)
     return ids
 
 
@@ -127,10 +96,12 @@ def checked_index(index: int, length: int) -> int:
     return index % length
 
 
-def _array(values: list[Any], kind: pyarrow.DataType) -> pyarrow.Array:
-    if kind != INT32_LIST:
+def _array(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    if kind not in (INT32_LIST, INT64_LIST):
         return pyarrow.array(values, kind)
     # Lists of numpy arrays go in whole; pyarrow.array would take them apart number by number.
-    arrays = [np.asarray(value, np.int32) for value in values]
+    dtype = np.int32 if kind == INT32_LIST else np.int64
+    arrays = [np.asarray(value, dtype) for value in values]
     offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(np.concatenate(arrays)))
+    flat = np.concatenate([np.zeros(0, dtype), *arrays])
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(flat))

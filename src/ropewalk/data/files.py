@@ -1,4 +1,4 @@
-"""Files as the readers see them: kinds by suffix, folders in order, decompressed bytes, strict UTF-8."""
+"""Files as the readers see them: kinds by suffix, sources' files in order, decompressed bytes, strict UTF-8."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import zstandard
 
+from ropewalk.data.documents import SourceSpec
 from ropewalk.errors import RopewalkError
+
+HUGGING_FACE = "hf:"
+EMBEDDED = "embedded"
+
+Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed"]
+"""What a file holds by its name: JSON lines; a .json file of a folder, which is lines or a text; a Parquet
+table; a text; a text if it decodes; a compressed file of unknown content, which is not opened."""
 
 JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
 PARQUET = frozenset({".parquet"})
@@ -36,6 +44,8 @@ TEXT = PROSE | SOURCE_CODE
 SNIFFED_BYTES = 8192
 _BOM = "\ufeff"
 _CHUNK = 1 << 17
+# A chunk of a very repetitive file comes out a thousand times larger.
+_ZSTD_CHUNK = 1 << 14
 # zstd --long=31, as large corpora are compressed, needs a window of 2 GiB; smaller files allocate less.
 _MAX_ZSTD_WINDOW = 1 << 31
 
@@ -57,14 +67,91 @@ def split_suffix(path: Path) -> tuple[str, str]:
 
 
 def plain_stem(path: Path) -> str:
-    """The file's name without the suffixes of its format and compression, a folder's name whole."""
+    """The file's name without the suffixes of its format and compression, a folder's name whole.
+
+    Raises:
+        RopewalkError: if the name is not UTF-8, and so cannot name a source.
+    """
     path = path.resolve()
+    stem = path.name
     if path.is_dir():
-        return path.name or "root"
-    name = path.name
-    for suffix in reversed(split_suffix(path)):
-        name = name[: -len(suffix)] if suffix else name
-    return name or path.name
+        stem = stem or "root"
+    else:
+        for suffix in reversed(split_suffix(path)):
+            stem = stem[: -len(suffix)] if suffix else stem
+        stem = stem or path.name
+    try:
+        stem.encode()
+    except UnicodeEncodeError as error:
+        raise RopewalkError(f"the name of {os.fsencode(path)!r} is not UTF-8; rename it") from error
+    return stem
+
+
+def file_kind(path: Path, in_folder: bool) -> Kind:
+    """What a file holds, by its name.
+
+    Args:
+        path: the file.
+        in_folder: whether it was found in a folder that is read, rather than named itself.
+
+    Raises:
+        RopewalkError: if a file that was named itself has a suffix that is not read.
+    """
+    suffix, compression = split_suffix(path)
+    if suffix in JSON_LINES:
+        return "lines"
+    if suffix in PARQUET and not compression:
+        return "parquet"
+    if suffix == ".json":
+        # In a folder, a .json file is most often a configuration, and so a text like any other.
+        return "json" if in_folder and not compression else "lines"
+    if suffix in TEXT:
+        return "text"
+    if in_folder:
+        # A compressed file of unknown content (an archive, say) is not opened at all.
+        return "closed" if compression else "maybe_text"
+    if suffix or compression:
+        raise RopewalkError(
+            f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, "
+            "text and source files (each also .gz or .zst), .parquet, and folders of them"
+        )
+    return "maybe_text"
+
+
+def is_named(path: str) -> bool:
+    """Whether a source's path names a dataset of the hub or the embedded corpus, and no file."""
+    return path.startswith(HUGGING_FACE) or path == EMBEDDED or path.startswith(EMBEDDED + ":")
+
+
+def existing_path(name: str) -> Path:
+    """The path of a file or folder of the user's.
+
+    Raises:
+        RopewalkError: if there is none, or it is neither a file nor a folder.
+    """
+    try:
+        path = Path(name).expanduser()
+        there = bool(name) and path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        # A name that is too long, one with a NUL, or ~someone where there is no such user.
+        raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
+    if not there:
+        raise RopewalkError(f"there is no file or folder {name!r}")
+    if not path.is_dir() and not path.is_file():
+        raise RopewalkError(f"{name} is neither a file nor a folder")
+    return path
+
+
+def source_files(spec: SourceSpec) -> tuple[Path, ...]:
+    """The files that reading a source opens, in order; none for a dataset or the embedded corpus.
+
+    Raises:
+        RopewalkError: if the file or folder does not exist.
+    """
+    if is_named(spec.path):
+        return ()
+    path = existing_path(spec.path)
+    return list_folder(path).files if path.is_dir() else (path,)
 
 
 def list_folder(folder: Path) -> FolderListing:
@@ -101,7 +188,10 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """
     compression = split_suffix(path)[1]
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", _CHUNK) as file:
+            if compression and not os.fstat(file.fileno()).st_size:
+                # Both decompressors take it for one of no content, but even that has a header.
+                raise EOFError("the compressed file is empty")
             if compression == ".gz":
                 with gzip.open(file) as stream:
                     yield stream  # type: ignore[misc]  # a GzipFile reads as a BinaryIO
@@ -124,7 +214,7 @@ class _ZstdFrames(io.RawIOBase):
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
         self._frame = self._decompressor.decompressobj()
         self._started = False
-        self._pending = b""
+        self._pending = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -132,7 +222,7 @@ class _ZstdFrames(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while not self._pending:
             compressed = self._frame.unused_data if self._frame.eof else b""
-            compressed = compressed or self._file.read(_CHUNK)
+            compressed = compressed or self._file.read(_ZSTD_CHUNK)
             if not compressed:
                 if self._started and not self._frame.eof:
                     raise EOFError("the last zstd frame has no end")
@@ -140,7 +230,7 @@ class _ZstdFrames(io.RawIOBase):
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
             self._started = True
-            self._pending = self._frame.decompress(compressed)
+            self._pending = memoryview(self._frame.decompress(compressed))
         count = min(len(buffer), len(self._pending))
         buffer[:count] = self._pending[:count]
         self._pending = self._pending[count:]
@@ -169,18 +259,29 @@ def decode(content: bytes, path: Path, offset: int = 0) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A whole file as text, line ends as they are."""
+    """A whole file as text, line ends as they are.
+
+    Raises:
+        RopewalkError: as open_bytes and decode, and if it holds a NUL, as UTF-16 and binary files do.
+    """
     with open_bytes(path) as stream:
-        return decode(stream.read(), path)
+        content = stream.read()
+    nul = content.find(b"\0")
+    text = decode(content, path)
+    if nul >= 0:
+        raise RopewalkError(f"{path} is not text: it holds a NUL at offset {nul}; UTF-8 text has none")
+    return text
 
 
 def read_text_if_text(path: Path) -> str | None:
-    """A whole file as text, or None where its first bytes hold a NUL or it is not UTF-8 (a binary file)."""
+    """A whole file as text, or None where it holds a NUL or is not UTF-8 (a binary file)."""
     with open_bytes(path) as stream:
         head = stream.read(SNIFFED_BYTES)
         if b"\0" in head:
             return None
         content = head + stream.read()
+    if b"\0" in content:
+        return None
     try:
         return content.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ropewalk.data.documents import SourceSpec
-from ropewalk.data.readers import EMBEDDED, HUGGING_FACE, parse_hugging_face, source_files
-from ropewalk.data.records import hugging_face_identity
+from ropewalk.data.documents import Document, SourceSpec
+from ropewalk.data.files import EMBEDDED, HUGGING_FACE, is_named, source_files
+from ropewalk.data.hub import hugging_face_identity, parse_hugging_face
 from ropewalk.errors import RopewalkError
 
+if TYPE_CHECKING:
+    from ropewalk.data.embedded import Split
+
 HASHED_BYTES = 1 << 20
-"""A file up to this size is known by its content; a larger one by its place, size and time of change."""
+"""A file up to this size is known by its content; a larger one by its name, size and time of change."""
+
+EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
+
+_PIECE = 1 << 20
+_THREADS = 8
+_Result = TypeVar("_Result")
+
+FileIdentity = list[str | int]
+"""[name, SHA-256 of the content], or [name, size, time of change in ns]."""
 
 
 def digest(value: Any) -> str:
@@ -27,9 +39,11 @@ def digest(value: Any) -> str:
 def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:
     """The identity of everything that the specs read, as it is now.
 
+    Files are named as the specs name them, so machines that see a folder under one name agree.
+
     Returns:
         ``files``, how many there are, and ``sha256`` over their identities; for a dataset of the hub its
-        own cache key, for the embedded corpus the running Python.
+        own cache key, for the embedded corpus its texts.
 
     Raises:
         RopewalkError: if a file is missing or unreadable or a dataset cannot be reached.
@@ -37,23 +51,103 @@ def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:
     known: list[Any] = []
     files = 0
     for spec in specs:
-        if spec.path.startswith(HUGGING_FACE):
-            repository, config, split = parse_hugging_face(spec.path)
-            known.append([hugging_face_identity(repository, config), split])
-            continue
         paths = source_files(spec)
         files += len(paths)
-        if not paths and spec.path.split(":")[0] == EMBEDDED:
-            known.append([platform.python_implementation(), sys.version, sys.base_prefix])
-        known.append([_file_identity(path) for path in paths])
+        known.append(named_identity(spec) or file_identities(spec, paths))
     return {"files": files, "sha256": digest(known)}
 
 
-def _file_identity(path: Path) -> list[str | int]:
+def named_identity(spec: SourceSpec) -> list[str]:
+    """The identity of a dataset of the hub or the embedded corpus; empty for files.
+
+    Raises:
+        RopewalkError: if the dataset cannot be reached or the name is incomplete.
+    """
+    if spec.path.startswith(HUGGING_FACE):
+        repository, config, split = parse_hugging_face(spec.path)
+        return [repository, config or "", split, hugging_face_identity(repository, config)]
+    if not is_named(spec.path):
+        return []
+    texts = hashlib.sha256()
+    for document in embedded_corpus(spec.path):
+        texts.update(json.dumps([document.source, document.origin, document.text]).encode())
+    return [EMBEDDED, texts.hexdigest()]
+
+
+def embedded_corpus(path: str) -> list[Document]:
+    """The documents of ``embedded[:train|validation|all]``; ten megabytes at most.
+
+    Raises:
+        RopewalkError: if the split is none of the three or the library's sources cannot be read.
+    """
+    from ropewalk.data.embedded import embedded_documents
+
+    split = path.removeprefix(EMBEDDED).removeprefix(":") or "train"
+    known: Split | None = next((each for each in EMBEDDED_SPLITS if each == split), None)
+    if known is None:
+        raise RopewalkError(f"unknown split in {path!r}; choose one of {', '.join(EMBEDDED_SPLITS)}")
+    try:
+        return list(embedded_documents(known))
+    except OSError as error:
+        raise RopewalkError(f"cannot read the embedded corpus: {error}") from error
+
+
+def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentity]:
+    """The identity of each of a source's files, in order, by the name under which the spec reaches it.
+
+    Raises:
+        RopewalkError: if a file is missing or unreadable.
+    """
+    return _in_threads(_file_identity, spec, paths)
+
+
+def file_digests(specs: Sequence[SourceSpec]) -> list[dict[str, str | int]]:
+    """Digests of the content of every file that the specs read; every byte is read.
+
+    Returns:
+        ``path`` as the spec names it, ``bytes``, ``sha256``; in reading order, each file once. None for a
+        dataset of the hub or the embedded corpus.
+
+    Raises:
+        RopewalkError: if a file is missing or unreadable.
+    """
+    found: dict[str, dict[str, str | int]] = {}
+    for spec in specs:
+        for entry in _in_threads(_file_digest, spec, source_files(spec)):
+            found.setdefault(str(entry["path"]), entry)
+    return list(found.values())
+
+
+def _in_threads(
+    work: Callable[[SourceSpec, Path], _Result], spec: SourceSpec, paths: Sequence[Path]
+) -> list[_Result]:
+    # hashlib and reading let go of the interpreter's lock, so threads keep several disks or cores busy.
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(work, repeat(spec), paths))
+
+
+def _name(spec: SourceSpec, path: Path) -> str:
+    inside = path.relative_to(Path(spec.path).expanduser()).as_posix()
+    return spec.path if inside == "." else f"{spec.path.rstrip('/')}/{inside}"
+
+
+def _file_identity(spec: SourceSpec, path: Path) -> FileIdentity:
     try:
         status = path.stat()
         if status.st_size <= HASHED_BYTES:
-            return [str(path), hashlib.sha256(path.read_bytes()).hexdigest()]
+            return [_name(spec, path), hashlib.sha256(path.read_bytes()).hexdigest()]
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    return [_name(spec, path), status.st_size, status.st_mtime_ns]
+
+
+def _file_digest(spec: SourceSpec, path: Path) -> dict[str, str | int]:
+    content, length = hashlib.sha256(), 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                content.update(piece)
+                length += len(piece)
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
+    return {"path": _name(spec, path), "bytes": length, "sha256": content.hexdigest()}

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow
 
 from ropewalk.data.arrow import checked_index, int32_list, open_table
-from ropewalk.data.pack import PackedRow, PackingSettings, row_from_arrays
-from ropewalk.data.tokenise import TokenisedDocument
+from ropewalk.data.assemble import PADDING, PackedRow
+from ropewalk.data.documents import TokenisedDocument
+from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import Row
+
+if TYPE_CHECKING:
+    from ropewalk.packing import Row
 
 FORMAT = "ropewalk packed rows"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same inputs and settings would give other rows or other files."""
 
 MANIFEST = "manifest.json"
-ROWS = "rows.arrow"
 VALIDATION = "validation.arrow"
+WORK = "unfinished"
+"""Folder within the rows' folder that holds what is needed until they are complete."""
+
+_OPEN_FILES = 64
+_READ_BYTES = 1 << 20
+
+
+def rows_file(number: int) -> str:
+    """The name of one file of rows."""
+    return f"rows-{number:05d}.arrow"
 
 
 class PackedRows:
@@ -31,7 +50,7 @@ class PackedRows:
         validation: the documents that were held out.
 
     Example:
-        >>> rows = open_rows("packed/1f0c…")            # doctest: +SKIP
+        >>> rows = open_rows("packed")                  # doctest: +SKIP
         >>> rows[0].layout.total_length                 # doctest: +SKIP
         131072
     """
@@ -39,14 +58,17 @@ class PackedRows:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.settings = PackingSettings(**manifest["settings"])
-        self._table = open_table(folder / ROWS, manifest["counts"]["packing"]["rows"])
+        self.settings = PackingSettings.from_dict(manifest["settings"])
+        self._files = [(each["name"], each["rows"]) for each in manifest["row_files"]]
+        self._bounds = np.cumsum([0, *(rows for _, rows in self._files)])
+        # Mapped files are file descriptors, of which a process has few.
+        self._open: OrderedDict[int, pyarrow.Table] = OrderedDict()
         self.validation = ValidationDocuments(
             folder / VALIDATION, manifest["counts"]["split"]["validation_documents"]
         )
 
     def __len__(self) -> int:
-        return len(self._table)
+        return int(self._bounds[-1])
 
     def __getitem__(self, index: int) -> Row:
         """Row ``index``, counted from the end where negative.
@@ -54,26 +76,40 @@ class PackedRows:
         Raises:
             IndexError: if there is no such row.
         """
-        row = self.packed(index)
-        return row_from_arrays(row.input_ids, row.segment_lengths, row.segment_documents, self.settings)
+        from ropewalk.data.training_row import training_row
+
+        return training_row(self.packed(index), self.settings)
 
     def packed(self, index: int) -> PackedRow:
         """Row ``index`` as plain values, its ids a view of the memory map."""
-        record = self._table[checked_index(index, len(self))]
-        lengths, documents = (record[name][0].as_py() for name in ("segment_lengths", "segment_documents"))
-        return PackedRow(int32_list(record["input_ids"]), lengths, documents, self.sources(index))
+        index = checked_index(index, len(self))
+        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        table, row = self._table(number), index - int(self._bounds[number])
+        names = ("segment_lengths", "segment_documents", "sources", "numbers", "masked")
+        lengths, documents, sources, numbers, masked = (table[name][row].as_py() for name in names)
+        return PackedRow(int32_list(table["input_ids"][row]), lengths, documents, sources, numbers, masked)
 
     def sources(self, index: int) -> list[str]:
-        """The source of each document in row ``index``."""
-        sources: list[str] = self._table[checked_index(index, len(self))]["sources"][0].as_py()
-        return sources
+        """The source of each document in row ``index``, the padding left out."""
+        row = self.packed(index)
+        return [name for name, number in zip(row.sources, row.numbers, strict=True) if number != PADDING]
+
+    def _table(self, number: int) -> pyarrow.Table:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        name, rows = self._files[number]
+        table = self._open[number] = open_table(self.folder / name, rows)
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)
+        return table
 
 
 class ValidationDocuments:
     """The held-out documents of one folder, as a sequence of TokenisedDocument (ids without BOS or EOS)."""
 
     def __init__(self, path: Path, count: int) -> None:
-        self._table = open_table(path, count) if count else None
+        self._table = open_table(path, count)
         self._count = count
 
     def __len__(self) -> int:
@@ -81,21 +117,38 @@ class ValidationDocuments:
 
     def __getitem__(self, index: int) -> TokenisedDocument:
         index = checked_index(index, len(self))
-        assert self._table is not None
-        record = self._table[index]
-        return TokenisedDocument(int32_list(record["input_ids"]), record["source"][0].as_py())
+        return TokenisedDocument(
+            int32_list(self._table["input_ids"][index]), self._table["source"][index].as_py()
+        )
 
 
-def open_rows(folder: str | Path) -> PackedRows:
+def open_rows(
+    folder: str | Path,
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
+    settings: PackingSettings | None = None,
+    verify: bool = False,
+) -> PackedRows:
     """The packed rows in a folder that holds a manifest, or in whose one subfolder one lies.
 
+    Args:
+        folder: the folder.
+        tokenizer: refuse rows of another tokenizer than this one (``tokenizer_identity``).
+        settings: refuse rows that were packed with other settings.
+        verify: read every file and compare its digest with the manifest's.
+
     Raises:
-        RopewalkError: if the folder holds none or several, or what it holds is of another format version or
-            damaged.
+        RopewalkError: if the folder holds none or several, if what it holds is of another format version,
+            damaged or not complete, or if the tokenizer or a setting is another.
     """
     folder = Path(folder).expanduser()
     if not is_packed(folder):
         within = packed_folders(folder)
+        if (folder / WORK).is_dir():
+            raise RopewalkError(
+                f"the rows in {folder} are not complete; run the same command again, every shard of it, or merge the "
+                "parts"
+            )
         if len(within) != 1:
             found = f"{len(within)} folders of packed rows; name one" if within else "no packed rows"
             raise RopewalkError(f"{folder} holds {found}")
@@ -108,9 +161,39 @@ def open_rows(folder: str | Path) -> PackedRows:
             f"{FORMAT_VERSION}; pack again"
         )
     try:
-        return PackedRows(folder, manifest)
+        rows = PackedRows(folder, manifest)
+        _check_files(folder, manifest["row_files"], verify)
+        if tokenizer is not None:
+            _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
     except (KeyError, TypeError) as error:
         raise RopewalkError(f"{folder / MANIFEST} is damaged: {error}; pack again") from error
+    if settings is not None and settings != rows.settings:
+        raise RopewalkError(f"{folder} was packed with {difference(rows.settings, settings)}")
+    return rows
+
+
+def difference(there: PackingSettings, wanted: PackingSettings) -> str:
+    """The first setting in which two differ, in words."""
+    for name in there.__dataclass_fields__:
+        ours, theirs = getattr(wanted, name), getattr(there, name)
+        if ours != theirs:
+            return f"{name} {theirs}, not {ours}"
+    raise AssertionError("equal settings do not differ")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def file_digests(paths: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file; several at a time, since hashing leaves Python's lock."""
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(file_digest, paths))
 
 
 def is_packed(folder: Path) -> bool:
@@ -122,6 +205,31 @@ def packed_folders(folder: Path) -> list[Path]:
     """The complete folders of packed rows directly below a folder, by name."""
     found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     return [path for path in found if not path.name.startswith(".") and is_packed(path)]
+
+
+def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> None:
+    paths = [folder / each["name"] for each in files]
+    for path, each in zip(paths, files, strict=True):
+        if not path.is_file():
+            raise RopewalkError(f"{path} is missing; pack again")
+        if path.stat().st_size != each["bytes"]:
+            raise RopewalkError(
+                f"{path} has {path.stat().st_size} bytes where its manifest says {each['bytes']}; delete its folder "
+                "and pack again"
+            )
+    if verify:
+        for path, each, digest in zip(paths, files, file_digests(paths), strict=True):
+            if digest != each["sha256"]:
+                raise RopewalkError(f"{path} is damaged: its digest is not the manifest's; pack again")
+
+
+def _refuse_other_tokenizer(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, value in wanted.items():
+        if there[name] != value:
+            raise RopewalkError(
+                f"{folder} was packed with another tokenizer ({there['name_or_path']}): its {name} is "
+                f"{there[name]}, not {value}"
+            )
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:

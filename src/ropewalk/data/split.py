@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ropewalk.data.documents import Document
+import numpy as np
+from numpy.typing import NDArray
+
 from ropewalk.errors import RopewalkError
 
 _HASHES = 1 << 64
@@ -41,18 +41,19 @@ class ValidationSettings:
             )
 
 
-@dataclass
-class SplitCounts:
-    """What split_documents did; it is filled while the documents are consumed.
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and validation documents, by number.
 
     Attributes:
-        training_documents, validation_documents: documents of each side.
+        training: int64, in reading order.
+        validation: int64; by number in the order of their hashes, by fraction in reading order.
         withheld_duplicates: further copies of validation documents, kept out of both sides.
     """
 
-    training_documents: int = 0
-    validation_documents: int = 0
-    withheld_duplicates: int = 0
+    training: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    withheld_duplicates: int
 
 
 def text_hash(text: str) -> int:
@@ -60,10 +61,8 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 
 
-def split_documents(
-    documents: Iterable[Document], settings: ValidationSettings, counts: SplitCounts | None = None
-) -> Iterator[tuple[Document, bool]]:
-    """Mark each document as validation (True) or training (False).
+def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) -> Split:
+    """Choose the validation documents.
 
     Copies of one text never lie on both sides: of a validation document the first copy is kept, and the
     others are withheld. The choice depends on the texts, not on their order, so a document that was held
@@ -71,71 +70,17 @@ def split_documents(
     number).
 
     Args:
-        documents: read once. By number, the candidates are held in memory; a document that drops out of
-            them goes to training at that moment, and the validation documents come last, by hash.
+        hashes: uint64, the hash of each document's text (:func:`text_hash`), in reading order.
         settings: how many.
-        counts: filled with the numbers of each side.
     """
-    counts = SplitCounts() if counts is None else counts
-    marked = (
-        _smallest_hashes(documents, settings.documents, counts)
-        if settings.documents
-        else _below_threshold(documents, settings.fraction, counts)
-    )
-    for document, validation in marked:
-        counts.validation_documents += validation
-        counts.training_documents += not validation
-        yield document, validation
-
-
-def _below_threshold(
-    documents: Iterable[Document], fraction: float, counts: SplitCounts
-) -> Iterator[tuple[Document, bool]]:
-    threshold = int(fraction * _HASHES)
-    seen: set[int] = set()
-    for document in documents:
-        digest = text_hash(document.text) if threshold else _HASHES
-        if digest >= threshold:
-            yield document, False
-        elif digest in seen:
-            counts.withheld_duplicates += 1
-        else:
-            seen.add(digest)
-            yield document, True
-
-
-@dataclass
-class _Candidate:
-    digest: int
-    copies: list[Document] = field(default_factory=list)
-
-    def __lt__(self, other: _Candidate) -> bool:
-        """Largest hash first, so that the heap's root is the one to drop out."""
-        return self.digest > other.digest
-
-
-def _smallest_hashes(
-    documents: Iterable[Document], number: int, counts: SplitCounts
-) -> Iterator[tuple[Document, bool]]:
-    heap: list[_Candidate] = []
-    by_digest: dict[int, _Candidate] = {}
-    for document in documents:
-        digest = text_hash(document.text)
-        candidate = by_digest.get(digest)
-        if candidate is not None:
-            candidate.copies.append(document)
-            continue
-        if len(heap) == number and digest > heap[0].digest:
-            # The largest candidate only ever falls, so no later copy of this text can become one.
-            yield document, False
-            continue
-        candidate = by_digest[digest] = _Candidate(digest, [document])
-        heapq.heappush(heap, candidate)
-        if len(heap) > number:
-            dropped = heapq.heappop(heap)
-            del by_digest[dropped.digest]
-            for copy in dropped.copies:
-                yield copy, False
-    for candidate in sorted(heap, reverse=True):
-        counts.withheld_duplicates += len(candidate.copies) - 1
-        yield candidate.copies[0], True
+    numbers = np.arange(len(hashes))
+    if settings.documents:
+        texts, first = np.unique(hashes, return_index=True)
+        chosen, validation = texts[: settings.documents], first[: settings.documents]
+    else:
+        # Compared as Python's numbers would be: hash < fraction * 2**64, exactly.
+        below = numbers[hashes < np.uint64(int(settings.fraction * _HASHES))]
+        chosen, first = np.unique(hashes[below], return_index=True)
+        validation = np.sort(below[first])
+    held = np.isin(hashes, chosen)
+    return Split(numbers[~held], validation.astype(np.int64), int(held.sum()) - len(validation))

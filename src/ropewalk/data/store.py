@@ -1,49 +1,94 @@
-"""prepare_rows: from sources to packed rows on disk, once; the same inputs and settings find them again."""
+"""From sources to packed rows on disk: once, resumable, and shared between machines where they like."""
 
 from __future__ import annotations
 
 import json
-import platform
-import shutil
-import uuid
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import ropewalk
-from ropewalk.data.arrow import INT32_LIST, STRING, STRING_LIST, TableWriter, writing
-from ropewalk.data.documents import Document, SourceSpec
-from ropewalk.data.identity import digest, inputs_identity
-from ropewalk.data.pack import PackingCounts, PackingSettings, pack
-from ropewalk.data.readers import ReadingCounts, read_documents
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
+from ropewalk.data.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
+from ropewalk.data.corpus import Corpus, tokenise_portions
+from ropewalk.data.describe import description, versions
+from ropewalk.data.documents import SourceSpec
+from ropewalk.data.framing import DocumentEnds
+from ropewalk.data.identity import digest, file_digests, inputs_identity
+from ropewalk.data.mixture import MixtureSettings, mix
+from ropewalk.data.portions import Portion, plan_portions
+from ropewalk.data.publish import begin, publish_if_complete, row_files
 from ropewalk.data.rows import (
     FORMAT,
     FORMAT_VERSION,
-    MANIFEST,
-    ROWS,
     VALIDATION,
+    WORK,
     PackedRows,
     is_packed,
     open_rows,
     packed_folders,
+    rows_file,
 )
-from ropewalk.data.split import SplitCounts, ValidationSettings, split_documents
-from ropewalk.data.tokenise import (
-    Progress,
-    TokenisedDocument,
-    load_tokenizer,
-    special_ids,
-    tokenise,
-    tokenizer_identity,
-)
+from ropewalk.data.settings import PackingSettings
+from ropewalk.data.split import ValidationSettings, split_documents
+from ropewalk.data.tokenise import Progress, load_tokenizer, special_ids, tokenizer_identity
 from ropewalk.errors import RopewalkError
 
-_PARTIAL = ".partial-"
-_LIBRARIES = ("datasets", "numpy", "pyarrow", "tokenizers", "transformers")
+MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
+"""Rows are divided into about FILES files within these bounds: what machines share, and a killed run repeats."""
+
+BATCH_TOKENS = 1 << 20
+
+_COLUMNS = {
+    "input_ids": INT32_LIST,
+    "segment_lengths": INT32_LIST,
+    "segment_documents": INT32_LIST,
+    "sources": STRING_LIST,
+    "numbers": INT64_LIST,
+    "masked": INT32_LIST,
+}
+
+Writing = Callable[[int, int], None]
+"""Called with the rows that are on disk and those that there will be."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What rows are to be made, and how.
+
+    Attributes:
+        specs: the sources, in the order that their documents are read.
+        tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
+        settings: how documents become rows.
+        mixture: which documents, how often and in which order; None takes each once, as they are read.
+        validation: which documents are held out; None holds out none.
+    """
+
+    specs: Sequence[SourceSpec]
+    tokenizer: Any
+    settings: PackingSettings
+    mixture: MixtureSettings | None = None
+    validation: ValidationSettings | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one machine of several has written, where rows of the others are still missing.
+
+    Attributes:
+        folder: where the rows lie.
+        rows: rows that are there.
+        total: rows that there will be.
+        missing: files of rows that are not there yet.
+    """
+
+    folder: Path
+    rows: int
+    total: int
+    missing: tuple[str, ...]
 
 
 def prepare_rows(
@@ -54,76 +99,224 @@ def prepare_rows(
     validation: ValidationSettings | None = None,
     workers: int = 1,
     progress: Progress | None = None,
+    mixture: MixtureSettings | None = None,
 ) -> PackedRows:
-    """Read, split, tokenise and pack documents, or open the rows that the same call made before.
+    """Make packed rows, or open those that the same call made before.
 
     The rows lie in a folder below ``cache_dir`` whose name is a digest of all they depend on: the sources'
-    files, the tokenizer, the settings, the validation split and this format's version. It is written under
-    a temporary name and renamed when complete, so a killed run leaves nothing that a later one would use,
-    and processes that prepare the same rows at once end up with one folder.
+    files, the tokenizer, the settings, the mixture, the validation split and this format's version.
+    Tokenised documents are kept beside them, so that rows of another length need no tokenisation.
 
     Args:
-        specs: the sources, in the order their documents are to be packed.
-        tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        settings: how documents become rows.
+        specs, tokenizer, settings, mixture, validation: as in :class:`Job`.
         cache_dir: the folder to keep packed rows in; it is made if need be.
-        validation: which documents to hold out; None holds out none.
         workers: tokenisation processes.
         progress: called with documents and tokens so far; not at all where the rows are found.
 
     Raises:
-        RopewalkError: for bad sources or settings, for too few tokens to fill one row, if a file changed
-            while it was read, or if ``cache_dir`` cannot be written.
+        RopewalkError: as :func:`pack_rows`.
     """
-    validation = validation or ValidationSettings()
     cache = Path(cache_dir).expanduser()
-    _refuse_circles(specs, cache)
-    named = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
-    loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    settings.bos_policy(special_ids(loaded))
-    inputs = inputs_identity(specs)
-    identity = tokenizer_identity(loaded)
-    dependencies = {
+    begun = _begun(Job(specs, tokenizer, settings, mixture, validation), cache)
+    folder = cache / begun.plan["digest"]
+    rows = _pack(begun, folder, cache / "tokens", workers, (0, 1), progress, None)
+    assert isinstance(rows, PackedRows)
+    return rows
+
+
+def pack_rows(
+    job: Job,
+    folder: str | Path,
+    *,
+    tokens: str | Path | None = None,
+    workers: int = 1,
+    shard: tuple[int, int] = (0, 1),
+    progress: Progress | None = None,
+    written: Writing | None = None,
+) -> PackedRows | Part:
+    """Read, tokenise, mix and pack documents into a folder; go on where an earlier call was interrupted.
+
+    Every file appears whole. The files of a run that was killed and begun again are, byte for byte, those of
+    one that was not; so are those of several machines together, each of which writes a stretch of the rows.
+
+    Args:
+        job: what to make.
+        folder: where to; it must be new, empty, or of the same job.
+        tokens: folder of tokenised documents, kept and used by every job that reads the same; None keeps
+            them in ``folder`` until the rows are complete.
+        workers: tokenisation processes.
+        shard: (number from 0, of how many) machines; each begins with its own share of the documents. With
+            one folder of tokens they share that work, without it each does all of it.
+        progress: called with documents and tokens so far.
+        written: called with rows on disk and rows in all.
+
+    Returns:
+        The rows, or a Part where other machines' files are not there yet.
+
+    Raises:
+        RopewalkError: for bad sources or settings, for too few tokens to fill one row, if a file changed
+            while it was read, if the folder holds something else or cannot be written.
+    """
+    number, machines = shard
+    if machines < 1 or not 0 <= number < machines:
+        raise RopewalkError(
+            f"shard {number}/{machines} is none: the first of n machines is 0/n, the last n-1/n"
+        )
+    folder = Path(folder).expanduser()
+    begun = _begun(job, folder)
+    store = folder / WORK / "tokens" if tokens is None else Path(tokens).expanduser()
+    return _pack(begun, folder, store, workers, shard, progress, written)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A job with its tokenizer loaded, its sources cut into portions, and all that its rows depend on."""
+
+    job: Job
+    tokenizer: Any
+    portions: tuple[Portion, ...]
+    plan: dict[str, Any]
+
+
+def _begun(job: Job, folder: Path) -> _Begun:
+    """Check a job before anything is written."""
+    _refuse_circles(job.specs, folder)
+    tokenizer = load_tokenizer(job.tokenizer) if isinstance(job.tokenizer, str) else job.tokenizer
+    job.settings.bos_policy(special_ids(tokenizer))
+    portions = plan_portions(job.specs)
+    depends = {
         "format_version": FORMAT_VERSION,
-        "inputs": inputs,
-        "settings": asdict(settings),
-        "specs": [asdict(spec) for spec in specs],
-        "tokenizer": identity,
-        "validation": asdict(validation),
+        "inputs": inputs_identity(job.specs),
+        "settings": asdict(job.settings),
+        "mixing": None if job.mixture is None or job.mixture.as_is else asdict(job.mixture),
+        "specs": [asdict(spec) for spec in job.specs],
+        "tokenizer": tokenizer_identity(tokenizer),
+        "validation": asdict(job.validation or ValidationSettings()),
     }
-    key = digest(dependencies)[:32]
-    folder = cache / key
-    if is_packed(folder):
+    # As it will be read again: tuples are lists in JSON.
+    plan = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
+    return _Begun(job, tokenizer, portions, plan)
+
+
+def _pack(
+    begun: _Begun,
+    folder: Path,
+    tokens: Path,
+    workers: int,
+    shard: tuple[int, int],
+    progress: Progress | None,
+    written: Writing | None,
+) -> PackedRows | Part:
+    job, plan, tokenizer = begun.job, begun.plan, begun.tokenizer
+    if begin(folder, plan):
         return open_rows(folder)
-    partial = folder.with_name(f"{_PARTIAL}{key}-{uuid.uuid4().hex[:8]}")
-    with writing(partial):
-        partial.mkdir(parents=True)
     try:
-        run = _Run(specs, loaded, settings, validation, workers, progress)
-        run.write(partial)
-        if inputs_identity(specs) != inputs:
+        corpus = tokenise_portions(
+            begun.portions, tokenizer, tokens, shard=shard, workers=workers, progress=progress
+        )
+        if inputs_identity(job.specs) != plan["inputs"]:
             raise RopewalkError("a file changed while it was being packed; pack again when it is complete")
+        packed, told, validation = _planned(job, tokenizer, corpus)
+        named = job.tokenizer if isinstance(job.tokenizer, str) else tokenizer.name_or_path
         manifest = {
             "format": FORMAT,
-            "digest": key,
-            **dependencies,
-            "tokenizer": {"name_or_path": named, **identity},
-            "counts": run.counts(),
-            "sources": run.training_sources,
-            "validation_sources": run.validation_sources,
-            "versions": {
-                "ropewalk": ropewalk.__version__,
-                "python": platform.python_version(),
-                **{name: version(name) for name in _LIBRARIES},
-            },
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **plan,
+            "tokenizer": {"name_or_path": named, **plan["tokenizer"]},
+            **told,
+            "files": file_digests(job.specs),
+            "versions": versions(),
         }
-        with writing(partial / MANIFEST):
-            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        _publish(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return open_rows(folder)
+        return _write(folder, packed, corpus, validation, manifest, shard, written)
+    except (OSError, RopewalkError):
+        # Another process may have finished the same rows, and taken the unfinished ones' folder away.
+        if is_packed(folder):
+            return open_rows(folder)
+        raise
+
+
+def _planned(job: Job, tokenizer: Any, corpus: Corpus) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
+    """The plan of all rows, what the manifest says of it, and the documents that are held out."""
+    settings = job.settings
+    split = split_documents(corpus.hashes, job.validation or ValidationSettings())
+    documents, mixture = split.training, None
+    if job.mixture is not None and not job.mixture.as_is:
+        mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, job.mixture)
+        documents = documents[mixture.documents]
+    ends = DocumentEnds(
+        corpus.lengths[documents],
+        corpus.first_ids[documents],
+        corpus.last_ids[documents],
+        corpus.source_ids[documents],
+    )
+    tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources)
+    packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
+    counts = packed.counts(ends)
+    refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
+    told = description(corpus, split, mixture, documents, counts, settings.context)
+    return packed, told, split.validation
+
+
+def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray[np.int32]]:
+    """The tag of each source as token ids, without special tokens.
+
+    Raises:
+        RopewalkError: if a source's tag gives no token.
+    """
+    tags = []
+    for source in sources:
+        ids = tokenizer(tag.format(source=source), add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise RopewalkError(f"the tag {tag!r} gives no token for the source {source!r}")
+        tags.append(np.array(ids, np.int32))
+    return tags
+
+
+def _write(
+    folder: Path,
+    packed: Packed,
+    corpus: Corpus,
+    validation: NDArray[np.int64],
+    manifest: dict[str, Any],
+    shard: tuple[int, int],
+    written: Writing | None,
+) -> PackedRows | Part:
+    context, rows = packed.settings.context, packed.num_rows
+    per_file = rows_per_file(rows, context)
+    files = row_files(rows, per_file)
+    number, machines = shard
+    mine = range(len(files) * number // machines, len(files) * (number + 1) // machines)
+    if not (folder / VALIDATION).is_file():
+        held_out = [
+            {
+                "input_ids": [corpus.tokens(n) for n in validation.tolist()],
+                "source": [corpus.sources[s] for s in corpus.source_ids[validation]],
+            }
+        ]
+        write_table(folder / VALIDATION, {"input_ids": INT32_LIST, "source": STRING}, held_out)
+    for file in mine:
+        first, stop = file * per_file, min(rows, (file + 1) * per_file)
+        if not (folder / rows_file(file)).is_file():
+            write_table(folder / rows_file(file), _COLUMNS, _batches(packed, corpus, first, stop))
+        if written is not None:
+            written(stop - mine.start * per_file, min(rows, mine.stop * per_file) - mine.start * per_file)
+    missing = publish_if_complete(folder, manifest, files)
+    if not missing:
+        return open_rows(folder)
+    there = sum(count for name, count in files if name not in missing)
+    return Part(folder, there, rows, tuple(missing))
+
+
+def rows_per_file(rows: int, context: int) -> int:
+    """Rows of each file but the last, from the number of rows and their length alone."""
+    least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
+    return min(most, max(least, -(-rows // FILES)))
+
+
+def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[dict[str, list[Any]]]:
+    step = max(1, BATCH_TOKENS // packed.settings.context)
+    for begin_row in range(first, stop, step):
+        rows = assemble_rows(packed, corpus, begin_row, min(stop, begin_row + step))
+        yield {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
 
 
 def _refuse_circles(specs: Sequence[SourceSpec], cache: Path) -> None:
@@ -136,92 +329,3 @@ def _refuse_circles(specs: Sequence[SourceSpec], cache: Path) -> None:
             raise RopewalkError(f"packed rows cannot be kept in {cache}, inside the source {spec.path}")
         if is_packed(path) or packed_folders(path):
             raise RopewalkError(f"{spec.path} holds rows that are packed already, not documents")
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    """Give a complete folder its name; where another process was first, its folder holds the same rows."""
-    try:
-        partial.rename(folder)
-    except OSError as error:
-        if not is_packed(folder):
-            raise RopewalkError(f"cannot write {folder}: {error.strerror}") from error
-
-
-@dataclass
-class _Run:
-    """One pass over the documents, and what it counted."""
-
-    specs: Sequence[SourceSpec]
-    tokenizer: Any
-    settings: PackingSettings
-    validation: ValidationSettings
-    workers: int
-    progress: Progress | None
-    reading: ReadingCounts = field(default_factory=ReadingCounts)
-    split: SplitCounts = field(default_factory=SplitCounts)
-    packing: PackingCounts = field(default_factory=PackingCounts)
-    training_sources: dict[str, dict[str, int]] = field(default_factory=dict)
-    validation_sources: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> None:
-        """Write rows and validation documents; every row, document and token is counted on the way."""
-        rows = TableWriter(
-            folder / ROWS,
-            {
-                "input_ids": INT32_LIST,
-                "segment_lengths": INT32_LIST,
-                "segment_documents": INT32_LIST,
-                "sources": STRING_LIST,
-            },
-        )
-        held_out = TableWriter(folder / VALIDATION, {"input_ids": INT32_LIST, "source": STRING})
-        try:
-            special = special_ids(self.tokenizer)
-            for row in pack(self._training(held_out), self.settings, special, self.packing):
-                rows.write(
-                    self.settings.context + 2 * len(row.segment_lengths),
-                    input_ids=row.input_ids,
-                    segment_lengths=row.segment_lengths,
-                    segment_documents=row.segment_documents,
-                    sources=row.sources,
-                )
-            if rows.records == 0:
-                held = self.split.validation_documents + self.split.withheld_duplicates
-                aside = f" ({held} more are held out for validation: hold out fewer)" if held else ""
-                raise RopewalkError(
-                    f"not one row is full: {self.packing.remainder_tokens} training tokens in "
-                    f"{self.packing.documents} documents{aside}, and a row takes {self.settings.context}"
-                )
-            rows.close()
-            held_out.close()
-        finally:
-            rows.abandon()
-            held_out.abandon()
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        return {
-            "reading": asdict(self.reading),
-            "split": asdict(self.split),
-            "packing": asdict(self.packing),
-        }
-
-    def _training(self, held_out: TableWriter) -> Iterator[TokenisedDocument]:
-        marks: deque[bool] = deque()
-        documents = self._documents(marks)
-        for document in tokenise(documents, self.tokenizer, self.workers, progress=self.progress):
-            # Tokenising keeps the order, so the oldest mark is this document's.
-            validation = marks.popleft()
-            sources = self.validation_sources if validation else self.training_sources
-            totals = sources.setdefault(document.source, {"documents": 0, "tokens": 0})
-            totals["documents"] += 1
-            totals["tokens"] += len(document.input_ids)
-            if validation:
-                held_out.write(len(document.input_ids), input_ids=document.input_ids, source=document.source)
-            else:
-                yield document
-
-    def _documents(self, marks: deque[bool]) -> Iterator[Document]:
-        documents = read_documents(self.specs, self.reading)
-        for document, validation in split_documents(documents, self.validation, self.split):
-            marks.append(validation)
-            yield document

@@ -8,40 +8,55 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ropewalk.data.documents import Document
+from ropewalk.data.documents import Document, TokenisedDocument
 from ropewalk.data.embedded import resolve_model
+from ropewalk.data.split import text_hash
 from ropewalk.errors import RopewalkError
 
 Progress = Callable[[int, int], None]
 """Called with the documents and the tokens so far, after each batch."""
 
-BATCH_DOCUMENTS = 256
+BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 20
 """A batch ends at whichever comes first, so that a batch of books is no larger than one of tweets."""
 
+Carried = TypeVar("Carried")
+
 
 @dataclass(frozen=True, eq=False)
-class TokenisedDocument:
-    """A document's own tokens.
+class EncodedTexts:
+    """The tokens of a batch of texts, as arrays that cost little to send from one process to another.
 
     Attributes:
-        input_ids: int32 ``[num_tokens]``, no special token added; it may be empty.
-        source: as in Document.
+        lengths: int64 ``[texts]``, tokens of each.
+        hashes: uint64 ``[texts]``, ``text_hash`` of each.
+        input_ids: int32 ``[tokens]``, all texts one after the other, no special token added.
     """
 
+    lengths: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
     input_ids: NDArray[np.int32]
-    source: str
+
+    def documents(self) -> list[NDArray[np.int32]]:
+        """The ids of each text, as views."""
+        ends = np.cumsum(self.lengths).tolist()
+        return (
+            [self.input_ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            if ends
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
 
 
 def tokenise(
-    documents: Iterable[Document],
+    documents: Iterable[Document | TokenisedDocument],
     tokenizer: Any,
     workers: int = 1,
     batch_documents: int = BATCH_DOCUMENTS,
@@ -127,37 +142,76 @@ def tokenise(
 
     Args:
         documents: read no further ahead than the batches under way, so memory does not grow with the corpus.
+            One that is tokenised already passes through in its place.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        workers: processes; 1 tokenises in this process, and so does a corpus of a single batch. With more, a
-            script needs the usual ``if __name__ == "__main__"``, since the processes are spawned.
+        workers: processes, as in :func:`encode_batches`.
         batch_documents: most documents of a batch.
-        batch_characters: a batch ends with the document that reaches this many characters.
+        batch_characters: a batch ends with the document that reaches this many characters (for one that is
+            tokenised already: tokens).
         progress: called after each batch.
 
     Raises:
-        RopewalkError: if ``workers`` is less than 1, the tokenizer cannot be loaded, or a worker dies.
+        RopewalkError: as :func:`encode_batches` and :func:`check_ids`.
+    """
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    vocabulary = len(tokenizer)
+    num_documents = num_tokens = 0
+    batches = _batches(documents, batch_documents, batch_characters)
+    with closing(encode_batches(batches, tokenizer, workers)) as encoded:
+        for entries, batch in encoded:
+            texts = iter(batch.documents())
+            for entry in entries:
+                if isinstance(entry, TokenisedDocument):
+                    check_ids(entry, vocabulary)
+                    document = entry
+                else:
+                    document = TokenisedDocument(next(texts), entry)
+                num_tokens += len(document.input_ids)
+                yield document
+            num_documents += len(entries)
+            if progress is not None:
+                progress(num_documents, num_tokens)
+
+
+def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
+    """Refuse a document that was tokenised with a larger vocabulary than the tokenizer's.
+
+    Raises:
+        RopewalkError: naming the first id that is not from 0 to ``vocabulary - 1``.
+    """
+    ids = document.input_ids
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        raise RopewalkError(
+            f"a tokenised document of source {document.source!r} holds token id {wrong}, and the tokenizer's "
+            f"vocabulary of {vocabulary} tokens has ids from 0 to {vocabulary - 1}; it was tokenised with another"
+        )
+
+
+def encode_batches(
+    batches: Iterable[tuple[list[str], Carried]], tokenizer: Any, workers: int = 1
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
+    """Tokenise batches of texts, each with something that stays in this process and comes out beside it.
+
+    Args:
+        batches: texts and what they carry along; read no further ahead than the batches under way.
+        tokenizer: a transformers tokenizer with a fast backend.
+        workers: processes; 1 tokenises in this process, and so does a stream of a single batch. With more, a
+            script needs the usual ``if __name__ == "__main__"``, since the processes are spawned. Tokenising
+            takes 200 to 400 bytes of memory a token of the batch, so one text of 50 MB takes 5 to 7 GB.
+
+    Raises:
+        RopewalkError: if ``workers`` is less than 1, or a worker dies.
     """
     if workers < 1:
         raise RopewalkError(f"workers must be 1 or more, got {workers}")
-    state = _backend_state(load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer)
-    batches = _batches(documents, batch_documents, batch_characters)
-    first = list(islice(batches, 2))
-    batches = chain(first, batches)
+    state = _backend_state(tokenizer)
+    stream = iter(batches)
+    first = list(islice(stream, 2))
+    stream = chain(first, stream)
     # A corpus of one batch is tokenised sooner than a process starts.
     alone = workers == 1 or len(first) < 2
-    encoded = _in_process(batches, state) if alone else _in_workers(batches, state, workers)
-    num_documents = num_tokens = 0
-    for sources, lengths, flat in encoded:
-        num_documents += len(lengths)
-        num_tokens += len(flat)
-        for source, ids in zip(sources, np.split(flat, np.cumsum(lengths)[:-1]), strict=True):
-            yield TokenisedDocument(ids, source)
-        if progress is not None:
-            progress(num_documents, num_tokens)
-
-
-_Batch = tuple[list[str], list[str]]
-_Encoded = tuple[list[int], NDArray[np.int32]]
+    return _in_process(stream, state) if alone else _in_workers(stream, state, workers)
 
 
 def _backend_state(tokenizer: Any) -> str:
@@ -168,33 +222,47 @@ def _backend_state(tokenizer: Any) -> str:
     return backend.to_str()
 
 
-def _batches(documents: Iterable[Document], most: int, characters: int) -> Iterator[_Batch]:
+_Entry = str | TokenisedDocument
+"""The source of a text, or a document that needs no tokenising."""
+
+
+def _batches(
+    documents: Iterable[Document | TokenisedDocument], most: int, characters: int
+) -> Iterator[tuple[list[str], list[_Entry]]]:
     texts: list[str] = []
-    sources: list[str] = []
+    entries: list[_Entry] = []
     size = 0
     for document in documents:
-        texts.append(document.text)
-        sources.append(document.source)
-        size += len(document.text)
-        if len(texts) >= most or size >= characters:
-            yield texts, sources
-            texts, sources, size = [], [], 0
-    if texts:
-        yield texts, sources
+        if isinstance(document, TokenisedDocument):
+            entries.append(document)
+            size += len(document.input_ids)
+        else:
+            texts.append(document.text)
+            entries.append(document.source)
+            size += len(document.text)
+        if len(entries) >= most or size >= characters:
+            yield texts, entries
+            texts, entries, size = [], [], 0
+    if entries:
+        yield texts, entries
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> _Encoded:
-    """Lengths and one flat array: a worker's answer that costs little to send back."""
-    ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    lengths = [len(each) for each in ids]
-    flat = np.fromiter(chain.from_iterable(ids), np.int32, sum(lengths))
-    return lengths, flat
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> EncodedTexts:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
+    return EncodedTexts(
+        np.fromiter(map(len, ids), np.int64, len(ids)),
+        np.fromiter(map(text_hash, texts), np.uint64, len(texts)),
+        np.concatenate(ids) if ids else np.zeros(0, np.int32),
+    )
 
 
-def _in_process(batches: Iterator[_Batch], state: str) -> Iterator[tuple[list[str], list[int], NDArray[Any]]]:
+def _in_process(
+    batches: Iterator[tuple[list[str], Carried]], state: str
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     tokenizer = Tokenizer.from_str(state)
-    for texts, sources in batches:
-        yield sources, *_encode(tokenizer, texts)
+    for texts, carried in batches:
+        yield carried, _encode(tokenizer, texts)
 
 
 _worker_tokenizer: Tokenizer | None = None
@@ -205,6 +273,8 @@ def _start_worker(state: str) -> None:
     # A terminal interrupts every process of a command; the parent alone answers, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # There are as many processes as were asked for; threads inside each would only fight for the cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_tokenizer = Tokenizer.from_str(state)
 
 
@@ -216,27 +286,27 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_in_worker(texts: list[str]) -> _Encoded:
+def _encode_in_worker(texts: list[str]) -> EncodedTexts:
     assert _worker_tokenizer is not None
     return _encode(_worker_tokenizer, texts)
 
 
 def _in_workers(
-    batches: Iterator[_Batch], state: str, workers: int
-) -> Iterator[tuple[list[str], list[int], NDArray[Any]]]:
+    batches: Iterator[tuple[list[str], Carried]], state: str, workers: int
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(state,))
-    window: deque[tuple[list[str], Future[_Encoded]]] = deque()
+    window: deque[tuple[Carried, Future[EncodedTexts]]] = deque()
     try:
-        for texts, sources in batches:
-            window.append((sources, pool.submit(_encode_in_worker, texts)))
+        for texts, carried in batches:
+            window.append((carried, pool.submit(_encode_in_worker, texts)))
             if len(window) > 2 * workers:
-                sources, future = window.popleft()
-                yield sources, *future.result()
+                carried, future = window.popleft()
+                yield carried, future.result()
         while window:
-            sources, future = window.popleft()
-            yield sources, *future.result()
+            carried, future = window.popleft()
+            yield carried, future.result()
     except BrokenProcessPool as error:
         raise RopewalkError(
             "a tokenisation worker died; it may have run out of memory, or the script that started it "

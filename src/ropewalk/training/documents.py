@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data import PackedRows, SourceSpec, ValidationSettings, open_rows, prepare_rows, read_documents
+from ropewalk.data import (
+    MixtureSettings,
+    PackedRows,
+    SourceSpec,
+    ValidationSettings,
+    open_rows,
+    prepare_rows,
+    read_documents,
+    tokenizer_identity,
+)
 from ropewalk.data.identity import digest, inputs_identity
 from ropewalk.data.rows import is_packed
 from ropewalk.data.tokenise import tokenise
@@ -27,12 +36,15 @@ def all_rows(
     """The packed rows of every stage; a resumed run gets the very rows it began with, or is refused.
 
     Raises:
-        RopewalkError: if the documents have changed since and the rows are no longer there.
+        RopewalkError: if the documents have changed since and the rows are no longer there, or rows that the
+            recipe names are damaged, or of another tokenizer or stage.
     """
     saved = output / ROWS
     began = json.loads(saved.read_text(encoding="utf-8")) if resume and saved.is_file() else None
     if began is not None and began["validation_sources"] != rows_record(recipe, [])["validation_sources"]:
         raise RopewalkError(f"the validation sources have changed since the run in {output} began")
+    if recipe.data.rows:
+        return _packed_before(recipe, chosen, began)
     rows = []
     for number in range(len(recipe.stages)):
         folder = None if began is None else Path(began["rows"][number])
@@ -53,8 +65,43 @@ def rows_record(recipe: Recipe, rows: list[PackedRows]) -> dict[str, Any]:
     sources = _specs(recipe.data.validation_sources)
     return {
         "rows": [str(each.folder.resolve()) for each in rows],
+        "digests": [_rows_digest(each) for each in rows],
         "validation_sources": digest(inputs_identity(sources)) if sources else None,
     }
+
+
+def _rows_digest(rows: PackedRows) -> str:
+    return digest([rows.manifest["digest"], [each["sha256"] for each in rows.manifest["row_files"]]])
+
+
+def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -> list[PackedRows]:
+    """The folders of rows that the recipe names, one for each stage."""
+    identity = tokenizer_identity(chosen.tokenizer)
+    there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
+    rows = []
+    for number, stage in enumerate(recipe.stages):
+        wanted = (stage.context, stage.pattern, stage.positions)
+        fitting = [
+            each
+            for each in there
+            if (each.settings.context, each.settings.pattern, each.settings.positions) == wanted
+        ]
+        if len(fitting) != 1:
+            found = ", ".join(
+                f"{each.folder} ({each.settings.context}, {each.settings.pattern}, {each.settings.positions})"
+                for each in there
+            )
+            raise RopewalkError(
+                f"stage {number + 1} needs one folder of rows of {stage.context} tokens, pattern {stage.pattern}, "
+                f"positions {stage.positions}; data.rows has {len(fitting)} such: {found}"
+            )
+        rows.append(fitting[0])
+    if began is not None and began["digests"] != [_rows_digest(each) for each in rows]:
+        raise RopewalkError(
+            "the rows in data.rows are not those that the run began with; a resumed run must see the same rows: "
+            "restore them, or start again"
+        )
+    return rows
 
 
 def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Reporter) -> PackedRows:
@@ -68,6 +115,7 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
             ValidationSettings(documents=0 if data.validation_sources else data.validation_documents),
             workers=data.workers,
             progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
+            mixture=None if data.mixture is None else MixtureSettings(**data.mixture.model_dump()),
         )
     stage = recipe.stages[number]
     epochs = stage.steps * stage.rows_per_step / len(rows)
@@ -77,7 +125,7 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
 
 
 def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
-    return [SourceSpec(s.path, s.name, s.text_field, s.source_field) for s in sources]
+    return [SourceSpec(s.path, s.name, s.text_field, s.source_field, s.max_documents) for s in sources]
 
 
 def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list[Ids]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ropewalk.attention import check_engine, resolve_engine
-from ropewalk.data import PackingSettings, load_tokenizer, special_ids
+from ropewalk.data import InterleaveSettings, PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.passkey import PasskeyTask
@@ -124,6 +124,7 @@ def _current(config: Any) -> RopeMethod:
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
     # Under the pattern anchor the row's BOS is the anchor, whatever the other stages do.
     bos = "auto" if stage.pattern == "anchor" else recipe.data.bos
+    interleave = recipe.data.interleave
     return PackingSettings(
         context=stage.context,
         pattern=stage.pattern,
@@ -131,4 +132,8 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
         bos=bos,
         eos=recipe.data.eos,
         long_documents=recipe.data.long_documents,
+        tag=recipe.data.tag,
+        packing=recipe.data.packing,
+        remainder=recipe.data.remainder,
+        interleave=None if interleave is None else InterleaveSettings(**interleave.model_dump()),
     )

@@ -3,64 +3,31 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ropewalk.lengths import parse_length
+from ropewalk.training.recipe_data import Data, Interleave, Length, Mixture, Source, Strict
 
-Length = Annotated[
-    int, BeforeValidator(lambda value: parse_length(value) if isinstance(value, str) else value)
+__all__ = [
+    "Checkpoints",
+    "Data",
+    "Evaluation",
+    "Interleave",
+    "Length",
+    "Mixture",
+    "Optimizer",
+    "Precision",
+    "Recipe",
+    "Rope",
+    "Source",
+    "Stage",
 ]
-"""Tokens: 131072, or as people write it: 128k, 1M."""
 
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Source(_Strict):
-    """One place that documents come from; a plain string in the recipe is its path."""
-
-    path: str = Field(description="file, folder, hf:owner/name[:config][@split], or embedded")
-    name: str | None = Field(
-        None, description="source name of its documents; their own field or the file's stem"
-    )
-    text_field: str = Field("text", description="field that holds the text (JSONL, Parquet, hub)")
-    source_field: str | None = Field("source", description="field that names the source where there is one")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_path(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-
-class Data(_Strict):
-    """Which documents, and how they are framed."""
-
-    sources: list[Source] = Field(min_length=1, description="where the documents come from")
-    bos: Literal["auto", "document", "row", "none"] = Field(
-        "auto", description="auto: one a row for anchor (the anchor), else one a document"
-    )
-    eos: bool = Field(True, description="an EOS token ends every document")
-    long_documents: Literal["split", "truncate", "skip"] = Field(
-        "split", description="what becomes of a document longer than a row"
-    )
-    validation_documents: int = Field(
-        256, ge=0, description="documents held out of training for the evaluation before and after"
-    )
-    validation_sources: list[Source] = Field(
-        [], description="documents for the evaluation from elsewhere, in place of held-out ones"
-    )
-    workers: int = Field(1, ge=1, description="tokenisation processes")
-    cache: str | None = Field(
-        None, description="folder of packed rows; `data` in the output folder if not given"
-    )
-
-
-class Rope(_Strict):
+class Rope(Strict):
     """How a stage changes RoPE; parameters that are not given are derived, or as published.
 
     A plain string in the recipe is its method.
@@ -126,7 +93,7 @@ class Rope(_Strict):
         return self
 
 
-class Stage(_Strict):
+class Stage(Strict):
     """One stretch of training at one context length."""
 
     context: Length = Field(description="tokens of a row; the model's context after this stage")
@@ -160,7 +127,7 @@ class Stage(_Strict):
         return self
 
 
-class Optimizer(_Strict):
+class Optimizer(Strict):
     """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
 
     weight_decay: float = Field(0.1, ge=0, description="of matrices; norms and biases do not decay")
@@ -170,14 +137,14 @@ class Optimizer(_Strict):
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping by global norm")
 
 
-class Checkpoints(_Strict):
+class Checkpoints(Strict):
     every: int = Field(
         10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
     )
     keep: int = Field(5, ge=1, description="checkpoints kept, the latest ones")
 
 
-class Evaluation(_Strict):
+class Evaluation(Strict):
     """What is measured before and after."""
 
     suites: list[Literal["perplexity", "passkey"]] = Field(
@@ -190,7 +157,7 @@ class Evaluation(_Strict):
     )
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """One run of ``ropewalk extend``."""
 
     model: str = Field(description="folder in Hugging Face layout, hub id, or embedded")

@@ -1,14 +1,19 @@
 """No token is lost, repeated or moved; every row is full; the policies put exactly the tokens they name."""
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.pack import PackedRow, PackingCounts, PackingSettings, pack, row_from_arrays
-from ropewalk.data.tokenise import SpecialTokens, TokenisedDocument
+from ropewalk.data.assemble import PADDING, PackedRow, assemble_rows, pack_documents
+from ropewalk.data.documents import TokenisedDocument
+from ropewalk.data.framing import DocumentEnds, PackingCounts
+from ropewalk.data.settings import InterleaveSettings, PackingSettings
+from ropewalk.data.tokenise import SpecialTokens
+from ropewalk.data.training_row import training_row
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import IGNORED, PATTERNS, POSITIONS
 
@@ -30,11 +35,42 @@ def numbered(lengths: list[int]) -> list[TokenisedDocument]:
     ]
 
 
+class InMemory:
+    """Documents as the corpus hands them out."""
+
+    def __init__(self, documents: list[TokenisedDocument]) -> None:
+        self._documents = documents
+        self.sources = list(dict.fromkeys(document.source for document in documents))
+        ids = [document.input_ids for document in documents]
+        self.ends = DocumentEnds(
+            np.array([len(each) for each in ids], np.int64),
+            np.array([each[0] if len(each) else -1 for each in ids], np.int32),
+            np.array([each[-1] if len(each) else -1 for each in ids], np.int32),
+            np.array([self.sources.index(document.source) for document in documents], np.int32),
+        )
+
+    def tokens(self, number: int) -> np.ndarray:
+        return self._documents[number].input_ids
+
+
 def packed(
-    documents: list[TokenisedDocument], settings: PackingSettings, special: SpecialTokens = SPECIAL
+    documents: list[TokenisedDocument],
+    settings: PackingSettings,
+    special: SpecialTokens = SPECIAL,
+    tags: list[np.ndarray] | None = None,
 ) -> tuple[list[PackedRow], PackingCounts]:
-    counts = PackingCounts()
-    return list(pack(documents, settings, special, counts)), counts
+    corpus = InMemory(documents)
+    plan = pack_documents(np.arange(len(documents)), corpus.ends, corpus.sources, settings, special, tags)
+    rows = assemble_rows(plan, corpus, 0, plan.num_rows)
+    for number in range(plan.num_rows):
+        (alone,) = assemble_rows(plan, corpus, number, number + 1)
+        assert alone.input_ids.tolist() == rows[number].input_ids.tolist(), "a row is the same by itself"
+        assert alone.masked == rows[number].masked
+    counts = plan.counts(corpus.ends)
+    added = counts.bos_tokens + counts.eos_tokens + counts.tag_tokens + counts.padding_tokens
+    assert counts.document_tokens + added == counts.row_tokens + counts.remainder_tokens
+    assert counts.tokens_in == counts.document_tokens + counts.dropped_tokens + counts.own_bos_tokens
+    return rows, counts
 
 
 @st.composite
@@ -73,15 +109,12 @@ def test_rows_are_the_stream_of_documents_cut_into_pieces(
     assert contents == stream[: len(contents)]
     rest = len(stream) - len(contents)
     assert rest < context
-    assert counts.remainder_tokens == rest + (per_row and rest > 0)
+    assert counts.remainder_tokens == rest
     assert counts.document_tokens == sum(sizes)
     assert counts.rows == len(rows)
     assert counts.row_tokens == context * len(rows)
     assert counts.eos_tokens == settings.eos * sum(size > 0 for size in sizes)
     assert counts.empty_documents == sizes.count(0)
-    assert counts.document_tokens + counts.bos_tokens + counts.eos_tokens == (
-        counts.row_tokens + counts.remainder_tokens
-    )
 
 
 @given(st.data(), lengths)
@@ -122,9 +155,6 @@ def test_long_documents_leave_as_the_policy_says(
     settings = PackingSettings(**{**asdict(data.draw(settings_for(context))), "long_documents": policy})
     rows, counts = packed(numbered(sizes), settings)
     assert counts.document_tokens + counts.dropped_tokens == sum(sizes)
-    assert counts.document_tokens + counts.bos_tokens + counts.eos_tokens == (
-        counts.row_tokens + counts.remainder_tokens
-    )
     extra = (settings.bos_policy(SPECIAL) == "document") + settings.eos
     room = context - (settings.bos_policy(SPECIAL) == "row")
     assert counts.long_documents == sum(size > 0 and size + extra > room for size in sizes)
@@ -137,9 +167,7 @@ def test_rows_become_training_rows(data: st.DataObject, sized: tuple[int, list[i
     context, sizes = sized
     settings = data.draw(settings_for(context))
     for packed_row in packed(numbered(sizes), settings)[0]:
-        row = row_from_arrays(
-            packed_row.input_ids, packed_row.segment_lengths, packed_row.segment_documents, settings
-        )
+        row = training_row(packed_row, settings)
         assert row.layout.pattern == settings.pattern
         assert row.layout.anchor_length == settings.anchor_length
         assert row.input_ids.tolist() == packed_row.input_ids.tolist()
@@ -154,13 +182,21 @@ def test_a_row_of_the_anchor_pattern_by_hand() -> None:
     assert len(rows) == 1
     assert counts == PackingCounts(
         documents=3,
+        tokens_in=9,
         document_tokens=9,
-        bos_tokens=2,
+        bos_tokens=1,
         eos_tokens=3,
+        tag_tokens=0,
+        own_bos_tokens=0,
+        padding_tokens=0,
         rows=1,
         row_tokens=8,
-        remainder_tokens=6,
+        remainder_tokens=5,
+        remainder_documents=2,
         cut_documents=1,
+        empty_documents=0,
+        long_documents=0,
+        dropped_tokens=0,
     )
 
 
@@ -182,7 +218,12 @@ def test_special_tokens_that_a_document_brings_are_not_added_again(pattern: str)
     document = TokenisedDocument(np.array([BOS, 10, 11, EOS], np.int32), "a")
     rows, counts = packed([document], PackingSettings(4, pattern))
     assert rows[0].input_ids.tolist() == [BOS, 10, 11, EOS]
-    assert (counts.bos_tokens, counts.eos_tokens, counts.document_tokens) == (0, 0, 4)
+    assert (counts.bos_tokens, counts.own_bos_tokens, counts.eos_tokens, counts.document_tokens) == (
+        1,
+        1,
+        0,
+        3,
+    )
 
 
 def test_a_tokenizer_without_bos_gets_eos_as_anchor_and_no_document_bos() -> None:
@@ -195,6 +236,115 @@ def test_a_tokenizer_without_bos_gets_eos_as_anchor_and_no_document_bos() -> Non
         packed(numbered([2]), PackingSettings(4, "full", bos="document"), qwen)
     with pytest.raises(RopewalkError, match="no EOS token"):
         packed(numbered([2]), PackingSettings(4), SpecialTokens(1, None, 1))
+
+
+def test_a_tag_stands_between_bos_and_text_and_is_no_target() -> None:
+    tags = [np.array([5, 6], np.int32), np.array([7], np.int32)]
+    settings = PackingSettings(13, "intra_document", tag="{source}")
+    rows, counts = packed(numbered([3, 2]), settings, tags=tags)
+    (row,) = packed(numbered([3, 2]), replace(settings, context=12), tags=tags)[0]
+    assert row.input_ids.tolist() == [BOS, 5, 6, 10, 11, 12, EOS, BOS, 7, 13, 14, EOS]
+    assert row.masked == [1, 3, 8, 9]
+    labels = training_row(row, replace(settings, context=12)).labels.tolist()
+    assert labels == [IGNORED, IGNORED, 10, 11, 12, EOS, IGNORED, IGNORED, 13, 14, EOS, IGNORED]
+    assert rows == []
+    assert counts.tag_tokens == 3
+
+
+def test_a_tag_that_a_row_end_cuts_is_masked_in_both_rows() -> None:
+    tags = [np.array([5, 6, 7], np.int32)] * 2
+    settings = PackingSettings(4, "intra_document", bos="none", eos=False, tag="{source}")
+    rows, _ = packed(numbered([2, 3]), settings, tags=tags)
+    assert [row.input_ids.tolist() for row in rows] == [[5, 6, 7, 10], [11, 5, 6, 7]]
+    assert [row.masked for row in rows] == [[0, 3], [1, 4]]
+    rows, _ = packed(numbered([4, 4]), settings, tags=tags)
+    assert [row.input_ids.tolist() for row in rows] == [[5, 6, 7, 10], [11, 12, 13, 5], [6, 7, 14, 15]]
+    assert [row.masked for row in rows] == [[0, 3], [3, 4], [0, 2]]
+
+
+def test_padding_is_a_document_of_its_own_without_targets() -> None:
+    settings = PackingSettings(8, "anchor", remainder="pad")
+    rows, counts = packed(numbered([3, 2]), settings)
+    assert rows[0].input_ids.tolist() == [BOS, 10, 11, 12, EOS, 13, 14, EOS]
+    (row,) = packed(numbered([3]), settings)[0]
+    assert row.input_ids.tolist() == [BOS, 10, 11, 12, EOS, EOS, EOS, EOS]
+    assert (row.segment_lengths, row.sources, row.numbers) == ([4, 3], ["source 0", ""], [0, PADDING])
+    assert row.masked == [5, 8]
+    assert training_row(row, settings).labels.tolist() == [IGNORED, 11, 12, EOS] + [IGNORED] * 4
+    assert counts.padding_tokens == 0
+
+
+@given(st.data(), lengths, st.sampled_from(["split", "truncate", "skip"]))
+def test_every_option_accounts_for_every_token(
+    data: st.DataObject, sized: tuple[int, list[int]], policy: str
+) -> None:
+    context, sizes = sized
+    settings = data.draw(settings_for(context))
+    interleaved = None
+    if settings.bos != "row" or settings.pattern == "anchor":
+        interleaved = data.draw(st.sampled_from([None, InterleaveSettings(2, context, (2, 3), seed=3)]))
+    tag_length = data.draw(st.integers(0, 3)) if context > 6 else 0
+    settings = replace(
+        settings,
+        long_documents=policy,
+        packing=data.draw(st.sampled_from(["sequential", "best_fit"])),
+        remainder=data.draw(st.sampled_from(["drop", "pad"])),
+        interleave=interleaved,
+        tag="{source}" if tag_length else None,
+    )
+    framed_like = data.draw(st.booleans())
+    documents = numbered(sizes)
+    if framed_like:
+        documents = [
+            TokenisedDocument(np.array([BOS, *d.input_ids, EOS], np.int32), d.source) for d in documents
+        ]
+    tag = [np.array([3, 4, 5][:tag_length], np.int32)] * len(sizes) if tag_length else None
+    rows, counts = packed(documents, settings, tags=tag)
+    owner = {int(token): n for n, d in enumerate(numbered(sizes)) for token in d.input_ids}
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        assert len(row.input_ids) == context == settings.anchor_length + sum(row.segment_lengths)
+        training = training_row(row, settings)
+        ids = training.layout.document_ids.tolist()
+        masked = [n for a, b in zip(row.masked[::2], row.masked[1::2], strict=True) for n in range(a, b)]
+        order = training.layout.document_order.tolist()
+        for place in order:
+            token, document = int(row.input_ids[place]), ids[place]
+            if document < 0:
+                assert token == BOS
+            elif row.numbers[document] == PADDING:
+                assert place in masked
+                assert place >= context - row.segment_lengths[-1]
+            elif token > 5:
+                assert owner[token] == row.numbers[document]
+                assert place not in masked
+                found.setdefault(owner[token], []).append(token)
+            else:
+                assert (token in (3, 4, 5)) == (place in masked)
+        assert not {int(t) for t in training.labels} & {3, 4, 5}, "a tag is never a target"
+    for tokens in found.values():
+        # Best-fit may put a document's tail into a row before its beginning.
+        in_order = tokens if settings.packing == "sequential" else sorted(tokens)
+        assert in_order == list(dict.fromkeys(sorted(tokens))), "in the document's order, none twice"
+    if policy == "split" and settings.remainder == "pad":
+        assert sum(map(len, found.values())) == sum(sizes), "nothing is left out"
+        assert counts.remainder_tokens == 0
+
+
+def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
+    with pytest.raises(RopewalkError, match=r"interleaving would move it"):
+        PackingSettings(8, "full", bos="row", interleave=InterleaveSettings())
+
+
+@pytest.mark.parametrize("tag", ["{name}: ", "{source", "{}", "", "{source.x}", "{0}"])
+def test_a_tag_that_is_no_template_is_refused(tag: str) -> None:
+    with pytest.raises(RopewalkError, match=r"^the tag "):
+        PackingSettings(8, tag=tag)
+
+
+def test_settings_survive_json() -> None:
+    settings = PackingSettings(8, tag="{source}: ", interleave=InterleaveSettings(2, 5, (2,), (0.1, 0.5), 7))
+    assert PackingSettings.from_dict(json.loads(json.dumps(asdict(settings)))) == settings
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""Packing beside the bare tokenizer, and how much memory it takes from 10 MB to 1 GB of text.
+
+    python -m benchmarks.data_packing [--tokenizer MODEL] [--megabytes 128] [--memory 10,100,1000]
+
+The bound of the speed is the tokenizer itself: ``encode_batch_fast`` of texts that are in memory already, on all
+cores by its own threads, its ids not even looked at. Packing reads the same documents from a JSON lines file, checks,
+tokenises, hashes, stores and packs them, and writes rows, a manifest and digests. Both run in a process of their own,
+one after the other, several times; the ratio is of each one's best. The corpus is this Python's standard library, each
+file whole ("long documents") or cut into pieces of about 1 KB ("short documents"), repeated with a counter in front.
+
+The ratio of CPU seconds is given beside that of wall-clock seconds: on a machine that others use too it is the
+steadier. Starting the workers is part of packing.
+
+Memory is the peak resident size of the packing process; Python with the libraries that packing needs, and nothing
+packed, is given beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import write
+from ropewalk.versions import software_versions
+
+BARE = """
+import json, os, sys, time
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+from tokenizers import Tokenizer
+from ropewalk.data import load_tokenizer
+path, name = sys.argv[1:]
+tokenizer = Tokenizer.from_str(load_tokenizer(name).backend_tokenizer.to_str())
+tokenizer.no_truncation(); tokenizer.no_padding()
+texts = [json.loads(line)["text"] for line in open(path, encoding="utf-8")]
+batches, size = [[]], 0
+for text in texts:
+    batches[-1].append(text)
+    size += len(text)
+    if size > 1 << 22:
+        batches.append([])
+        size = 0
+start, cpu = time.perf_counter(), time.process_time()
+for batch in batches:
+    tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}))
+"""
+
+PACKING = """
+import json, os, resource, sys, time
+from ropewalk.data import Job, PackingSettings, SourceSpec, load_tokenizer, pack_rows
+import pyarrow, ropewalk.data.mixture, ropewalk.data.stats
+path, name, out, context, workers = sys.argv[1:]
+if __name__ == "__main__":
+    tokenizer = load_tokenizer(name)
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    cpu = lambda: sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    before, used = peak(), cpu()
+    start = time.perf_counter()
+    rows = pack_rows(
+        Job([SourceSpec(path)], tokenizer, PackingSettings(int(context))), out, workers=int(workers)
+    )
+    print(json.dumps({
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": cpu() - used,
+        "tokens": rows.manifest["counts"]["reading"]["tokens"],
+        "documents": rows.manifest["counts"]["reading"]["documents"],
+        "rows": len(rows),
+        "bytes_before": before,
+        "bytes_peak": peak(),
+    }))
+"""
+
+
+def corpus(path: Path, size: int, short: bool) -> None:
+    """Write JSON lines of about ``size`` bytes of text."""
+    written = number = 0
+    with path.open("w", encoding="utf-8") as file:
+        for text in _texts(short):
+            number += 1
+            file.write(json.dumps({"text": f"# {number}\n{text}"}) + "\n")
+            written += len(text)
+            if written >= size:
+                return
+
+
+def _texts(short: bool) -> Iterator[str]:
+    from ropewalk.data.embedded import embedded_documents
+
+    texts = [document.text for document in embedded_documents("all")]
+    if short:
+        texts = [text[start : start + 1024] for text in texts for start in range(0, len(text), 1024)]
+    while True:
+        yield from texts
+
+
+def _run(script: str, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _pack(path: Path, tokenizer: str, folder: Path, context: int, workers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        return _run(PACKING, path, tokenizer, Path(out) / "rows", context, workers)
+
+
+def speed(tokenizer: str, folder: Path, megabytes: int, rounds: int, context: int) -> list[dict[str, Any]]:
+    """Packing against the bare tokenizer, alternately."""
+    workers = os.cpu_count() or 1
+    results = []
+    for short in (False, True):
+        path = folder / "speed.jsonl"
+        corpus(path, megabytes * 10**6, short)
+        bare, packing = [], []
+        for _ in range(rounds):
+            bare.append(_run(BARE, path, tokenizer))
+            packing.append(_pack(path, tokenizer, folder, context, workers))
+            print(
+                *(
+                    f"{each['seconds']:.1f} s, {each['cpu_seconds']:.1f} s of CPU;"
+                    for each in (bare[-1], packing[-1])
+                )
+            )
+        best, bound = (min(runs, key=lambda each: each["seconds"]) for runs in (packing, bare))
+        cpu = [min(each["cpu_seconds"] for each in runs) for runs in (bare, packing)]
+        results.append(
+            {
+                "documents": "short" if short else "long",
+                "bytes": path.stat().st_size,
+                "num_documents": best["documents"],
+                "tokens": best["tokens"],
+                **{
+                    f"{name}_{key}": [each[key] for each in runs]
+                    for name, runs in (("bare", bare), ("packing", packing))
+                    for key in ("seconds", "cpu_seconds")
+                },
+                "bare_tokens_per_second": best["tokens"] / bound["seconds"],
+                "packing_tokens_per_second": best["tokens"] / best["seconds"],
+                "ratio": bound["seconds"] / best["seconds"],
+                "ratio_of_cpu_time": cpu[0] / cpu[1],
+            }
+        )
+        path.unlink()
+    return results
+
+
+def memory(tokenizer: str, folder: Path, sizes: list[int], context: int) -> list[dict[str, Any]]:
+    """Peak memory by size of the input."""
+    results = []
+    for short in (False, True):
+        for megabytes in sizes:
+            path = folder / "memory.jsonl"
+            corpus(path, megabytes * 10**6, short)
+            result = _pack(path, tokenizer, folder, context, os.cpu_count() or 1)
+            results.append({"documents_are": "short" if short else "long", "megabytes": megabytes, **result})
+            print(f"{megabytes} MB: {result['bytes_peak'] / 2**20:.0f} MiB", flush=True)
+            path.unlink()
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokenizer", default="embedded")
+    parser.add_argument("--megabytes", type=int, default=128)
+    parser.add_argument("--memory", default="10,100,1000")
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sizes = [int(size) for size in given.memory.split(",") if size]
+        result = {
+            "tokenizer": given.tokenizer,
+            "context": given.context,
+            "versions": software_versions(),
+            "bound": "the tokenizer's own speed on the same cores: ratio 1",
+            "speed": speed(given.tokenizer, folder, given.megabytes, given.rounds, given.context),
+            "memory": memory(given.tokenizer, folder, sizes, given.context),
+        }
+    write("data_packing", result, given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""``ropewalk data stats``: what documents or packed rows consist of, and how much attention they leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropewalk.cli.data_options import (
+    MaxDocumentsOption,
+    SourceFieldOption,
+    TextFieldOption,
+    WorkersOption,
+    packing_progress,
+    processes,
+    source_specs,
+)
+from ropewalk.cli.options import PlotOption, check_plot
+from ropewalk.cli.output import JsonOption, notes, print_json, print_whole, results
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.data import PackedRows
+
+DEFAULT_LENGTH = 131072
+BY_EMBEDDED = "counted with the tokenizer of the embedded checkpoint; give --tokenizer for your model's"
+
+
+def stats_command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT... | ROWS",
+            help="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
+            r"hf:owner/name\[:config]\[@split], embedded.",
+        ),
+    ],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Model or tokenizer to count documents with; the embedded checkpoint's otherwise."),
+    ] = None,
+    length: Annotated[
+        str | None,
+        typer.Option(help="Tokens of a row, to count attention on documents: 64k. 128k if not given."),
+    ] = None,
+    text_field: TextFieldOption = "text",
+    source_field: SourceFieldOption = "source",
+    max_documents: MaxDocumentsOption = 0,
+    workers: WorkersOption = 0,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count documents and tokens by source, with lengths, repeats, and what attention leaves out."""
+    from ropewalk.data.rows import open_rows
+
+    check_plot(plot)
+    folder = _rows_among(paths)
+    if folder is not None:
+        for option, given in (("--tokenizer", tokenizer), ("--length", length)):
+            if given is not None:
+                raise RopewalkError(f"{folder} holds packed rows, which have their own; leave {option} out")
+        report = _report_of_rows(open_rows(folder))
+    else:
+        specs = source_specs(paths, text_field, source_field, max_documents)
+        if tokenizer is None:
+            notes.print(BY_EMBEDDED, soft_wrap=True)
+        report = _report_of_documents(specs, tokenizer, length, processes(workers))
+    if plot is not None:
+        _draw(report, plot)
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+        if plot is not None:
+            notes.print(f"drawn: {plot}", markup=False, soft_wrap=True)
+
+
+def register(data_app: typer.Typer) -> None:
+    """Add the command ``stats`` to the group ``data``."""
+    data_app.command(
+        "stats",
+        epilog="Example: ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k",
+    )(stats_command)
+
+
+def _rows_among(paths: list[str]) -> Path | None:
+    """The folder of packed rows, if that is what is meant."""
+    from ropewalk.data.rows import is_packed, packed_folders
+
+    folders = [Path(path).expanduser() for path in paths]
+    packed = [folder for folder in folders if is_packed(folder) or packed_folders(folder)]
+    if packed and len(paths) > 1:
+        raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
+    return packed[0] if packed else None
+
+
+def _report_of_rows(rows: PackedRows) -> dict[str, Any]:
+    from ropewalk.data.stats import packed_statistics, statistics_report
+
+    corpus = rows.manifest["corpus"]
+    return {
+        **statistics_report(packed_statistics(rows)),
+        "tokenizer": rows.manifest["tokenizer"]["name_or_path"],
+        "mixture": rows.manifest["mixture"],
+        "corpus": None if corpus is None else statistics_report(corpus),
+    }
+
+
+def _report_of_documents(
+    specs: list[Any], tokenizer: str | None, length: str | None, workers: int
+) -> dict[str, Any]:
+    from ropewalk.data import read_documents, tokenised_statistics
+    from ropewalk.data.embedded import EMBEDDED
+    from ropewalk.data.stats import statistics_report
+    from ropewalk.data.tokenise import tokenise
+    from ropewalk.lengths import parse_length
+
+    row_length = DEFAULT_LENGTH if length is None else parse_length(length)
+    if row_length < 2:
+        raise RopewalkError(f"a row takes 2 tokens or more, got --length {length}")
+    name = EMBEDDED if tokenizer is None else tokenizer
+    documents = read_documents(specs)
+    with packing_progress() as (read, _):
+        statistics = tokenised_statistics(tokenise(documents, name, workers, progress=read), row_length)
+    return {**statistics_report(statistics), "tokenizer": name, "mixture": None, "corpus": None}
+
+
+def _print(report: dict[str, Any]) -> None:
+    from ropewalk.reporting.data_tables import (
+        attention_sentence,
+        histogram_table,
+        mixture_table,
+        repeats_sentence,
+        rows_sentence,
+        source_table,
+    )
+
+    print_whole(source_table(report).rich())
+    console = results()
+    if report["histogram"]:
+        console.print()
+        print_whole(histogram_table(report))
+    if _is_mixed(report):
+        console.print()
+        print_whole(mixture_table(report["mixture"]).rich())
+    sentences = [rows_sentence(report), attention_sentence(report), repeats_sentence(report)]
+    for sentence in filter(None, sentences):
+        console.print(f"\n{sentence}", markup=False, soft_wrap=True)
+
+
+def _is_mixed(report: dict[str, Any]) -> bool:
+    """Whether a mixture changed anything, so that there is a before and an after."""
+    return report["mixture"] is not None and not report["mixture"]["as_is"]
+
+
+def _draw(report: dict[str, Any], plot: Path) -> None:
+    from ropewalk.reporting.data_figures import length_figure, source_lengths
+
+    bins = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
+    if _is_mixed(report) and report["corpus"] is not None:
+        states = {"before": source_lengths(report["corpus"]), "in rows": source_lengths(report)}
+        title = f"Document lengths before the mixture and in rows of {report['row_length']:,} tokens"
+    else:
+        states = {"documents": source_lengths(report)}
+        where = f" in rows of {report['row_length']:,} tokens" if report["packed"] else ""
+        title = f"Document lengths{where}"
+    pieces = " In rows, a document longer than a row is counted in pieces." if report["packed"] else ""
+    length_figure(states, plot, title, bins + pieces)

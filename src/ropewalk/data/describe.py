@@ -1,0 +1,118 @@
+"""What a manifest says of a packing run: counts, shares, where every token went, asked and achieved."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ropewalk
+from ropewalk.data.corpus import Corpus
+from ropewalk.data.framing import PackingCounts
+from ropewalk.data.mixture import Mixture
+from ropewalk.data.split import Split
+from ropewalk.data.stats import length_statistics
+
+_LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
+
+
+def description(
+    corpus: Corpus,
+    split: Split,
+    mixture: Mixture | None,
+    documents: NDArray[np.int64],
+    counts: PackingCounts,
+    context: int,
+) -> dict[str, Any]:
+    """The part of a manifest that tells what was read, held out, mixed and packed.
+
+    Args:
+        corpus: all documents that were read.
+        split: which of them are for training.
+        mixture: what was made of these; None took each once.
+        documents: the documents that were packed, by number, repeated ones each time.
+        counts: where packing put their tokens.
+        context: tokens of a row.
+    """
+    training = split.training
+    before = length_statistics(
+        corpus.lengths[training],
+        corpus.source_ids[training],
+        corpus.sources,
+        row_length=context,
+        hashes=corpus.hashes[training],
+    )
+    return {
+        "counts": {
+            "reading": {**asdict(corpus.reading), "tokens": int(corpus.lengths.sum())},
+            "split": _split_counts(split, corpus),
+            "mixture": _mixture_counts(training, documents, corpus),
+            "packing": asdict(counts),
+        },
+        "sources": _totals(corpus, documents),
+        "validation_sources": _totals(corpus, split.validation),
+        "mixture": None if mixture is None else _plain(asdict(mixture.report)),
+        "corpus": _plain(asdict(before)),
+        "tokens_digest": corpus.digest,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what packed rows may depend on."""
+    return {
+        "ropewalk": ropewalk.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+    }
+
+
+def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:
+    held = int(corpus.lengths[split.validation].sum())
+    return {
+        "training_documents": len(split.training),
+        "validation_documents": len(split.validation),
+        "withheld_duplicates": split.withheld_duplicates,
+        "validation_tokens": held,
+        "withheld_tokens": int(corpus.lengths.sum() - corpus.lengths[split.training].sum()) - held,
+    }
+
+
+def _mixture_counts(
+    training: NDArray[np.int64], documents: NDArray[np.int64], corpus: Corpus
+) -> dict[str, int]:
+    """Documents that the mixture leaves out, and those it takes more than once."""
+    times = np.bincount(documents, minlength=len(corpus.lengths))[training]
+    lengths = corpus.lengths[training]
+    return {
+        "unread_documents": int((times == 0).sum()),
+        "unread_tokens": int(lengths[times == 0].sum()),
+        "repeated_documents": int((times > 1).sum()),
+        "repeated_tokens": int(((times - 1).clip(min=0) * lengths).sum()),
+        "most_times": int(times.max(initial=0)),
+    }
+
+
+def _totals(corpus: Corpus, documents: NDArray[np.int64]) -> dict[str, dict[str, int]]:
+    ids, lengths = corpus.source_ids[documents], corpus.lengths[documents]
+    counts = np.bincount(ids, minlength=len(corpus.sources))
+    tokens = np.zeros(len(corpus.sources), np.int64)
+    np.add.at(tokens, ids, lengths)
+    return {
+        name: {"documents": int(counts[i]), "tokens": int(tokens[i])}
+        for i, name in enumerate(corpus.sources)
+        if counts[i]
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a share of nothing is null."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,165 @@
+"""What a corpus or packed rows consist of, as tables and sentences for the terminal.
+
+Every function takes plain values as ``ropewalk data stats --json`` prints them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk.lengths import format_length
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.tables import MISSING, ResultTable
+
+BAR_CELLS = 30
+"""Width of the longest bar of a histogram, in characters."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_NAME_CHARACTERS = 60
+
+Report = Mapping[str, Any]
+
+
+def source_table(report: Report) -> ResultTable:
+    """Documents, tokens, shares and lengths by source; columns of long documents only where there are any."""
+    sources = report["sources"]
+    longest = [name for name, share in report["long_shares"].items() if share and share > 0]
+    what = "pieces" if report["packed"] else "documents"
+    header = ("source", what, "mixture ratio", "tokens", "token ratio", "mean", "median", "90 %", "longest")
+    rows = [_source_row(source_name(name), source, longest) for name, source in sources.items()]
+    if len(sources) != 1:
+        one = {"mixture_ratio": 1.0, "token_ratio": 1.0} if report["documents"] else {}
+        nothing = {"mixture_ratio": math.nan, "token_ratio": math.nan}
+        rows.append(_source_row("all", {**nothing, **one, **report}, longest))
+    over = [f"> {format_length(int(name)).upper()}" for name in longest]
+    title = f"{'Packed documents' if report['packed'] else 'Documents'} by source; lengths in tokens"
+    return ResultTable(
+        title + (f", and {over[0]}: share of tokens in documents longer than that" if longest else ""),
+        (*header, *over),
+        tuple(rows),
+    )
+
+
+def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str, ...]:
+    quantiles = source["length_quantiles"]
+    lengths = (source["mean_length"], *(quantiles[key] for key in ("0.5", "0.9", "1")))
+    return (
+        name,
+        f"{source['documents']:,}",
+        share_text(source["mixture_ratio"]),
+        f"{source['tokens']:,}",
+        share_text(source["token_ratio"]),
+        *(MISSING if length is None or math.isnan(length) else f"{length:,.0f}" for length in lengths),
+        *(share_text(source["long_shares"][key]) for key in longest),
+    )
+
+
+def histogram_table(report: Report) -> Group:
+    """Documents and tokens by length, each bin twice as long as the one before, with bars for the tokens."""
+    bins, tokens = report["histogram"], report["tokens"]
+    most = max((each["tokens"] for each in bins), default=0)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("length in tokens", "pieces" if report["packed"] else "documents", "tokens", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for each in bins:
+        table.add_row(
+            f"{each['start']:,} to {each['end'] - 1:,}",
+            f"{each['documents']:,}",
+            f"{each['tokens']:,}",
+            share_text(each["tokens"] / tokens if tokens else math.nan),
+            bar(each["tokens"] / most if most else 0.0),
+        )
+    return Group(Text("Length distribution: share of tokens", style="bold"), table)
+
+
+def mixture_table(mixture: Report) -> ResultTable:
+    """Shares of tokens before the mixture, as asked for, and as achieved, by source."""
+    long_from = mixture["long_from"]
+    header = ["source", "before", "asked", "achieved"]
+    if long_from is not None:
+        header += [f"{state}, {format_length(long_from)} or longer" for state in header[1:]]
+    rows = [_mixture_row(source_name(each["source"]), each, long_from) for each in mixture["sources"]]
+    if len(rows) != 1:
+        rows.append(_mixture_row("all", mixture["total"], long_from))
+    notes = [
+        f"{mixture['tokens_achieved']:,} tokens of {mixture['tokens_asked']:,} asked for; "
+        f"{mixture['tokens_available']:,} before"
+    ]
+    if long_from is not None:
+        notes.append("The last three columns are of the tokens of the source, the others of all tokens.")
+    notes += [shown(sentence) for sentence in mixture["shortages"]]
+    return ResultTable(
+        "Mixture: shares of documents' own tokens", tuple(header), tuple(rows), notes=tuple(notes)
+    )
+
+
+def _mixture_row(name: str, each: Report, long_from: int | None) -> tuple[str, ...]:
+    kinds = ("share", "long") if long_from is not None else ("share",)
+    values = [each[f"{kind}_{state}"] for kind in kinds for state in ("before", "asked", "achieved")]
+    return (name, *(MISSING if value is None else f"{value:.2%}".replace("%", " %") for value in values))
+
+
+def attention_sentence(report: Report) -> str:
+    """What the patterns compute of full attention, in words; empty where it was not counted."""
+    share = report["attention_share"]
+    if not share or math.isnan(share["full"]):
+        return ""
+    faster = report["attention_ideal_speedup"]
+    how = "" if report["packed"] else " filled with these documents in order"
+    return (
+        f"rows of {report['row_length']:,} tokens{how}: intra_document computes "
+        f"{share_text(share['intra_document'])} of full attention's pairs, anchor {share_text(share['anchor'])}; "
+        f"attention alone is at best {faster['intra_document']:,.3g} and {faster['anchor']:,.3g} times faster, the "
+        "rest of a step costs the same"
+    )
+
+
+def repeats_sentence(report: Report) -> str:
+    """How many documents are there more than once, in words; empty where none is."""
+    repeats = report["repeats"]
+    if not repeats or not repeats["documents"]:
+        return ""
+    count, thing = repeats["documents"], "document" if report["packed"] else "text"
+    share = repeats["tokens"] / report["tokens"] if report["tokens"] else math.nan
+    there = "read" if report["packed"] else "there"
+    return (
+        f"{count:,} {thing}{' is' if count == 1 else 's are'} {there} more than once, {repeats['most']:,} times at "
+        f"most; further copies have {repeats['tokens']:,} tokens ({share_text(share)} of all)"
+    )
+
+
+def rows_sentence(report: Report) -> str:
+    """How many rows there are, in words; empty for documents that are not packed."""
+    if report["rows"] is None:
+        return ""
+    sentence = f"{report['rows']:,} {'row' if report['rows'] == 1 else 'rows'}"
+    if report["documents_per_row"] is None:
+        return sentence
+    quantiles = report["documents_per_row_quantiles"]
+    few, most = (f"{quantiles[key]:,.0f}" for key in ("0", "1"))
+    spread = f" ({few} to {most})" if few != most else ""
+    return f"{sentence}, {report['documents_per_row']:,.1f} documents a row{spread}"
+
+
+def bar(part: float) -> str:
+    """A bar for a part from 0 to 1 of ``BAR_CELLS``; what is more than nothing can be seen."""
+    eighths = max(1, round(part * BAR_CELLS * 8)) if part else 0
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def share_text(share: float | None) -> str:
+    """A share from 0 to 1 as ``12.3 %``; what is more than nothing never reads as nothing."""
+    if share is None or math.isnan(share):
+        return MISSING
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def source_name(name: str) -> str:
+    """A source's name as it is shown: somebody else wrote it."""
+    return shown(name, _NAME_CHARACTERS)

@@ -1,0 +1,524 @@
+"""The corpus is what reading everything and tokenising one by one gives, however it came about."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from ropewalk.data import corpus as corpus_module
+from ropewalk.data import token_blocks
+from ropewalk.data.corpus import Corpus, tokenise_portions
+from ropewalk.data.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.portions import Portion
+from ropewalk.data.tokenise import load_tokenizer, tokenizer_identity
+from ropewalk.errors import RopewalkError
+from tiny_tokenizer import TEXTS, make_tokenizer
+
+Records = list[Record]
+
+
+def text(content: str, source: str = "a") -> Record:
+    return Record((Document(content, source, "here"),))
+
+
+def tokens(*ids: int, source: str = "tokens") -> TokenisedDocument:
+    return TokenisedDocument(np.array(ids, np.int32), source)
+
+
+BINARY = Record((), binary=True)
+BLANK_LINE = Record(())
+INPUTS: list[Records] = [
+    [text(content, "prose") for content in TEXTS] + [BINARY, text(" \n"), text("b" * 30, "b")],
+    [text("x" * n, f"source {n % 3}") for n in range(1, 40)],
+    [Record((tokens(1, 2, 3), tokens(4), tokens())), BLANK_LINE, text("last", "prose")],
+    [BLANK_LINE, text("")],
+    [text(content, "end") for content in TEXTS * 3],
+]
+
+
+class Reader:
+    """Records by portion, in place of files; it notes what was asked for."""
+
+    def __init__(self, inputs: list[Records]) -> None:
+        self.inputs = inputs
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
+        number = portion.identity["number"]
+        self.asked.append((number, skip))
+        yield from self.inputs[number][skip:]
+
+    @property
+    def portions(self) -> list[Portion]:
+        return [portion(number) for number in range(len(self.inputs))]
+
+
+def portion(number: int, path: str = "all") -> Portion:
+    return Portion(SourceSpec(path), (), 0, None, {"number": number}, 0)
+
+
+def naive(inputs: list[Records], tokenizer: Any) -> dict[str, Any]:
+    """What the corpus must be, one document at a time."""
+    expected: dict[str, Any] = {
+        "tokens": [],
+        "sources": [],
+        "hashes": [],
+        "characters": [],
+        "empty": 0,
+        "binary": 0,
+    }
+    for record in (record for records in inputs for record in records):
+        expected["binary"] += record.binary
+        for document in record.documents:
+            if isinstance(document, TokenisedDocument):
+                ids, content, characters = document.input_ids.tolist(), document.input_ids.tobytes(), 0
+                blank = not ids
+            else:
+                ids = tokenizer(document.text, add_special_tokens=False).input_ids
+                content, characters = document.text.encode(), len(document.text)
+                blank = not document.text.strip()
+            if blank:
+                expected["empty"] += 1
+                continue
+            expected["tokens"].append(ids)
+            expected["sources"].append(document.source)
+            digest = hashlib.blake2b(content, digest_size=8).digest()
+            expected["hashes"].append(int.from_bytes(digest, "big"))
+            expected["characters"].append(characters)
+    return expected
+
+
+def check(corpus: Corpus, expected: dict[str, Any]) -> None:
+    assert [corpus.tokens(n).tolist() for n in range(len(corpus))] == expected["tokens"]
+    assert corpus.lengths.tolist() == [len(ids) for ids in expected["tokens"]]
+    assert corpus.first_ids.tolist() == [ids[0] if ids else -1 for ids in expected["tokens"]]
+    assert corpus.last_ids.tolist() == [ids[-1] if ids else -1 for ids in expected["tokens"]]
+    assert corpus.sources == tuple(dict.fromkeys(expected["sources"]))
+    assert [corpus.sources[n] for n in corpus.source_ids.tolist()] == expected["sources"]
+    assert corpus.hashes.tolist() == expected["hashes"]
+    assert corpus.characters.tolist() == expected["characters"]
+    reading = corpus.reading
+    assert (reading.documents, reading.empty_documents, reading.binary_files) == (
+        len(expected["tokens"]), expected["empty"], expected["binary"]
+    )  # fmt: skip
+    kinds = (np.int64, np.int32, np.uint64, np.int64, np.int32, np.int32)
+    names = ("lengths", "source_ids", "hashes", "characters", "first_ids", "last_ids")
+    for name, kind in zip(names, kinds, strict=True):
+        assert getattr(corpus, name).dtype == kind
+        assert not getattr(corpus, name).flags.writeable
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks a portion, and several batches a block."""
+    monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 100)
+    monkeypatch.setattr(corpus_module, "BATCH_DOCUMENTS", 7)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, workers: int
+) -> None:
+    calls: list[tuple[int, int]] = []
+    reader = Reader(INPUTS)
+    corpus = tokenise_portions(
+        reader.portions,
+        tokenizer,
+        tmp_path,
+        workers=workers,
+        progress=lambda *totals: calls.append(totals),
+        read=reader,
+    )
+    check(corpus, naive(INPUTS, tokenizer))
+    assert corpus.portions == len(INPUTS)
+    assert calls == sorted(calls)
+    assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
+    assert len(calls) > 5
+    assert reader.asked == [(n, 0) for n in range(len(INPUTS))]
+    again: list[tuple[int, int]] = []
+    reopened = tokenise_portions(
+        reader.portions, tokenizer, tmp_path, progress=lambda *totals: again.append(totals), read=reader
+    )
+    check(reopened, naive(INPUTS, tokenizer))
+    assert reopened.digest == corpus.digest
+    assert len(reader.asked) == len(INPUTS), "what is on disk is not read again"
+    assert again == calls[-1:]
+
+
+def folder_of(portion: Portion, tokenizer: Any) -> str:
+    key = json.dumps([1, tokenizer_identity(tokenizer), portion.identity], sort_keys=True)
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def test_the_digest_is_that_of_the_blocks_in_order(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    reader = Reader(INPUTS)
+    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    folders = [tmp_path / folder_of(portion, tokenizer) for portion in reader.portions]
+    assert sorted(tmp_path.iterdir()) == sorted(folders)
+    assert len(list(tmp_path.rglob("*.arrow"))) > 10
+    for portions, order in ((reader.portions, folders), (reader.portions[::-1], folders[::-1])):
+        digests = b"".join(
+            bytes.fromhex(block.digest) for folder in order for block in token_blocks.committed_blocks(folder)
+        )
+        corpus = tokenise_portions(portions, tokenizer, tmp_path, read=reader)
+        assert corpus.digest == hashlib.sha256(digests).hexdigest()
+    assert len(reader.asked) == len(INPUTS)
+
+
+DOCUMENT = st.one_of(
+    st.builds(Document, st.text(max_size=30), st.sampled_from("abc"), st.just("")),
+    st.builds(Document, st.integers(1, 300).map(lambda n: "x" * n), st.sampled_from("abc"), st.just("")),
+    st.builds(
+        lambda ids, source: tokens(*ids, source=source), st.lists(st.integers(0, 257)), st.sampled_from("cd")
+    ),
+)
+RECORD = st.one_of(
+    st.builds(lambda document: Record((document,)), DOCUMENT),
+    st.builds(lambda documents: Record(tuple(documents)), st.lists(DOCUMENT, max_size=3)),
+    st.just(BINARY),
+)
+
+
+@given(
+    inputs=st.lists(st.lists(RECORD, max_size=12), max_size=4),
+    order=st.randoms(use_true_random=False),
+    shards=st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_any_records_by_any_shard_are_as_one_by_one(
+    tmp_path_factory: pytest.TempPathFactory, inputs: list[Records], order: random.Random, shards: int
+) -> None:
+    tokenizer = make_tokenizer()
+    folder = tmp_path_factory.mktemp("blocks")
+    inputs = [*inputs, [text("so that there is one")]]
+    reader = Reader(inputs)
+    for index in order.sample(range(shards), shards):
+        corpus = tokenise_portions(reader.portions, tokenizer, folder, shard=(index, shards), read=reader)
+        check(corpus, naive(inputs, tokenizer))
+    assert sorted(n for n, _ in reader.asked) == list(range(len(inputs)))
+
+
+def test_shards_in_one_folder_and_in_two_give_one_run_s_bytes(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    reader = Reader(INPUTS)
+    whole = tokenise_portions(reader.portions, tokenizer, tmp_path / "whole", read=reader)
+    for folders in (("both", "both"), ("first", "second")):
+        reader.asked.clear()
+        for index, name in enumerate(folders):
+            part = tokenise_portions(
+                reader.portions, tokenizer, tmp_path / name, shard=(index, 2), read=reader
+            )
+            assert part.digest == whole.digest
+            assert part.sources == whole.sources
+            assert content(tmp_path / name) == content(tmp_path / "whole")
+    # Own portions first, then the other machine's from the last to the first.
+    assert [n for n, _ in reader.asked] == [0, 2, 4, 3, 1, 1, 3, 4, 2, 0]
+
+
+def test_portions_that_another_machine_makes_meanwhile_are_taken_over(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    calls: list[tuple[int, int]] = []
+
+    class Overtaken(Reader):
+        def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
+            for count, record in enumerate(super().__call__(portion, skip)):
+                if self.asked == [(0, 0)] and count == 3:
+                    self.asked.append((-1, 0))
+                    tokenise_portions(self.portions, tokenizer, tmp_path, shard=(1, 2), read=Reader(INPUTS))
+                yield record
+
+    reader = Overtaken(INPUTS)
+    corpus = tokenise_portions(
+        reader.portions,
+        tokenizer,
+        tmp_path,
+        shard=(0, 2),
+        progress=lambda *totals: calls.append(totals),
+        read=reader,
+    )
+    check(corpus, naive(INPUTS, tokenizer))
+    assert reader.asked == [(0, 0), (-1, 0)], "neither the others' nor its own later ones are made again"
+    assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
+    alone = tokenise_portions(reader.portions, tokenizer, tmp_path / "alone", read=Reader(INPUTS))
+    assert alone.digest == corpus.digest
+
+
+def test_a_portion_that_was_begun_goes_on_after_its_blocks(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    inputs = [INPUTS[1]]
+    whole = tokenise_portions([portion(0)], tokenizer, tmp_path / "whole", read=Reader(inputs))
+
+    class Broken(Reader):
+        def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
+            yield from list(super().__call__(portion, skip))[:30]
+            raise RopewalkError("b.jsonl:31: broken JSON line")
+
+    with pytest.raises(RopewalkError, match=r"b\.jsonl:31: broken JSON line"):
+        tokenise_portions([portion(0)], tokenizer, tmp_path / "again", read=Broken(inputs))
+    left = content(tmp_path / "again")
+    assert 0 < len(left) < len(content(tmp_path / "whole"))
+    assert left.items() <= content(tmp_path / "whole").items()
+    (folder,) = (tmp_path / "again").iterdir()
+    (folder / f".00001.{'0' * 32}.arrow").write_bytes(b"half")
+    blocks = token_blocks.committed_blocks(folder)
+    calls: list[tuple[int, int]] = []
+    reader = Reader(inputs)
+    corpus = tokenise_portions(
+        [portion(0)],
+        tokenizer,
+        tmp_path / "again",
+        progress=lambda *totals: calls.append(totals),
+        read=reader,
+    )
+    assert reader.asked == [(0, sum(block.records for block in blocks))]
+    assert calls[0] == (sum(len(block.lengths) for block in blocks), sum(block.tokens for block in blocks))
+    assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
+    assert corpus.digest == whole.digest
+    assert content(tmp_path / "again") == content(tmp_path / "whole")
+
+
+def test_a_damaged_block_stops_the_run_before_it_begins(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    reader = Reader(INPUTS)
+    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    reader.asked.clear()
+    path = tmp_path / folder_of(reader.portions[1], tokenizer) / "00002.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    with pytest.raises(RopewalkError, match=r"00002\.arrow is damaged; delete it and run again"):
+        tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    assert reader.asked == []
+    path.unlink()
+    assert tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader).digest == corpus.digest
+    assert path.read_bytes() == whole
+
+
+def test_a_portion_given_twice_is_tokenised_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    reader = Reader(INPUTS)
+    twice = [portion(0), portion(1), portion(0)]
+    corpus = tokenise_portions(twice, tokenizer, tmp_path, workers=2, read=reader)
+    check(corpus, naive([INPUTS[0], INPUTS[1], INPUTS[0]], tokenizer))
+    assert corpus.portions == 3
+    assert reader.asked == [(0, 0), (1, 0)]
+
+
+def test_another_tokenizer_has_blocks_of_its_own(tmp_path: Path) -> None:
+    first, second = make_tokenizer(), make_tokenizer()
+    second.add_tokens(["document"])
+    for tokenizer in (first, second, first):
+        corpus = tokenise_portions([portion(0)], tokenizer, tmp_path, read=Reader(INPUTS))
+        check(corpus, naive(INPUTS[:1], tokenizer))
+
+
+@pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
+def test_a_source_without_documents_is_refused(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shard: tuple[int, int]
+) -> None:
+    inputs = [[text("a document")], [text(" "), BINARY], [BLANK_LINE, text("")], [text("\n")]]
+    portions = [portion(0, "good.jsonl"), portion(1, "bad"), portion(2, "bad"), portion(3, "good.jsonl")]
+    message = r"^no documents in bad \(2 empty documents, 1 binary files passed over\)$"
+    for _ in range(2):
+        with pytest.raises(RopewalkError, match=message):
+            tokenise_portions(portions, tokenizer, tmp_path, shard=shard, read=Reader(inputs))
+    with pytest.raises(RopewalkError, match=r"^no documents in nothing$"):
+        tokenise_portions([portion(0, "nothing")], tokenizer, tmp_path / "other", read=Reader([[]]))
+
+
+def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    reader = Reader(INPUTS)
+    for shard in ((1, 1), (-1, 2), (0, 0)):
+        with pytest.raises(RopewalkError, match=rf"shard must be .*got \({shard[0]}, {shard[1]}\)"):
+            tokenise_portions(reader.portions, tokenizer, tmp_path, shard=shard, read=reader)
+    with pytest.raises(RopewalkError, match="no documents: give at least one"):
+        tokenise_portions([], tokenizer, tmp_path, read=reader)
+    with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
+        tokenise_portions(reader.portions, tokenizer, tmp_path, workers=0, read=reader)
+    for wrong in (-1, 258):
+        foreign = Reader([[Record((tokens(0, 257, wrong, 7),))]])
+        with pytest.raises(
+            RopewalkError, match=rf"source 'tokens' holds token id {wrong}, .* ids from 0 to 257"
+        ):
+            tokenise_portions([portion(0)], tokenizer, tmp_path / "foreign", read=foreign)
+    (tmp_path / "file").touch()
+    with pytest.raises(RopewalkError, match=r"cannot write .*00000\.arrow: "):
+        tokenise_portions([portion(4)], tokenizer, tmp_path / "file", read=reader)
+
+
+def test_few_blocks_are_mapped_at_a_time(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_module, "MAPPED_BLOCKS", 2)
+    opened: list[Path] = []
+    mapped = corpus_module.map_tokens
+    monkeypatch.setattr(corpus_module, "map_tokens", lambda path: opened.append(path) or mapped(path))
+    corpus = tokenise_portions([portion(1)], tokenizer, tmp_path, read=Reader(INPUTS))
+    first_of = np.flatnonzero(np.diff(np.cumsum(corpus.lengths), prepend=0) > 0)
+    last = len(corpus) - 1
+    descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    kept = corpus.tokens(0)
+    assert corpus.tokens(0).tolist() == kept.tolist()
+    assert len(opened) == 1
+    corpus.tokens(last)
+    corpus.tokens(0)
+    assert len(opened) == 2
+    corpus.tokens(last // 2)  # the last one used least recently gives way
+    corpus.tokens(0)
+    assert len(opened) == 3
+    corpus.tokens(last)
+    assert len(opened) == 4
+    assert [len(corpus.tokens(int(n))) for n in first_of] == corpus.lengths[first_of].tolist()
+    assert kept.tolist() == corpus.tokens(0).tolist(), "a view outlives its block's turn"
+    if descriptors:
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_corpus_goes_to_another_process_without_its_tokens(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    reader = Reader(INPUTS)
+    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    before = len(pickle.dumps(corpus))
+    everything = [corpus.tokens(n).tolist() for n in range(len(corpus))]
+    assert len(pickle.dumps(corpus)) == before
+    copy = pickle.loads(pickle.dumps(corpus))
+    assert [copy.tokens(n).tolist() for n in range(len(copy))] == everything
+    assert corpus.tokens(-1).tolist() == everything[-1]
+    assert not corpus.tokens(0).flags.writeable
+    for number in (len(corpus), -len(corpus) - 1):
+        with pytest.raises(IndexError):
+            corpus.tokens(number)
+
+
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ropewalk.data import token_blocks
+from ropewalk.data.corpus import tokenise_portions
+from ropewalk.data.documents import SourceSpec
+from ropewalk.data.portions import plan_portions
+from ropewalk.errors import RopewalkError
+if __name__ == "__main__":
+    _, _, inputs, output, workers, limit = sys.argv
+    from tiny_tokenizer import make_tokenizer
+    token_blocks.BLOCK_TOKENS = 3000
+    portions = plan_portions([SourceSpec(str(path)) for path in sorted(Path(inputs).iterdir())])
+    if int(limit):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    print("begin", flush=True)
+    try:
+        corpus = tokenise_portions(portions, make_tokenizer(), Path(output), workers=int(workers))
+    except RopewalkError as error:
+        sys.exit(f"refused: {error}")
+    print(corpus.digest, len(corpus), corpus.lengths.sum())
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Tokenise the files of ``inputs`` in a process of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "inputs").mkdir()
+
+    def start(output: str, workers: int = 1, limit: int = 0) -> subprocess.Popen[str]:
+        words = [Path(__file__).parent, tmp_path / "inputs", tmp_path / output, workers, limit]
+        command = [sys.executable, str(script), *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def write_inputs(folder: Path, files: int, documents: int, long: int = 0) -> None:
+    for number in range(files):
+        choice = random.Random(number)
+        lines = [
+            json.dumps({"text": choice.choice(TEXTS) * choice.randrange(9), "source": f"s{n % 5}"})
+            for n in range(documents)
+        ]
+        if long:
+            lines[documents // 2] = json.dumps({"text": "long " * long})
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+
+
+def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
+    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+) -> None:
+    write_inputs(tmp_path / "inputs", files=4, documents=300)
+    with run("undisturbed") as process:
+        assert process.stdout is not None
+        undisturbed = process.stdout.readlines()
+    expected = content(tmp_path / "undisturbed")
+    assert len(expected) > 100
+    kept: dict[str, bytes] = {}
+    for part, workers in ((0.2, 1), (0.5, 2), (0.8, 1)):
+        with run("killed", workers) as process:
+            while process.poll() is None and len(list((tmp_path / "killed").rglob("0*"))) < part * len(
+                expected
+            ):
+                time.sleep(0.001)
+            # Anywhere in the writing of a block.
+            time.sleep(random.uniform(0, 0.02))
+            process.kill()
+        found = content(tmp_path / "killed")
+        whole = {name: data for name, data in found.items() if not Path(name).name.startswith(".")}
+        assert kept.items() < whole.items() < expected.items()
+        kept = whole
+    with run("killed", 2) as process:
+        assert process.stdout is not None
+        assert process.stdout.readlines() == undisturbed
+    assert content(tmp_path / "killed") == expected
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+) -> None:
+    write_inputs(tmp_path / "inputs", files=2, documents=60, long=20_000)
+    with run("whole") as process:
+        assert process.stdout is not None
+        undisturbed = process.stdout.readlines()
+    expected = content(tmp_path / "whole")
+    with run("full", limit=100_000) as process:
+        output, errors = process.communicate()
+    assert output == "begin\n"
+    assert re.fullmatch(r"refused: cannot write .*\.arrow: File too large\n", errors), errors
+    left = content(tmp_path / "full")
+    assert 2 < len(left) < len(expected)
+    assert left.items() <= expected.items()
+    with run("full") as process:
+        assert process.stdout is not None
+        assert process.stdout.readlines() == undisturbed
+    assert content(tmp_path / "full") == expected
+
+
+def test_a_text_of_megabytes_is_one_document(stories260k: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(stories260k))
+    words = "Once upon a time there was a little dog. "
+    inputs = [[text("short"), text(words * 40_000), text("end")]]
+    corpus = tokenise_portions([portion(0)], tokenizer, tmp_path, workers=2, read=Reader(inputs))
+    check(corpus, naive(inputs, tokenizer))
+    assert corpus.characters[1] == len(words) * 40_000

@@ -1,0 +1,597 @@
+"""A mixture draws what was asked for, to the document, and says no where it cannot."""
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ropewalk.data.mixture import Mixture, MixtureSettings, explain, mix
+from ropewalk.errors import RopewalkError
+
+NAMES = ("arxiv", "wiki", "books")
+
+# The naive oracle: exact fractions, one document at a time.
+
+
+def documents_of(lengths: list[int], ids: list[int], source: int, first: int, end: int | None) -> list[int]:
+    return [
+        document
+        for document, length in enumerate(lengths)
+        if ids[document] == source and length > 0 and first <= length and (end is None or length < end)
+    ]
+
+
+def bins_of(settings: MixtureSettings) -> list[tuple[int, int | None]]:
+    if settings.length_shares is not None:
+        starts = [start for start, _ in settings.length_shares]
+    else:
+        starts = [0] if settings.long_from is None else [0, settings.long_from]
+    return list(zip(starts, [*starts[1:], None], strict=True))
+
+
+def budgets_of(tokens: list[int], settings: MixtureSettings) -> list[Fraction]:
+    """Tokens asked of each source of NAMES."""
+    if settings.shares is not None:
+        whole = sum(Fraction(share) for share in settings.shares.values())
+        shares = [Fraction(settings.shares[name]) / whole for name in NAMES]
+        total = Fraction(settings.tokens) if settings.tokens is not None else None
+        if total is None:
+            total = min(there / share for there, share in zip(tokens, shares, strict=True) if share)
+        return [share * total for share in shares]
+    weights = [Fraction((settings.weights or {}).get(name, 1)) for name in NAMES]
+    given = [weight * there for weight, there in zip(weights, tokens, strict=True)]
+    scale = Fraction(1) if settings.tokens is None else settings.tokens / sum(given)
+    return [scale * tokens for tokens in given]
+
+
+def bin_shares_of(tokens: list[int], settings: MixtureSettings) -> list[Fraction]:
+    """The share of each bin in a source whose bins hold ``tokens``."""
+    if settings.length_shares is not None:
+        whole = sum(Fraction(share) for _, share in settings.length_shares)
+        return [Fraction(share) / whole for _, share in settings.length_shares]
+    if settings.long_share is not None:
+        return [1 - Fraction(settings.long_share), Fraction(settings.long_share)]
+    if settings.long_factor is not None:
+        factor, long = Fraction(settings.long_factor), Fraction(tokens[1], sum(tokens))
+        share = factor * long / (factor * long + 1 - long)
+        return [1 - share, share]
+    return [Fraction(1)]
+
+
+def drawn_by_hand(members: list[int], lengths: list[int], goal: int, seed: int, unit: int) -> Counter[int]:
+    there = sum(lengths[member] for member in members)
+    drawn = Counter(dict.fromkeys(members, goal // there))
+    words = np.random.Philox(np.random.SeedSequence([seed, unit, 0x6D697831])).random_raw(len(members))
+    shuffled = [member for _, member in sorted(zip(words.tolist(), members, strict=True))]
+    misses = [
+        abs(sum(lengths[m] for m in shuffled[:count]) - goal % there) for count in range(len(members) + 1)
+    ]
+    drawn.update(shuffled[: misses.index(min(misses))])
+    return +drawn
+
+
+def cells_by_hand(lengths: list[int], ids: list[int], settings: MixtureSettings) -> list[list[list[int]]]:
+    return [
+        [documents_of(lengths, ids, s, first, end) for first, end in bins_of(settings)]
+        for s in range(len(NAMES))
+    ]
+
+
+def mixed(lengths: list[int], ids: list[int], settings: MixtureSettings) -> Mixture:
+    return mix(np.array(lengths, np.int64), np.array(ids, np.int32), NAMES, settings)
+
+
+def tokens_of(members: list[int], lengths: list[int]) -> int:
+    return sum(lengths[member] for member in members)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Lengths and source ids; every source has a short document (under 10) and a long one."""
+    lengths = draw(st.lists(st.integers(0, 40), max_size=30))
+    ids = draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths)))
+    ends = [(length, s) for s in range(3) for length in (draw(st.integers(1, 9)), draw(st.integers(10, 40)))]
+    return lengths + [length for length, _ in ends], ids + [s for _, s in ends]
+
+
+portions = st.floats(0, 5, allow_subnormal=False)
+lengths_asked = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"long_from": st.just(10), "long_factor": st.floats(0.05, 20)}),
+    st.fixed_dictionaries({"long_from": st.just(10), "long_share": st.floats(0.01, 0.99)}),
+    st.builds(lambda a, b: {"length_shares": ((0, a), (10, b))}, portions, st.floats(0.1, 5)),
+)
+sources_asked = st.one_of(
+    st.just({}),
+    st.builds(lambda weights: {"weights": weights}, st.dictionaries(st.sampled_from(NAMES[:2]), portions)),
+    st.builds(
+        lambda a, b, c: {"shares": dict(zip(NAMES, (a, b, c), strict=True))},
+        st.floats(0.1, 5),
+        st.one_of(st.just(0.0), st.floats(0.1, 5)),
+        st.floats(0.1, 5),
+    ),
+)
+
+
+@st.composite
+def asked_for(draw: st.DrawFn) -> MixtureSettings:
+    values: dict[str, Any] = {**draw(lengths_asked), **draw(sources_asked)}
+    if draw(st.booleans()):
+        values["tokens"] = draw(st.integers(1, 3000))
+    return MixtureSettings(
+        **values,
+        # In eighths, so that the oracle's fractions and float64 agree on the cap.
+        max_epochs=draw(st.integers(8, 48)) / 8,
+        shortage=draw(st.sampled_from(("refuse", "cap"))),
+        shuffle=True,
+        seed=draw(st.integers(0, 2**40)),
+    )
+
+
+@given(corpora(), asked_for())
+def test_each_cell_is_asked_for_what_the_formulas_say(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    report = mixed(lengths, ids, replace(settings, shortage="cap")).report
+    cells = cells_by_hand(lengths, ids, settings)
+    bins = len(bins_of(settings))
+    tokens = [[tokens_of(members, lengths) for members in row] for row in cells]
+    budgets = budgets_of([sum(row) for row in tokens], settings)
+    for s, row in enumerate(tokens):
+        for b, share in enumerate(bin_shares_of(row, settings)):
+            cell, exact = report.cells[s * bins + b], budgets[s] * share
+            # Half a token of rounding, and a handful of float64 roundings of 2**-53 each.
+            assert abs(cell.asked - exact) <= Fraction(1, 2) + exact / 2**49
+            assert (cell.documents, cell.available) == (len(cells[s][b]), row[b])
+            assert cell.epochs_asked == cell.asked / row[b]
+    assert abs(report.tokens_asked - sum(budgets)) <= Fraction(1, 2) + sum(budgets) / 2**49
+
+
+@given(corpora(), asked_for())
+def test_each_cell_draws_what_a_loop_draws(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    mixture = mixed(lengths, ids, replace(settings, shortage="cap"))
+    cells, bins = cells_by_hand(lengths, ids, settings), len(bins_of(settings))
+    expected: Counter[int] = Counter()
+    for s in range(len(NAMES)):
+        missed = 0
+        for b in reversed(range(bins)):
+            there = tokens_of(cells[s][b], lengths)
+            asked = min(
+                mixture.report.cells[s * bins + b].asked, math.ceil(Fraction(settings.max_epochs) * there)
+            )
+            if asked:
+                # The most that whole copies up to the epochs asked for can give.
+                goal = max(0, min(asked + missed, math.ceil(Fraction(asked, there)) * there))
+                drawn = drawn_by_hand(cells[s][b], lengths, goal, settings.seed, s * bins + b)
+                missed += asked - sum(lengths[document] * times for document, times in drawn.items())
+                expected += drawn
+    assert Counter(mixture.documents.tolist()) == expected
+
+
+@given(corpora(), asked_for())
+def test_no_document_is_read_more_often_than_its_cell_rounded_up(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    mixture = mixed(lengths, ids, replace(settings, shortage="cap"))
+    times = Counter(mixture.documents.tolist())
+    cells = [members for row in cells_by_hand(lengths, ids, settings) for members in row]
+    for cell, members in zip(mixture.report.cells, cells, strict=True):
+        most = max(times[member] for member in members)
+        assert cell.most_read == most <= min(math.ceil(cell.epochs_asked), math.ceil(settings.max_epochs))
+        assert most - min(times[member] for member in members) <= 1
+
+
+@given(corpora(), asked_for())
+def test_the_report_adds_up_and_is_plain_json(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    mixture = mixed(lengths, ids, replace(settings, shortage="cap"))
+    report, times = mixture.report, Counter(mixture.documents.tolist())
+    drawn = [lengths[document] for document in mixture.documents.tolist()]
+    assert report.tokens_achieved == sum(drawn) == sum(cell.drawn for cell in report.cells)
+    assert report.tokens_available == sum(lengths) == sum(cell.available for cell in report.cells)
+    assert report.empty_documents == lengths.count(0)
+    assert (report.documents, report.distinct_documents) == (len(drawn), len(times))
+    assert report.repeated_documents == sum(count > 1 for count in times.values())
+    assert report.most_read == max(times.values(), default=0)
+    for s, source in enumerate(report.sources):
+        own = [lengths[document] for document in mixture.documents.tolist() if ids[document] == s]
+        assert source.share_achieved == (sum(own) / sum(drawn) if drawn else 0)
+        if report.long_from is not None and own:
+            assert source.long_achieved == sum(length for length in own if length >= 10) / sum(own)
+    assert json.loads(json.dumps(asdict(report), allow_nan=False))["documents"] == len(drawn)
+    assert all(sentence.endswith(".") for sentence in explain(report))
+
+
+@given(corpora(), asked_for())
+def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    settings = replace(settings, weights=None, shares=None, per="corpus", shortage="cap")
+    ours = mixed(lengths, ids, settings)
+    alone = mixed(lengths, [0] * len(ids), replace(settings, per="source"))
+    assert ours.documents.tolist() == alone.documents.tolist()
+    assert ours.report.total.long_achieved == alone.report.total.long_achieved
+    bins = len(bins_of(settings))
+    for cell, position in zip(ours.report.cells, range(3 * bins), strict=True):
+        whole = alone.report.cells[position % bins]
+        assert cell.asked == pytest.approx(whole.asked * cell.available / whole.available, abs=0.5 + 1e-9)
+    assert {source.share_asked for source in ours.report.sources} == {None}
+    assert {source.long_asked for source in ours.report.sources} == {None}
+
+
+@given(corpora(), asked_for())
+def test_what_a_refusal_says_fits_does_fit(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings
+) -> None:
+    lengths, ids = corpus
+    settings = replace(settings, shortage="refuse")
+    try:
+        mixed(lengths, ids, settings)
+    except RopewalkError as error:
+        message = str(error)
+    else:
+        assume(False)
+    fits = dict(
+        re.findall(
+            r"(tokens up to|long_factor|long_share|max_epochs from) (?:(?:up to|from) )?(\S+),", message
+        )
+    )
+    others: list[dict[str, Any]] = [{"max_epochs": float(fits["max_epochs from"])}]
+    if "tokens up to" in fits:
+        others.append({"tokens": int(fits["tokens up to"])})
+    others += [{name: float(fits[name])} for name in ("long_factor", "long_share") if name in fits]
+    for change in others:
+        if change.get("long_share") not in (0, 1):
+            assert mixed(lengths, ids, replace(settings, **change)).report.shortages == ()
+
+
+def test_what_fits_is_the_most_that_fits() -> None:
+    lengths, ids = [100] * 40 + [1000] * 2, [0] * 42
+    base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
+    with pytest.raises(
+        RopewalkError, match=r"tokens up to 4160, long_factor up to 4, max_epochs from 2\.885,"
+    ):
+        mixed(lengths, ids, base)
+    assert mixed(lengths, ids, replace(base, long_factor=4)).report.cells[1].epochs_asked == 2
+    with pytest.raises(RopewalkError, match=r"long_factor up to 4,"):
+        mixed(lengths, ids, replace(base, long_factor=4.01))
+    few = replace(base, long_factor=0.01, max_epochs=1.2)
+    with pytest.raises(RopewalkError, match=r"of fewer than 1,000 tokens .* long_factor from 0\.500"):
+        mixed(lengths, ids, few)
+    assert mixed(lengths, ids, replace(few, long_factor=0.5)).report.cells[0].epochs_asked == 1.2
+    share = MixtureSettings(long_from=1000, long_share=0.9, max_epochs=2)
+    with pytest.raises(RopewalkError, match=r"long_share up to 0\.6666,"):
+        mixed(lengths, ids, share)
+    with pytest.raises(RopewalkError, match=r"tokens up to 800.*a weight of it up to 2, max"):
+        mixed([100] * 4, [0] * 4, MixtureSettings(weights={"arxiv": 3}, max_epochs=2))
+    shares = MixtureSettings(shares={"arxiv": 3, "wiki": 1, "books": 0}, tokens=1000, max_epochs=1)
+    with pytest.raises(RopewalkError, match=r"a share of it up to 0\.4, max"):
+        mixed([100] * 8, [0] * 4 + [1] * 4, shares)
+    with pytest.raises(RopewalkError, match=r"a share of these lengths up to 0\.6666, max"):
+        mixed(lengths, ids, MixtureSettings(length_shares=((0, 0.1), (1000, 0.9)), max_epochs=2))
+
+
+def test_what_fits_suits_every_source_or_is_not_named() -> None:
+    lengths, ids = [100] * 40 + [1000] * 2 + [100] * 90 + [1000], [0] * 42 + [1] * 91
+    base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
+    # For each source apart: f / (f l + 1 - l) = 2, with l a third and a tenth, gives 4 and 2.25.
+    with pytest.raises(RopewalkError, match=r"source 'wiki' .*long_factor up to 2\.25,"):
+        mixed(lengths, ids, base)
+    assert mixed(lengths, ids, replace(base, long_factor=2.25)).report.cells[3].epochs_asked == 2
+    # Three times the tokens need three epochs at least, whatever the factor.
+    for asked in ({"weights": {"arxiv": 3}}, {"tokens": 60_000}):
+        with pytest.raises(RopewalkError, match=r"max_epochs from") as refusal:
+            mixed(lengths, ids, replace(base, **asked))
+        assert "long_factor" not in str(refusal.value)
+    # Nor does a factor help a source of short documents alone.
+    with pytest.raises(RopewalkError, match=r"what fits is tokens up to 800, max_epochs from 3,"):
+        mixed([100] * 4, [0] * 4, replace(base, tokens=1200))
+    # Another share would change the total as well.
+    shares = {"arxiv": 1.0, "wiki": 1.0, "books": 0.0}
+    with pytest.raises(RopewalkError, match=r"long_factor up to 2,") as refusal:
+        mixed(lengths, ids, replace(base, shares=shares, max_epochs=1.5))
+    assert "a share of it" not in str(refusal.value)
+
+
+def synthetic(seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Three sources of log-normal lengths, as unlike as abstracts and books."""
+    words = np.random.Philox(np.random.SeedSequence([seed])).random_raw(12_000)
+    uniform = (words >> np.uint64(11)).astype(np.float64).reshape(2, 6000) / 2**53
+    normal = np.sqrt(-2 * np.log1p(-uniform[0])) * np.cos(2 * np.pi * uniform[1])
+    ids = np.repeat(np.arange(3, dtype=np.int32), (3000, 2000, 1000))
+    typical = np.array([6.0, 6.5, 7.5])[ids]
+    return np.minimum(np.exp(typical + 1.2 * normal), 40_000).astype(np.int64), ids
+
+
+@pytest.mark.parametrize("asked", [{"long_factor": 5.0}, {"long_share": 0.9}])
+def test_per_source_upsampling_keeps_each_source_s_share(asked: dict[str, float]) -> None:
+    lengths, ids = synthetic()
+    settings = MixtureSettings(long_from=4096, max_epochs=30, **asked)
+    mixture = mix(lengths, ids, NAMES, settings)
+    for s, source in enumerate(mixture.report.sources):
+        own, drawn = ids == s, mixture.documents[ids[mixture.documents] == s]
+        long = lengths[own & (lengths >= 4096)].sum()
+        if "long_factor" in asked:
+            wanted = lengths[own].sum() * 5 * long / (5 * long + lengths[own].sum() - long)
+        else:
+            wanted = 0.9 * lengths[own].sum()
+        got = lengths[drawn][lengths[drawn] >= 4096].sum()
+        longest = lengths[own].max()
+        assert wanted > long * 1.2
+        assert abs(got - wanted) <= longest / 2 + 0.5
+        # Short documents make up for what the long ones miss by: half of one of them, and a token a bin.
+        assert abs(lengths[drawn].sum() - lengths[own].sum()) <= 4096 / 2 + 1
+        assert source.share_achieved == pytest.approx(source.share_before, abs=0.005)
+        assert source.share_asked == pytest.approx(source.share_before, rel=1e-4)
+    assert mixture.report.tokens_asked == lengths.sum()
+
+
+def test_a_long_document_is_read_factor_times_as_often_as_a_short_one() -> None:
+    lengths, ids = synthetic()
+    report = mix(lengths, ids, NAMES, MixtureSettings(long_from=4096, long_factor=5)).report
+    for short, long in zip(report.cells[::2], report.cells[1::2], strict=True):
+        assert long.epochs_asked == pytest.approx(5 * short.epochs_asked, rel=1e-3)
+
+
+def test_a_target_distribution_of_lengths_is_met() -> None:
+    lengths, ids = synthetic()
+    settings = MixtureSettings(
+        length_shares=((0, 1), (1024, 1), (8192, 2)), max_epochs=50, tokens=4_000_000, per="corpus"
+    )
+    mixture = mix(lengths, ids, NAMES, settings)
+    drawn = lengths[mixture.documents]
+    for first, end, share in ((0, 1024, 0.25), (1024, 8192, 0.25), (8192, 2**62, 0.5)):
+        tokens = drawn[(drawn >= first) & (drawn < end)].sum()
+        assert tokens == pytest.approx(share * 4_000_000, abs=40_000)
+    assert mixture.report.total.long_asked == pytest.approx(0.5, abs=1e-6)
+    assert abs(mixture.report.tokens_achieved - 4_000_000) <= 1024 / 2 + 1.5
+
+
+def test_what_long_documents_miss_by_the_short_ones_make_up_for() -> None:
+    # 1500 long tokens are asked for: one document of 1000 or two are as near, and one is taken.
+    settings = MixtureSettings(long_from=1000, long_share=0.5, tokens=3000)
+    report = mixed([1000] * 3 + [10] * 300, [0] * 303, settings).report
+    assert [cell.asked for cell in report.cells[:2]] == [1500, 1500]
+    assert [cell.drawn for cell in report.cells[:2]] == [2000, 1000]
+
+
+def test_weights_are_epochs() -> None:
+    lengths, ids = [7, 5, 9, 4, 4, 4, 4, 3], [0, 0, 0, 1, 1, 1, 1, 2]
+    mixture = mixed(lengths, ids, MixtureSettings(weights={"arxiv": 2, "wiki": 0.5}))
+    times = Counter(mixture.documents.tolist())
+    assert [times[document] for document in range(3)] == [2, 2, 2]
+    assert sorted(times[document] for document in range(3, 7)) == [0, 0, 1, 1]
+    assert times[7] == 1
+    none = mixed(lengths, ids, MixtureSettings(weights={"arxiv": 0}))
+    assert sorted(none.documents.tolist()) == [3, 4, 5, 6, 7]
+    scaled = mixed(lengths, ids, MixtureSettings(weights={"arxiv": 2, "wiki": 0.5, "books": 0}, tokens=100))
+    assert [cell.asked for cell in scaled.report.cells] == [84, 16, 0]
+
+
+def test_shares_without_a_total_take_the_most_that_needs_no_repeat() -> None:
+    lengths, ids = [10] * 30 + [10] * 60 + [10] * 10, [0] * 30 + [1] * 60 + [2] * 10
+    mixture = mixed(lengths, ids, MixtureSettings(shares={"arxiv": 3, "wiki": 3, "books": 0}))
+    assert [cell.drawn for cell in mixture.report.cells] == [300, 300, 0]
+    assert mixture.report.most_read == 1
+    assert [source.share_asked for source in mixture.report.sources] == [0.5, 0.5, 0]
+
+
+def test_a_cap_reads_no_more_and_makes_nothing_up() -> None:
+    lengths, ids = [100] * 40 + [1000] * 2, [0] * 42
+    settings = MixtureSettings(long_from=1000, long_share=0.9, max_epochs=2, shortage="cap")
+    report = mixed(lengths, ids, settings).report
+    assert [(cell.asked, cell.drawn) for cell in report.cells[:2]] == [(600, 600), (5400, 4000)]
+    assert report.shortages == (
+        "Source 'arxiv' has 2 documents of 1,000 tokens or more with 2,000 tokens, and 5,400 are asked for, so "
+        "that each would be read 2.7 times on average where max_epochs is 2; they are read 2 times, and about "
+        "1,400 tokens are missing.",
+    )
+    assert explain(report)[-1] == report.shortages[0]
+
+
+def test_as_is_hands_on_every_document_in_order() -> None:
+    mixture = mixed([3, 0, 5], [2, 0, 1], MixtureSettings(max_epochs=1, seed=9))
+    assert mixture.documents.tolist() == [0, 1, 2]
+    assert mixture.documents.dtype == np.int64
+    assert explain(mixture.report) == [
+        "The mixture is the corpus as it is: 3 documents with 8 tokens, each read once, in the order of the corpus.",
+        "Of these, 1 document without a token.",
+    ]
+    assert [source.share_asked for source in mixture.report.sources] == [None] * 3
+    assert mixed([], [], MixtureSettings()).documents.tolist() == []
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(0, 2**40))
+def test_shuffling_alone_reads_each_document_of_a_token_once(lengths: list[int], seed: int) -> None:
+    assume(any(lengths))
+    mixture = mixed(lengths, [0] * len(lengths), MixtureSettings(shuffle=True, seed=seed))
+    assert sorted(mixture.documents.tolist()) == [d for d, length in enumerate(lengths) if length]
+    assert mixture.report.total.share_asked is None
+
+
+def test_the_order_is_random_and_no_release_of_numpy_changes_it() -> None:
+    first = mixed([1] * 8, [0] * 8, MixtureSettings(shuffle=True, seed=7)).documents.tolist()
+    assert first == [0, 1, 4, 2, 3, 5, 7, 6]
+    weighted = MixtureSettings(weights={"arxiv": 2}, seed=7)
+    twice = mixed([1] * 500, [0] * 500, weighted).documents
+    # Copies lie apart, not one copy of all after the other: 500 of 1000 in the first half, within 5 sigma.
+    assert 150 < len(set(twice[:500].tolist())) < 500
+    assert twice.tolist() == mixed([1] * 500, [0] * 500, weighted).documents.tolist()
+    assert twice.tolist() != mixed([1] * 500, [0] * 500, replace(weighted, seed=8)).documents.tolist()
+
+
+def test_every_document_is_as_likely_to_be_in_a_subset() -> None:
+    times: Counter[int] = Counter()
+    for seed in range(400):
+        settings = MixtureSettings(tokens=50, seed=seed)
+        times.update(mixed([10] * 10, [0] * 10, settings).documents.tolist())
+    # 200 each, within 5 standard deviations of a fair coin thrown 400 times.
+    assert all(abs(times[document] - 200) <= 50 for document in range(10))
+
+
+def test_more_tokens_draw_the_same_documents_and_more() -> None:
+    lengths, ids = synthetic()
+    few, many = (
+        Counter(mix(lengths, ids, NAMES, MixtureSettings(tokens=tokens)).documents.tolist())
+        for tokens in (1_000_000, 3_000_000)
+    )
+    assert few <= many
+
+
+@given(asked_for())
+def test_settings_survive_json(settings: MixtureSettings) -> None:
+    assert MixtureSettings.from_dict(json.loads(json.dumps(asdict(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    ("changed", "as_is"),
+    [
+        ({}, True),
+        ({"seed": 3, "max_epochs": 2, "shortage": "cap", "per": "corpus"}, True),
+        ({"shuffle": True}, False),
+        ({"tokens": 5}, False),
+        ({"weights": {}}, False),
+        ({"shares": {"a": 1}}, False),
+        ({"length_shares": [(0, 1)]}, False),
+        ({"long_from": 5, "long_factor": 2}, False),
+    ],
+)
+def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: bool) -> None:
+    assert MixtureSettings(**changed).as_is is as_is
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": {"a": -1}}, r"weights of 'a' must be a number from 0 to 1e\+06, got -1"),
+        ({"weights": {"a": math.nan}}, r"got nan"),
+        ({"weights": {"a": True}}, r"got True"),
+        ({"shares": {"a": math.inf}}, r"got inf"),
+        ({"shares": {"a": "1"}}, r"shares of 'a' must be a number .* got '1'"),
+        ({"shares": {"a": 0}}, r"shares must hold one above 0"),
+        ({"shares": {}}, r"shares must hold one above 0"),
+        ({"weights": {"a": 1}, "shares": {"a": 1}}, r"weights or shares, not both"),
+        ({"tokens": 0}, r"tokens must be a whole number from 1"),
+        ({"tokens": 1.5}, r"got 1\.5"),
+        ({"long_from": 0, "long_factor": 2}, r"long_from must be a whole number from 1"),
+        ({"long_factor": 2}, r"got long_from None, long_factor 2"),
+        ({"long_share": 0.5}, r"got long_from None, .* long_share 0\.5"),
+        ({"long_from": 5}, r"long_from goes with one of"),
+        ({"long_from": 5, "length_shares": ((0, 1),)}, r"long_from goes with one of"),
+        ({"long_from": 5, "long_factor": 0}, r"long_factor must be above 0"),
+        ({"long_from": 5, "long_factor": math.nan}, r"got nan"),
+        ({"long_from": 5, "long_share": 0}, r"long_share must lie between 0 and 1"),
+        ({"long_from": 5, "long_share": 1.0}, r"long_share must lie between 0 and 1"),
+        ({"long_from": 5, "long_share": 1.1}, r"got 1\.1"),
+        ({"long_from": 5, "long_share": 0.5, "long_factor": 2}, r"got long_factor and long_share"),
+        ({"length_shares": ((0, 1),), "long_from": 5, "long_factor": 2}, r"and length_shares"),
+        ({"length_shares": ()}, r"must begin with length 0"),
+        ({"length_shares": ((1, 1),)}, r"must begin with length 0"),
+        ({"length_shares": ((0, 1), (9, 1), (9, 1))}, r"ascend, got first lengths \[0, 9, 9\]"),
+        ({"length_shares": ((0, 1), (9, 1), (3, 1))}, r"ascend, got first lengths \[0, 9, 3\]"),
+        ({"length_shares": ((0, 0), (9, 0))}, r"must hold a share above 0"),
+        ({"length_shares": ((0, -1), (9, 2))}, r"got -1"),
+        ({"length_shares": ((0, 1, 2),)}, r"pairs of a first length and a share"),
+        ({"per": "document"}, r"unknown per 'document'; choose one of source, corpus"),
+        ({"per": "corpus", "weights": {"a": 1}}, r"per corpus takes no weights"),
+        ({"per": "corpus", "shares": {"a": 1}}, r"per corpus takes no shares"),
+        ({"shortage": "pad"}, r"unknown shortage 'pad'"),
+        ({"max_epochs": 0.5}, r"max_epochs must be a number from 1"),
+        ({"max_epochs": math.inf}, r"got inf"),
+        ({"seed": -1}, r"seed must be a whole number from 0"),
+    ],
+)
+def test_impossible_settings_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        MixtureSettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": {"blogs": 1}}, r"weights name an unknown source 'blogs'; there are arxiv, wiki, books"),
+        ({"shares": {"blogs": 1}}, r"shares name an unknown source 'blogs'"),
+        ({"shares": {"arxiv": 1}}, r"leave out source 'wiki'; name every source .* give 0 to leave one out"),
+        ({"shares": {"arxiv": 1, "wiki": 1, "books": 2}}, r"'books' has no token to make up a share of 0\.5"),
+        ({"weights": {"arxiv": 0, "wiki": 0}}, r"leave no token"),
+        (
+            {"long_from": 100, "long_share": 0.5},
+            r"source 'wiki' has no document of 100 tokens or more, and 5 tokens of such are asked for; .*long_factor",
+        ),
+        (
+            {"length_shares": ((0, 1), (20, 1), (60, 1))},
+            r"has no document of 20 to 59 tokens, .*a share of 0",
+        ),
+        ({"tokens": 600}, r"read 4\.167 times on average where max_epochs is 4; .* or shortage cap"),
+    ],
+)
+def test_what_a_corpus_cannot_give_is_refused(values: dict[str, Any], message: str) -> None:
+    lengths, ids = [10, 120, 4, 6, 4, 0], [0, 0, 1, 1, 0, 2]
+    with pytest.raises(RopewalkError, match=message):
+        mixed(lengths, ids, MixtureSettings(**values))
+
+
+def test_a_source_of_short_documents_alone_takes_a_factor_as_it_is() -> None:
+    lengths, ids = [10, 120, 4, 6, 4, 0], [0, 0, 1, 1, 0, 2]
+    report = mixed(lengths, ids, MixtureSettings(long_from=100, long_factor=3)).report
+    assert [(cell.asked, cell.drawn) for cell in report.cells[2:]] == [(10, 10), (0, 0), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ids", "sources", "message"),
+    [
+        ([1, 2], [0], ["a"], r"got shapes \(2,\) and \(1,\)"),
+        ([[1]], [[0]], ["a"], r"two lists of one length"),
+        ([-1], [0], ["a"], r"lengths must be 0 or more, got -1"),
+        ([1], [1], ["a"], r"source id 1 names none of 1 sources"),
+        ([1], [-1], ["a"], r"source id -1 names none"),
+        ([1], [0], ["a", "a"], r"each source must be named once, got a, a"),
+    ],
+)
+def test_candidates_that_do_not_fit_are_refused(
+    lengths: list[Any], ids: list[Any], sources: list[str], message: str
+) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        mix(np.array(lengths, np.int64), np.array(ids, np.int32), sources, MixtureSettings())
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_a_mixture_of_no_tokens_is_refused(lengths: list[int]) -> None:
+    with pytest.raises(RopewalkError, match=r"no document has a token"):
+        mixed(lengths, [0] * len(lengths), MixtureSettings(shuffle=True))
+
+
+def test_the_report_is_explained_in_sentences() -> None:
+    lengths, ids = [100] * 40 + [1000] * 2 + [0] * 2 + [50], [0] * 44 + [1]
+    report = mixed(lengths, ids, MixtureSettings(long_from=1000, long_factor=4)).report
+    assert explain(report) == [
+        "The mixture has 6,050 tokens where 6,050 were asked for and the corpus has 6,050.",
+        "In random order, 25 documents are read, 23 different ones, of which 2 repeat, 2 times at most.",
+        "Left out for want of a single token: 2 documents.",
+        "Of all tokens, 66.12% (asked 66.12%, before 33.06%) lie in documents of 1,000 tokens or more.",
+        "Source 'arxiv' has 99.17% (asked 99.17%, before 99.17%) of the tokens.",
+        "Of source 'arxiv', 66.67% (asked 66.67%, before 33.33%) lie in documents of 1,000 tokens or more.",
+        "Source 'wiki' has 0.83% (asked 0.83%, before 0.83%) of the tokens.",
+        "Of source 'wiki', 0.00% (asked 0.00%, before 0.00%) lie in documents of 1,000 tokens or more.",
+        "Source 'books' has 0.00% (asked 0.00%, before 0.00%) of the tokens.",
+        "Source 'arxiv' has 40 documents of fewer than 1,000 tokens, read 0.5 times on average (asked 0.5), none "
+        "more than 1 time.",
+        "Source 'arxiv' has 2 documents of 1,000 tokens or more, read 2 times on average (asked 2), none more than "
+        "2 times.",
+    ]

@@ -1,0 +1,332 @@
+"""A folder of rows: the same to the last byte however often it was interrupted and by how many it was made."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from ropewalk.data import (
+    InterleaveSettings,
+    Job,
+    MixtureSettings,
+    PackedRows,
+    PackingSettings,
+    SourceSpec,
+    ValidationSettings,
+    merge_parts,
+    open_rows,
+    pack_rows,
+)
+from ropewalk.data.accounting import imbalance, token_account
+from ropewalk.data.store import Part
+from ropewalk.errors import RopewalkError
+
+SETTINGS = PackingSettings(64, "anchor")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for file in range(4):
+        with (folder / f"{file}.jsonl").open("w", encoding="utf-8") as out:
+            for number, length in enumerate(random.integers(0, 400, 40)):
+                text = f"[{file}.{number}] ".ljust(int(length), "abc"[number % 3])
+                out.write(json.dumps({"text": text, "source": "ab"[number % 2]}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many files of rows from few tokens."""
+    monkeypatch.setattr("ropewalk.data.store.LEAST_FILE_TOKENS", 1024)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def job(corpus: Path, tokenizer: object, packing: PackingSettings = SETTINGS, **options: object) -> Job:
+    return Job([SourceSpec(str(corpus))], tokenizer, packing, **options)
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("machines", [2, 3, 50])
+def test_shards_in_one_folder_are_one_run(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, machines: int
+) -> None:
+    work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
+    alone = pack_rows(work, tmp_path / "alone")
+    assert isinstance(alone, PackedRows)
+    assert len(alone.manifest["row_files"]) > 5
+    for number in range(machines):
+        result = pack_rows(work, tmp_path / "shared", shard=(number, machines))
+        assert isinstance(result, Part) == (number < machines - 1)
+        if isinstance(result, Part):
+            assert result.total == len(alone)
+            with pytest.raises(RopewalkError, match=r"are not complete; run the same command again"):
+                open_rows(tmp_path / "shared")
+    assert tree(tmp_path / "shared") == tree(tmp_path / "alone")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_parts_in_folders_of_their_own_merge_to_one_run(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
+    alone = pack_rows(work, tmp_path / "alone")
+    parts = [tmp_path / f"part{number}" for number in range(3)]
+    for number in (2, 0, 1):
+        written = pack_rows(work, parts[number], shard=(number, 3))
+        assert isinstance(written, Part)
+    names = [{path.name for path in part.glob("rows-*.arrow")} for part in parts]
+    assert set.union(*names) == {path.name for path in (tmp_path / "alone").glob("rows-*.arrow")}
+    assert sum(map(len, names)) == len(set.union(*names)), "each file is written by one machine"
+    with pytest.raises(RopewalkError, match=r"rows-\d+\.arrow .*in none of the parts"):
+        merge_parts(parts[:2], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    merged = merge_parts([parts[1], parts[2], parts[0]], tmp_path / "merged")
+    assert tree(tmp_path / "merged") == tree(tmp_path / "alone")
+    assert len(merged) == len(alone)
+    with pytest.raises(RopewalkError, match=r"holds something already"):
+        merge_parts(parts, tmp_path / "merged")
+    merge_parts([parts[0], tmp_path / "alone"], tmp_path / "with a complete one")
+    assert tree(tmp_path / "with a complete one") == tree(tmp_path / "alone")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RopewalkError, match=r"holds no finished part of rows"):
+        merge_parts([parts[0], tmp_path / "empty"], tmp_path / "again")
+    other = tmp_path / "other"
+    pack_rows(job(corpus, tokenizer, replace(SETTINGS, context=65)), other, shard=(0, 3))
+    with pytest.raises(RopewalkError, match=r"is no part of the same rows .*context 65, not context 64"):
+        merge_parts([parts[0], parts[1], other], tmp_path / "again")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_folder_of_another_job_is_refused_by_the_setting(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    pack_rows(job(corpus, tokenizer), out, shard=(0, 2))
+    other = job(corpus, tokenizer, replace(SETTINGS, eos=False))
+    with pytest.raises(
+        RopewalkError, match=r"holds unfinished rows of another settings: eos True, not eos False"
+    ):
+        pack_rows(other, out)
+    complete = pack_rows(job(corpus, tokenizer), out)
+    before = tree(out)
+    for changed in (
+        other,
+        job(corpus, tokenizer, mixture=MixtureSettings(shuffle=True)),
+        job(corpus, tokenizer, validation=ValidationSettings(documents=1)),
+    ):
+        with pytest.raises(RopewalkError, match=r"holds rows of another (settings|mixing|validation)"):
+            pack_rows(changed, out)
+    assert tree(out) == before
+    with (corpus / "0.jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    with pytest.raises(RopewalkError, match=r"holds rows of another inputs"):
+        pack_rows(job(corpus, tokenizer), out)
+    assert isinstance(complete, PackedRows)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(RopewalkError, match=r"holds something else; give a new or empty folder"):
+        pack_rows(job(corpus, tokenizer), tmp_path / "full")
+    assert tree(tmp_path / "full") == {"thesis.txt": b"mine"}
+
+
+def test_kept_tokens_are_not_made_again(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = job(corpus, tokenizer)
+    pack_rows(work, tmp_path / "first", tokens=tmp_path / "tokens")
+    longer = job(corpus, tokenizer, PackingSettings(128, "full"))
+    pack_rows(longer, tmp_path / "fresh")
+
+    def fail(*_: object) -> None:
+        raise AssertionError("tokenised again")
+
+    monkeypatch.setattr("ropewalk.data.tokenise._encode", fail)
+    with pytest.raises(AssertionError, match="tokenised again"):
+        pack_rows(longer, tmp_path / "third")
+    pack_rows(longer, tmp_path / "second", tokens=tmp_path / "tokens")
+    assert tree(tmp_path / "second") == tree(tmp_path / "fresh")
+
+
+COMMAND = """
+import sys
+import ropewalk.data.store
+import ropewalk.data.token_blocks
+from ropewalk.cli.app import main
+ropewalk.data.store.LEAST_FILE_TOKENS = 1024
+ropewalk.data.token_blocks.BLOCK_TOKENS = 2000
+main(sys.argv[1:])
+"""
+
+
+def command(corpus: Path, tokenizer_folder: str, out: Path) -> list[str]:
+    options = ["--length", "64", "--out", str(out), "--workers", "1", "--tag", "{source}: ", "--shuffle"]
+    return [
+        *(sys.executable, "-c", COMMAND),
+        *("data", "pack", str(corpus), "--tokenizer", tokenizer_folder, *options),
+    ]
+
+
+def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
+    corpus: Path, tokenizer_folder: str, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def begin(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command(corpus, tokenizer_folder, out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+
+    whole = tmp_path / "whole"
+    process = begin(whole)
+    assert process.communicate()[1] == b""
+    assert process.returncode == 0
+    expected = tree(whole)
+    out = tmp_path / "killed"
+    deaths = 0
+    # As soon as so many files are there, so that each stage meets a kill whatever the machine's speed.
+    for wanted in (1, 3, 6, 12, 40):
+        process = begin(out)
+        while process.poll() is None and len(list(out.rglob("*.arrow"))) < wanted:
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            deaths += 1
+        process.communicate()
+    assert deaths >= 3
+    process = begin(out)
+    assert process.communicate()[1] in (b"", b"These rows were packed before; nothing was done.\n")
+    assert process.returncode == 0
+    assert tree(out) == expected
+
+
+def test_a_full_disk_loses_nothing(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    work = job(corpus, tokenizer)
+    pack_rows(work, tmp_path / "whole")
+    sizes = [len(content) for content in tree(tmp_path / "whole").values()]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (500, max(sizes) // 2, max(sizes) - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(RopewalkError, match=r"^cannot write .*: File too large$"):
+                pack_rows(work, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    pack_rows(work, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_run_that_another_has_finished_meanwhile_uses_its_rows(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    work, inner = job(corpus, tokenizer), []
+
+    def race(documents: int, tokens: int) -> None:
+        if not inner:
+            inner.append(pack_rows(work, tmp_path / "out"))
+
+    rows = pack_rows(work, tmp_path / "out", progress=race)
+    assert isinstance(rows, PackedRows)
+    pack_rows(work, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
+def test_no_such_shard(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shard: tuple[int, int]
+) -> None:
+    with pytest.raises(RopewalkError, match=r"^shard "):
+        pack_rows(job(corpus, tokenizer), tmp_path / "out", shard=shard)
+    assert not (tmp_path / "out").exists()
+
+
+packings = st.builds(
+    PackingSettings,
+    st.integers(16, 200),
+    st.sampled_from(["anchor", "full", "intra_document"]),
+    st.sampled_from(["continuous", "reset"]),
+    eos=st.booleans(),
+    long_documents=st.sampled_from(["split", "truncate", "skip"]),
+    tag=st.sampled_from([None, "{source}: ", "x"]),
+    packing=st.sampled_from(["sequential", "best_fit"]),
+    remainder=st.sampled_from(["drop", "pad"]),
+    interleave=st.sampled_from([None, InterleaveSettings(4, 100)]),
+)
+mixtures = st.sampled_from(
+    [
+        None,
+        MixtureSettings(shuffle=True, seed=3),
+        MixtureSettings(weights={"a": 2.5, "b": 0.3}),
+        MixtureSettings(shares={"a": 1, "b": 3}, tokens=5000),
+        MixtureSettings(long_from=200, long_factor=2),
+        MixtureSettings(length_shares=((0, 0.2), (100, 0.3), (300, 0.5)), shortage="cap", max_epochs=1),
+    ]
+)
+validations = st.sampled_from([None, ValidationSettings(documents=7), ValidationSettings(fraction=0.1)])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packings, mixtures, validations)
+def test_every_token_is_accounted_for(
+    corpus: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    packing: PackingSettings,
+    mixture: MixtureSettings | None,
+    validation: ValidationSettings | None,
+) -> None:
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    work = job(corpus, tokenizer, packing, mixture=mixture, validation=validation)
+    try:
+        rows = pack_rows(work, tmp_path / "out", tokens=tmp_path / "tokens")
+    except RopewalkError as error:
+        # A document of 400 bytes is skipped where a row takes 16 of them.
+        if "not one row is full" not in str(error):
+            raise
+        return
+    assert isinstance(rows, PackedRows)
+    account = token_account(rows.manifest["counts"])
+    assert imbalance(account) == (0, 0)
+    # And the rows hold what the account says, counted from the rows alone.
+    special = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    own = masked = total = padding = 0
+    for index in range(len(rows)):
+        row = rows.packed(index)
+        total += len(row.input_ids)
+        spans = zip(row.masked[::2], row.masked[1::2], strict=True)
+        hidden = sum(stop - start for start, stop in spans)
+        padding += row.segment_lengths[-1] if row.sources[-1] == "" else 0
+        masked += hidden
+        own += sum(int(token) not in special for token in row.input_ids)
+    assert total == account["tokens_packed"] == len(rows) * packing.context
+    assert padding == account["padding"]
+    # Bytes of documents and of tags are alike in this tokenizer; tags are what is masked and no padding.
+    assert own - (masked - padding) <= account["own"]
+    if packing.remainder == "pad":
+        assert account["tokens_remainder"] == 0
+        assert own - (masked - padding) == account["own"]
+        assert masked - padding == account["tags"]

@@ -1,0 +1,440 @@
+"""Portions one after the other are the sources, whatever they are cut into, and wherever reading begins."""
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk.data import portions as module
+from ropewalk.data.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.embedded import embedded_documents
+from ropewalk.data.identity import file_digests, inputs_identity
+from ropewalk.data.portions import Portion, is_blank, plan_portions, read_portion
+from ropewalk.data.readers import ReadingCounts, read_documents
+from ropewalk.errors import RopewalkError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("portions")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PORTION_BYTES", 100)
+
+
+def lines(texts: list[str]) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def plain(record: Record) -> tuple[object, ...]:
+    """What a record holds, without its place, which a stretch of a file tells in another way."""
+    kept = [
+        (d.source, d.text) if isinstance(d, Document) else (d.source, d.input_ids.tolist())
+        for d in record.documents
+    ]
+    return (record.binary, *kept)
+
+
+def read(path: object, **fields: object) -> list[tuple[object, ...]]:
+    planned = plan_portions([SourceSpec(str(path), **fields)])
+    return [plain(record) for portion in planned for record in read_portion(portion)]
+
+
+def texts(portion: Portion) -> list[str]:
+    return [d.text for r in read_portion(portion) for d in r.documents if isinstance(d, Document)]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A folder with every kind of file, some larger than 100 bytes."""
+    corpus = tmp_path / "mixed"
+    for name, content in {
+        "a.txt": b"first",
+        "b.md": b"second" * 20,
+        "c.jsonl": lines([f"row {n}" for n in range(20)]) + b"\n" + lines(["last"])[:-1],
+        "d.txt": b" ",
+        "e.bin": b"\0\1",
+        "f.json": b'{"size": 1}',
+        "g.json": lines(["json row 1", "json row 2"]),
+        "h.json": lines([f"long json row {n}" for n in range(12)]),
+        "i.jsonl.gz": gzip.compress(lines([f"packed {n}" for n in range(30)])),
+        "j.tar.gz": b"never opened",
+        "l.jsonl": b'{"input_ids": [1, 2, 3], "source": [{"start": 0, "end": 1}, {"start": 1, "end": 3}]}\n',
+        "sub/m.py": b"print()",
+        "sub/n.txt": b"end",
+    }.items():
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / name).write_bytes(content)
+    rows = pyarrow.table({"text": [f"table {n}" for n in range(13)], "n": list(range(13))})
+    pyarrow.parquet.write_table(rows, corpus / "k.parquet", row_group_size=3)
+    return corpus
+
+
+def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read(mixed)
+    assert len(whole) == 1 + 1 + 22 + 1 + 1 + 1 + 2 + 12 + 30 + 1 + 13 + 1 + 2
+    for size in (1, 7, 100, 1000):
+        monkeypatch.setattr(module, "PORTION_BYTES", size)
+        assert read(mixed) == whole
+
+
+def test_reading_begins_anywhere(mixed: Path, small: None) -> None:
+    for portion in plan_portions([SourceSpec(str(mixed))]):
+        records = [plain(record) for record in read_portion(portion)]
+        assert records
+        for skip in range(len(records) + 2):
+            assert [plain(record) for record in read_portion(portion, skip)] == records[skip:]
+    with pytest.raises(RopewalkError, match="skip must be 0 or more records, got -1"):
+        read_portion(portion, -1)
+
+
+def test_how_a_folder_is_cut(mixed: Path, small: None) -> None:
+    planned = plan_portions([SourceSpec(str(mixed))])
+    names = [[str(path.relative_to(mixed)) for path in portion.files] for portion in planned]
+    assert names[:2] == [["a.txt"], ["b.md"]]
+    assert names[2:6] == [["c.jsonl"]] * 4
+    assert names[6:8] == [["d.txt", "e.bin", "f.json"], ["g.json"]]
+    assert names[8:12] == [["h.json"]] * 4
+    assert names[12:14] == [["i.jsonl.gz"], ["j.tar.gz"]]
+    assert names[14:19] == [["k.parquet"]] * 5
+    assert names[19:] == [["l.jsonl"], ["sub/m.py", "sub/n.txt"]]
+    assert [(p.start, p.stop) for p in planned[2:6]] == [(0, 100), (100, 200), (200, 300), (300, None)]
+    assert [(p.start, p.stop) for p in planned[14:19]] == [(0, 1), (1, 2), (2, 3), (3, 4), (4, None)]
+    assert sum(p.size for p in planned[2:6]) == (mixed / "c.jsonl").stat().st_size
+    assert sum(p.size for p in planned[6:8]) == sum(f.stat().st_size for p in planned[6:8] for f in p.files)
+    for portion in (*planned[:2], *planned[6:8], *planned[12:14], *planned[19:]):
+        assert (portion.start, portion.stop) == (0, None)
+
+
+def test_row_groups_are_put_together_up_to_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    noise = (np.random.Philox(0).random_raw(700) >> np.uint64(1)).tolist()
+    rows = pyarrow.table({"text": [str(n) for n in noise], "more": noise})
+    pyarrow.parquet.write_table(rows, path, row_group_size=70)
+    metadata = pyarrow.parquet.read_metadata(path)
+    size = max(
+        sum(metadata.row_group(g).column(c).total_compressed_size for c in range(2)) for g in range(10)
+    )
+    monkeypatch.setattr(module, "PORTION_BYTES", 3 * size)
+    planned = plan_portions([SourceSpec(str(path))])
+    assert [(p.start, p.stop) for p in planned] == [(0, 3), (3, 6), (6, 9), (9, None)]
+    assert [text for p in planned for text in texts(p)] == [str(n) for n in noise]
+    origins = [
+        d.origin for p in planned for r in read_portion(p) for d in r.documents if isinstance(d, Document)
+    ]
+    assert origins == [f"{path}:row {n}" for n in range(700)]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["", " ", "\r", '{"text": ""}', '{"text": "a"}\r', '{"n":1,"text":"b"} ']),
+            st.text(st.characters(codec="utf-8"), max_size=30).map(
+                lambda text: json.dumps({"text": text}, ensure_ascii=False)
+            ),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 120),
+)
+def test_a_line_belongs_to_the_range_of_its_first_byte(
+    folder: Path, drawn: list[str], mark: bool, ended: bool, size: int
+) -> None:
+    encoded = [line.encode() for line in drawn]
+    content = b"\xef\xbb\xbf" * mark + b"\n".join(encoded) + b"\n" * ended
+    path = folder / "ranges.jsonl"
+    path.write_bytes(content)
+    # The oracle walks over the bytes one by one.
+    expected: dict[int, list[tuple[object, ...]]] = {}
+    begin = 0
+    for position in range(len(content) + 1):
+        if position == len(content) or content[position] == 0x0A:
+            line = content[begin : position + 1].decode().removeprefix("\ufeff" if begin == 0 else "")
+            if begin < len(content):
+                documents = [] if not line or line.isspace() else [("ranges", json.loads(line)["text"])]
+                expected.setdefault(begin // size, []).append((False, *documents))
+            begin = position + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PORTION_BYTES", size)
+        planned = plan_portions([SourceSpec(str(path))])
+    assert len(planned) == max(1, -(-len(content) // size))
+    for number, portion in enumerate(planned):
+        wanted = expected.get(number, [])
+        assert [plain(record) for record in read_portion(portion)] == wanted
+        for skip in (1, 3, len(wanted)):
+            assert [plain(record) for record in read_portion(portion, skip)] == wanted[skip:]
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.integers(0, 5),
+    st.integers(0, 6),
+    st.integers(0, 30),
+)
+def test_row_groups_are_read_like_a_table(
+    folder: Path, groups: list[int], start: int, length: int, skip: int
+) -> None:
+    path = folder / "groups.parquet"
+    rows = [f"text {n}" for n in range(sum(groups))]
+    schema = pyarrow.schema({"text": pyarrow.string()})
+    done = 0
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        for count in groups:
+            writer.write_table(pyarrow.table({"text": rows[done : done + count]}, schema), row_group_size=5)
+            done += count
+    with pyarrow.parquet.ParquetFile(path) as file:
+        counts = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+    start = min(start, len(counts))
+    stop = min(start + length, len(counts))
+    portion = Portion(SourceSpec(str(path)), (path,), start, stop, {}, 0)
+    wanted = rows[sum(counts[:start]) : sum(counts[:stop])]
+    found = [d for r in read_portion(portion, skip) for d in r.documents if isinstance(d, Document)]
+    assert [d.text for d in found] == wanted[skip:]
+    first = sum(counts[:start]) + skip
+    assert [d.origin for d in found] == [f"{path}:row {first + n}" for n in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (b'{"text": "y"\n', r"a\.jsonl:31: broken JSON line"),
+        (b'{"text": 3}\n', r"a\.jsonl:31: the field 'text' must be a string, got a number"),
+        (b'{"text": "\xe9"}\n', r"a\.jsonl is not UTF-8: byte 0xe9 at offset {offset}$"),
+    ],
+)
+def test_an_error_in_a_range_names_the_line_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bytes, message: str
+) -> None:
+    path, before = tmp_path / "a.jsonl", lines(["x"] * 29) + b"\n"
+    path.write_bytes(before + broken + lines(["y"] * 9))
+    for size in (1, 13, 64, 500):
+        monkeypatch.setattr(module, "PORTION_BYTES", size)
+        with pytest.raises(RopewalkError, match=message.format(offset=len(before) + 10)):
+            read(path)
+
+
+def test_a_stretch_of_a_file_that_became_shorter_is_refused(tmp_path: Path, small: None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(["x" * 90] * 3))
+    first, second, last = plan_portions([SourceSpec(str(path))])[:3]
+    path.write_bytes(lines(["x" * 20]) * 2)
+    with pytest.raises(
+        RopewalkError, match=r"ends at byte 66 and was longer when it was divided; begin again"
+    ):
+        list(read_portion(first))
+    for portion in (second, last):
+        with pytest.raises(RopewalkError, match=r"ends at byte 66 and was longer"):
+            list(read_portion(portion))
+    path = tmp_path / "b.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 9}), path, row_group_size=3)
+    last = plan_portions([SourceSpec(str(path))])[-1]
+    assert (last.start, last.stop) == (2, None)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 3}), path, row_group_size=3)
+    with pytest.raises(RopewalkError, match="has 1 row groups and had more when it was divided"):
+        list(read_portion(last))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    corpus = tmp_path / "dataset"
+    corpus.mkdir()
+    for shard in range(3):
+        (corpus / f"part-{shard}.jsonl").write_bytes(lines([f"{shard}.{n}" for n in range(shard + 2)]))
+    return corpus
+
+
+def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
+    spec = SourceSpec(f"hf:{dataset}")
+    planned = plan_portions([spec])
+    assert [(p.files, p.start, p.stop, p.size) for p in planned] == [((), n, n + 1, 0) for n in range(3)]
+    assert [texts(p) for p in planned] == [
+        ["0.0", "0.1"],
+        ["1.0", "1.1", "1.2"],
+        ["2.0", "2.1", "2.2", "2.3"],
+    ]
+    assert [document.text for document in read_documents([spec])] == [
+        text for p in planned for text in texts(p)
+    ]
+    for portion in planned:
+        records = list(read_portion(portion))
+        for skip in range(len(records) + 2):
+            assert list(read_portion(portion, skip)) == records[skip:]
+    (dataset / "part-3.jsonl").write_bytes(lines(["new"]))
+    with pytest.raises(RopewalkError, match="has 4 shards and had 3 before; begin again"):
+        list(read_portion(planned[1]))
+
+
+def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path, small: None) -> None:
+    path = mixed.parent / "limit.jsonl"
+    path.write_bytes(
+        b'\n{"text": " "}\n' + lines(["1", "", "2"]) + b'{"input_ids": []}\n{"input_ids": [3]}\nbroken'
+    )
+    (portion,) = plan_portions([SourceSpec(str(path), max_documents=2)])
+    assert [plain(r) for r in read_portion(portion)][-2:] == [(False, ("limit", "")), (False, ("limit", "2"))]
+    for limit, records in ((1, 3), (2, 5), (3, 7)):
+        (portion,) = plan_portions([SourceSpec(str(path), max_documents=limit)])
+        assert len(list(read_portion(portion))) == records
+        for skip in range(records + 2):
+            assert len(list(read_portion(portion, skip))) == max(records - skip, 0)
+    assert [d.text for d in read_documents([SourceSpec(str(path), max_documents=2)])] == ["1", "2"]
+    whole = read(mixed)
+    for limit in (1, 5, 30, 1000):
+        (portion,) = plan_portions([SourceSpec(str(mixed), max_documents=limit)])
+        records = list(read_portion(portion))
+        assert [plain(record) for record in records] == whole[: len(records)]
+        full = sum(not all(map(is_blank, record.documents)) for record in records)
+        assert full == limit or len(records) == len(whole)
+    (portion,) = plan_portions([SourceSpec(f"hf:{dataset}", max_documents=3)])
+    assert texts(portion) == ["0.0", "0.1", "1.0"]
+    (portion,) = plan_portions([SourceSpec("embedded", max_documents=2)])
+    assert len(texts(portion)) == 2
+    for limit in (0, -1):
+        with pytest.raises(RopewalkError, match=rf"max_documents of .* must be 1 or more, got {limit}; None"):
+            plan_portions([SourceSpec(str(path), max_documents=limit)])
+
+
+def test_the_embedded_corpus_is_one_portion() -> None:
+    (portion,) = plan_portions([SourceSpec("embedded:validation", name="mine")])
+    wanted = [(document.text, "mine") for document in embedded_documents("validation")]
+    for skip in (0, 7):
+        records = list(read_portion(portion, skip))
+        assert [(d.text, d.source) for (d,) in (r.documents for r in records)] == wanted[skip:]
+
+
+def identities(spec: SourceSpec) -> list[str]:
+    return [
+        json.dumps(portion.identity, sort_keys=True, allow_nan=False) for portion in plan_portions([spec])
+    ]
+
+
+def test_machines_that_share_a_folder_agree(
+    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
+) -> None:
+    monkeypatch.setattr("ropewalk.data.identity.HASHED_BYTES", 20)
+    found = []
+    for name in ("one", "two"):
+        there = tmp_path / name / "mixed"
+        for path in sorted(mixed.rglob("*.*")):
+            copy = there / path.relative_to(mixed)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+            os.utime(copy, ns=(1, 10**18))
+        monkeypatch.chdir(there.parent)
+        found.append((identities(SourceSpec("mixed")), inputs_identity([SourceSpec("mixed")])))
+    assert found[0] == found[1]
+    portions, _ = found[0]
+    assert len(set(portions)) == len(portions)
+    assert not any(str(tmp_path) in each for each in portions)
+
+
+def test_an_identity_is_of_all_that_the_records_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(["one", "two"]))
+    spec = SourceSpec(str(path))
+    changes = [
+        SourceSpec(str(path), name="x"),
+        SourceSpec(str(path), text_field="n"),
+        SourceSpec(str(path), source_field="n"),
+        SourceSpec(str(path), source_field=None),
+        SourceSpec(str(path), max_documents=1),
+        SourceSpec(str(tmp_path)),
+    ]
+    seen = [identities(each)[0] for each in (spec, *changes)]
+    assert len(set(seen)) == len(seen)
+    assert identities(spec) == seen[:1]
+    before, status = inputs_identity([spec]), path.stat()
+    path.write_bytes(lines(["one", "owt"]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert identities(spec) != seen[:1]
+    assert inputs_identity([spec]) != before
+    monkeypatch.setattr("ropewalk.data.identity.HASHED_BYTES", 1)
+    large = identities(spec), inputs_identity([spec])
+    path.write_bytes(lines(["one", "two"]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (identities(spec), inputs_identity([spec])) == large
+    os.utime(path, ns=(1, 1))
+    assert identities(spec) != large[0]
+    assert inputs_identity([spec]) != large[1]
+
+
+def test_the_embedded_corpus_is_known_by_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (identities(SourceSpec(f"embedded:{split}")) for split in ("train", "validation"))
+    assert one != two
+    assert one == identities(SourceSpec("embedded:train"))
+
+    def changed(split: str) -> Iterator[Document]:
+        for document in embedded_documents("train"):
+            yield Document(document.text + " ", document.source, document.origin)
+
+    monkeypatch.setattr("ropewalk.data.embedded.embedded_documents", changed)
+    assert identities(SourceSpec("embedded:train")) != one
+
+
+def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mixed.parent)
+    big = mixed.parent / "big.txt"
+    big.write_bytes(b"0123456789abcdef" * 200_000)
+    specs = [
+        SourceSpec("mixed/"),
+        SourceSpec(str(big)),
+        SourceSpec("mixed", text_field="n"),
+        SourceSpec("embedded"),
+    ]
+    found = file_digests(specs)
+    assert [entry["path"] for entry in found[:2]] == ["mixed/a.txt", "mixed/b.md"]
+    assert found[-1]["path"] == str(big)
+    paths = {os.path.relpath(path, mixed.parent) for path in mixed.rglob("*.*")} | {str(big)}
+    assert sorted(str(entry["path"]) for entry in found) == sorted(paths)
+    for entry in found:
+        content = Path(str(entry["path"])).read_bytes()
+        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RopewalkError, match="give at least one file, folder or dataset"):
+        plan_portions([])
+    (tmp_path / ".hidden").write_bytes(b"x")
+    for limit in (None, 3):
+        with pytest.raises(
+            RopewalkError, match=r"no documents in .* \(1 hidden files or folders passed over\)"
+        ):
+            plan_portions([SourceSpec(str(tmp_path), max_documents=limit)])
+    with pytest.raises(RopewalkError, match=r"there is no file or folder .*none"):
+        plan_portions([SourceSpec(str(tmp_path / "none"))])
+    (tmp_path / "a.pdf").write_bytes(b"x")
+    with pytest.raises(RopewalkError, match=r"unsupported suffix '\.pdf'"):
+        plan_portions([SourceSpec(str(tmp_path / "a.pdf"))])
+
+
+def test_documents_are_counted_alike(mixed: Path) -> None:
+    (mixed / "l.jsonl").unlink()
+    counts = ReadingCounts()
+    documents = list(read_documents([SourceSpec(str(mixed))], counts))
+    records = [record for p in plan_portions([SourceSpec(str(mixed))]) for record in read_portion(p)]
+    kept = [d for r in records for d in r.documents if not is_blank(d)]
+    assert documents == kept
+    blank = sum(is_blank(d) for r in records for d in r.documents)
+    assert counts == ReadingCounts(len(kept), blank, sum(r.binary for r in records), 0)
+    assert (blank, counts.binary_files) == (1, 2)
+
+
+def test_blank_is_no_text_and_no_token() -> None:
+    for text, blank in (("", True), (" \n\u2003", True), ("\ufeff", False), ("x", False)):
+        assert is_blank(Document(text, "s", "o")) is blank
+    assert is_blank(TokenisedDocument(np.zeros(0, np.int32), "s"))
+    assert not is_blank(TokenisedDocument(np.zeros(1, np.int32), "s"))
