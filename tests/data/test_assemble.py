@@ -49,8 +49,8 @@ class InMemory:
             np.array([self.sources.index(document.source) for document in documents], np.int32),
         )
 
-    def tokens(self, number: int) -> np.ndarray:
-        return self._documents[number].input_ids
+    def read_tokens(self, number: int, first: int, out: np.ndarray) -> None:
+        out[:] = self._documents[number].input_ids[first : first + len(out)]
 
 
 def packed(

@@ -24,8 +24,8 @@ PADDING_SOURCE = ""
 class Tokens(Protocol):
     """Where documents' own tokens come from."""
 
-    def tokens(self, number: int) -> NDArray[np.int32]:
-        """int32: the own tokens of a document."""
+    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with own tokens of document ``number``, from its token ``first`` on."""
         ...
 
 
@@ -247,7 +247,7 @@ def _copy(
     for number, offset, count, target in zip(
         packed.documents[items[copied]].tolist(), offsets, counts[copied].tolist(), targets, strict=True
     ):
-        flat[target : target + count] = corpus.tokens(number)[offset : offset + count]
+        corpus.read_tokens(number, offset, flat[target : target + count])
 
 
 def _tag_spans(

@@ -24,8 +24,8 @@ from ropewalk.data.token_blocks import (
     FORMAT,
     Block,
     PortionWriter,
+    TokenFile,
     committed_blocks,
-    map_tokens,
     remove_leftovers,
 )
 from ropewalk.data.tokenise import (
@@ -39,8 +39,8 @@ from ropewalk.data.tokenise import (
 )
 from ropewalk.errors import RopewalkError
 
-MAPPED_BLOCKS = 256
-"""Blocks that a corpus keeps memory-mapped at a time."""
+OPEN_BLOCKS = 256
+"""Blocks that a corpus keeps open at a time: file descriptors, of which a process has few."""
 
 _THREADS = 8
 
@@ -95,7 +95,7 @@ class Corpus:
             array.flags.writeable = False
         self.sources = tuple(sources)
         self.digest = state.hexdigest()
-        self._mapped: OrderedDict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = OrderedDict()
+        self._open: OrderedDict[int, TokenFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -107,28 +107,41 @@ class Corpus:
             number: in reading order; from the end if negative.
 
         Returns:
-            int32 ``[lengths[number]]``, a read-only view of a memory-mapped file.
+            int32 ``[lengths[number]]``.
 
         Raises:
             IndexError: if there is no such document.
             RopewalkError: if its block is gone.
         """
         number = checked_index(number, len(self))
+        ids = np.empty(int(self.lengths[number]), np.int32)
+        self.read_tokens(number, 0, ids)
+        return ids
+
+    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with own tokens of document ``number`` (from 0), from its token ``first`` on.
+
+        Raises:
+            RopewalkError: if its block is gone.
+        """
         block = bisect_right(self._starts, number) - 1
-        mapped = self._mapped.get(block)
-        if mapped is None:
-            while len(self._mapped) >= MAPPED_BLOCKS:
-                self._mapped.popitem(last=False)
-            mapped = self._mapped[block] = map_tokens(self._paths[block])
+        file = self._open.get(block)
+        if file is None:
+            while len(self._open) >= OPEN_BLOCKS:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[block] = TokenFile(self._paths[block])
         else:
-            self._mapped.move_to_end(block)
-        ids, offsets = mapped
-        place = number - self._starts[block]
-        return ids[offsets[place] : offsets[place + 1]]
+            self._open.move_to_end(block)
+        file.read(int(file.offsets[number - self._starts[block]]) + first, out)
+
+    def close(self) -> None:
+        """Give the blocks' files back; they are opened again where need be."""
+        while self._open:
+            self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process maps the blocks itself; a copy of the maps would be a copy of the tokens."""
-        return {**self.__dict__, "_mapped": OrderedDict()}
+        """Another process opens the blocks itself."""
+        return {**self.__dict__, "_open": OrderedDict()}
 
 
 def tokenise_portions(

@@ -226,7 +226,10 @@ def _pack(
             "files": file_digests(job.specs),
             "versions": versions(),
         }
-        return _write(folder, packed, corpus, validation, manifest, shard, written)
+        try:
+            return _write(folder, packed, corpus, validation, manifest, shard, written)
+        finally:
+            corpus.close()
     except (OSError, RopewalkError):
         # Another process may have finished the same rows, and taken the unfinished ones' folder away.
         if is_packed(folder):

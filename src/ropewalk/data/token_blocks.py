@@ -9,8 +9,9 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow
@@ -27,8 +28,7 @@ BLOCK_TOKENS = 1 << 22
 """A block ends with the record that reaches this many tokens."""
 
 _KEY = b"ropewalk"
-_SEAL = b'"file_sha256": "'
-_NO_SEAL = b"0" * 64
+_SEAL_BYTES = 64
 _LEFTOVER = re.compile(r"\.\d{5,}\.[0-9a-f]{32}\.arrow")
 _MOST_TOKENS = 2**31 - 1
 _ATTEMPTS = 10
@@ -165,7 +165,7 @@ class PortionWriter:
             first_ids=first_ids,
             last_ids=last_ids,
         )
-        _commit(path, _file_bytes(block, ids))
+        _commit(block, ids)
         self._blocks.append(block)
         self._begin()
 
@@ -214,10 +214,13 @@ def open_block(path: Path) -> Block:
     """
     damaged = RopewalkError(f"{path} is damaged; delete it and run again")
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            whole = {content[start : start + len(_NO_SEAL)] for start in _seals(content)} == {
-                _file_digest(content)
-            }
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+            view[:-_SEAL_BYTES] as sealed,
+        ):
+            whole = hashlib.sha256(sealed).hexdigest().encode() == view[-_SEAL_BYTES:].tobytes()
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # an empty file cannot be mapped
@@ -225,7 +228,7 @@ def open_block(path: Path) -> Block:
     if not whole:
         raise damaged
     try:
-        table, header = _table(path)
+        table, header, _ = _table(path)
     except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
         raise damaged from error
     if header.get("format") != FORMAT:
@@ -236,7 +239,8 @@ def open_block(path: Path) -> Block:
         raise RopewalkError(
             f"{path} is block {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
         )
-    ids, offsets = _ids_and_offsets(table)
+    column = table.column("input_ids")
+    ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
     lengths = np.diff(offsets).astype(np.int64)
     first_ids, last_ids = _ends(ids, lengths)
     return Block(
@@ -258,35 +262,70 @@ def open_block(path: Path) -> Block:
     )
 
 
-def map_tokens(path: Path) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The token ids of a block that was opened before, memory-mapped.
+class TokenFile:
+    """The token ids of a block that was opened before, read from their places.
 
-    Returns:
-        int32 ``[tokens]``, and int32 ``[documents + 1]``, where each document begins and ends in it. The map
-        lives as long as either array, and holds no file descriptor.
+    Not mapped: a mapped file's pages count as the process's own memory, and a corpus has many blocks.
+
+    Attributes:
+        offsets: int32 ``[documents + 1]``, where each document begins and ends among the ids.
 
     Raises:
         RopewalkError: if the file is gone or has changed.
     """
-    try:
-        return _ids_and_offsets(_table(path)[0])
-    except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
-        raise RopewalkError(f"cannot read {path}: {error}; run again to make it anew") from error
+
+    _file: FileIO | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            table, _, start = _table(path)
+            column = table.column("input_ids")
+            self.offsets: NDArray[np.int32] = column.offsets.to_numpy().copy()
+            self._place = column.values.buffers()[1].address - start if len(column.values) else 0
+            self._file = FileIO(path)
+        except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
+            raise RopewalkError(f"cannot read {path}: {error}; run again to make it anew") from error
+
+    def read(self, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with the ids from number ``first`` on.
+
+        Raises:
+            RopewalkError: if the file cannot be read, or ends before.
+        """
+        if not len(out):
+            return
+        assert self._file is not None
+        view = out.view(np.uint8).data
+        try:
+            self._file.seek(self._place + first * out.itemsize)
+            while len(view):
+                count = self._file.readinto(view)
+                if not count:
+                    raise RopewalkError(f"{self._path} ends too soon; delete it and run again")
+                view = view[count:]
+        except OSError as error:
+            raise RopewalkError(f"cannot read {self._path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Give the file back; this happens by itself when the object goes."""
+        if self._file is not None:
+            self._file.close()
+
+    __del__ = close
 
 
 def _block_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05}.arrow"
 
 
-def _table(path: Path) -> tuple[Any, dict[str, Any]]:
-    with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_file(file) as reader:
+def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
+    """The one batch of a block's file, its header, and the address at which the file begins."""
+    with pyarrow.memory_map(str(path)) as file:
+        content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
+    with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
         header = json.loads(reader.schema.metadata[_KEY])
-        return reader.get_batch(0), header
-
-
-def _ids_and_offsets(table: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    column = table.column("input_ids")
-    return column.values.to_numpy(), column.offsets.to_numpy()
+        return reader.get_batch(0), header, content.address
 
 
 def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -313,8 +352,21 @@ def _content_digest(
     return state.hexdigest()
 
 
-def _file_bytes(block: Block, ids: NDArray[np.int32]) -> list[memoryview | bytes]:
-    """The file's content, in pieces; its header holds a digest of all other bytes."""
+def _commit(block: Block, ids: NDArray[np.int32]) -> None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            with replacing(block.path) as temporary, temporary.open("wb") as file:
+                _write_file(file, block, ids)
+            return
+        except RopewalkError as error:
+            # A process that takes up the same portion clears away what looks left over.
+            lost = isinstance(error.__cause__, FileNotFoundError)
+            if not lost or attempt == _ATTEMPTS - 1:
+                raise
+
+
+def _write_file(file: BinaryIO, block: Block, ids: NDArray[np.int32]) -> None:
+    """An Arrow file, and behind it the SHA-256 of its bytes, 64 hexadecimal digits."""
     header = {
         "format": FORMAT,
         "portion": block.path.parent.name,
@@ -327,7 +379,6 @@ def _file_bytes(block: Block, ids: NDArray[np.int32]) -> list[memoryview | bytes
         "tokens": block.tokens,
         "sources": block.sources,
         "sha256": block.digest,
-        "file_sha256": _NO_SEAL.decode(),
     }
     schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
     offsets = np.concatenate([[0], np.cumsum(block.lengths)]).astype(np.int32)
@@ -337,45 +388,27 @@ def _file_bytes(block: Block, ids: NDArray[np.int32]) -> list[memoryview | bytes
         pyarrow.array(block.hashes),
         pyarrow.array(block.characters),
     ]
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_file(sink, schema) as writer:
+    hashed = _Hashed(file)
+    with pyarrow.ipc.new_file(pyarrow.PythonFile(hashed, "w"), schema) as writer:
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-    content = sink.getvalue().to_pybytes()
-    return _sealed(content, _file_digest(content))
+    file.write(hashed.digest.hexdigest().encode())
 
 
-def _seals(content: bytes | mmap.mmap) -> list[int]:
-    """Where the file's digest stands: Arrow writes the header before the columns and again at the end."""
-    return [place + len(_SEAL) for place in sorted({content.find(_SEAL), content.rfind(_SEAL)} - {-1})]
+class _Hashed:
+    """A file that hashes what is written to it."""
 
+    closed = False
 
-def _sealed(content: bytes | mmap.mmap, digest: bytes) -> list[memoryview | bytes]:
-    """The content with ``digest`` in its places, in pieces."""
-    view = memoryview(content)
-    pieces: list[memoryview | bytes] = []
-    position = 0
-    for start in _seals(content):
-        pieces += [view[position:start], digest]
-        position = start + len(digest)
-    return [*pieces, view[position:]]
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
 
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        return self._file.write(content)
 
-def _file_digest(content: bytes | mmap.mmap) -> bytes:
-    """SHA-256 over the whole file with zeros where its digest stands, as 64 hexadecimal digits."""
-    state = hashlib.sha256()
-    for piece in _sealed(content, _NO_SEAL):
-        state.update(piece)
-    return state.hexdigest().encode()
+    def tell(self) -> int:
+        return self._file.tell()
 
-
-def _commit(path: Path, pieces: list[memoryview | bytes]) -> None:
-    for attempt in range(_ATTEMPTS):
-        try:
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                file.writelines(pieces)
-            return
-        except RopewalkError as error:
-            # A process that takes up the same portion clears away what looks left over.
-            lost = isinstance(error.__cause__, FileNotFoundError)
-            if not lost or attempt == _ATTEMPTS - 1:
-                raise
+    def flush(self) -> None:
+        self._file.flush()

@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """Called with the documents and the tokens so far, after each batch."""
 
 BATCH_DOCUMENTS = 4096
-BATCH_CHARACTERS = 1 << 20
+BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever comes first, so that a batch of books is no larger than one of tweets."""
 
 Carried = TypeVar("Carried")
