@@ -124,7 +124,7 @@ class PackingSettings:
                 f"none for the pattern {self.pattern}"
             )
         if self.tag is not None:
-            _check_tag(self.tag)
+            check_tag(self.tag)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> PackingSettings:
@@ -160,7 +160,12 @@ class PackingSettings:
         return self.context - (self.bos_policy(special) == "row")
 
 
-def _check_tag(tag: str) -> None:
+def check_tag(tag: str) -> None:
+    """Refuse a tag that is no template.
+
+    Raises:
+        RopewalkError: if it is empty, or names anything but ``{source}``.
+    """
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(tag) if name is not None]
     except ValueError as error:

@@ -140,6 +140,11 @@ class Data(Strict):
 
     @model_validator(mode="after")
     def _sources_or_rows(self) -> Data:
+        if self.tag is not None:
+            from ropewalk.data.settings import check_tag
+
+            with _refused_as_value():
+                check_tag(self.tag)
         if bool(self.sources) == bool(self.rows):
             raise ValueError("give either sources, or rows that are packed already")
         if self.rows:

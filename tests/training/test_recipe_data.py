@@ -1,0 +1,149 @@
+"""A recipe's documents: mixed, tagged and interleaved by the run itself, or rows that were packed before."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.data import (
+    Job,
+    PackingSettings,
+    SourceSpec,
+    ValidationSettings,
+    load_tokenizer,
+    open_rows,
+    pack_rows,
+)
+from ropewalk.errors import RopewalkError
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.run import extend
+from test_run import losses, recipe_of
+
+STAGE = {"context": 64, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "anchor"}
+
+
+@pytest.fixture
+def values(tiny_checkpoint: Path, tiny_documents: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "model": str(tiny_checkpoint),
+        "output": str(tmp_path / "run"),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 20},
+        "stages": [STAGE],
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
+
+
+def pack(values: dict[str, Any], folder: Path, **settings: Any) -> None:
+    job = Job(
+        [SourceSpec(values["data"]["sources"][0])],
+        values["model"],
+        replace(PackingSettings(64), **settings),
+        validation=ValidationSettings(documents=20),
+    )
+    pack_rows(job, folder)
+
+
+def test_rows_packed_before_train_like_those_of_the_run(values: dict[str, Any], tmp_path: Path) -> None:
+    extend(recipe_of(values))
+    pack(values, tmp_path / "rows")
+    there = {**values, "output": str(tmp_path / "there"), "data": {"rows": [str(tmp_path / "rows")]}}
+    summary = extend(recipe_of(there))
+    assert losses(tmp_path / "there") == losses(tmp_path / "run")
+    assert summary["before"][0]["score"] > 1
+    assert not (tmp_path / "there" / "data").exists()
+
+
+def test_each_stage_takes_the_rows_of_its_own_context_and_pattern(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    pack(values, tmp_path / "anchor")
+    pack(values, tmp_path / "full", pattern="full", context=128)
+    stages = [STAGE, {**STAGE, "context": 128, "pattern": "full"}]
+    rows = [str(tmp_path / "full"), str(tmp_path / "anchor")]
+    extend(recipe_of({**values, "stages": stages, "data": {"rows": rows}}))
+    assert len(losses(tmp_path / "run")) == 12
+    with pytest.raises(RopewalkError, match=r"stage 1 needs one folder of rows of 64 tokens, pattern anchor"):
+        extend(recipe_of({**values, "output": str(tmp_path / "a"), "data": {"rows": rows[:1]}}))
+    twice = [rows[1], rows[1]]
+    with pytest.raises(RopewalkError, match=r"data\.rows has 2 such"):
+        extend(recipe_of({**values, "output": str(tmp_path / "b"), "data": {"rows": twice}}))
+
+
+def test_rows_of_another_tokenizer_are_refused_and_damaged_ones_too(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(values["model"])
+    tokenizer.add_tokens(["another"])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    pack({**values, "model": str(tmp_path / "tokenizer")}, tmp_path / "rows")
+    recipe = recipe_of({**values, "data": {"rows": [str(tmp_path / "rows")]}})
+    with pytest.raises(RopewalkError, match=r"packed with another tokenizer"):
+        extend(recipe)
+    pack(values, tmp_path / "own")
+    path = tmp_path / "own" / "rows-00000.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged"):
+        extend(recipe_of({**values, "output": str(tmp_path / "c"), "data": {"rows": [str(path.parent)]}}))
+
+
+def test_a_resumed_run_must_see_the_same_rows(values: dict[str, Any], tmp_path: Path) -> None:
+    pack(values, tmp_path / "rows")
+    recipe = recipe_of({**values, "data": {"rows": [str(tmp_path / "rows")]}})
+    extend(recipe)
+    assert extend(recipe, resume=True)["stages"][0]["rows"] == len(open_rows(tmp_path / "rows"))
+    (tmp_path / "rows").rename(tmp_path / "other")
+    pack(values, tmp_path / "rows", eos=False)
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(RopewalkError, match=r"are not those that the run began with"):
+        extend(recipe, resume=True)
+
+
+def test_a_recipe_mixes_tags_and_interleaves(values: dict[str, Any], tmp_path: Path) -> None:
+    values["data"] |= {
+        "mixture": {"long_from": 40, "long_factor": 2, "seed": 1},
+        "interleave": {"min_length": 4, "max_length": 64},
+        "tag": "1 2",
+        "packing": "best_fit",
+        "remainder": "pad",
+    }
+    extend(recipe_of(values))
+    rows = open_rows(tmp_path / "run" / "data")
+    assert (
+        rows.manifest["mixture"]["total"]["long_achieved"] > rows.manifest["mixture"]["total"]["long_before"]
+    )
+    assert rows.manifest["counts"]["packing"]["tag_tokens"] > 0
+    assert rows.settings.packing == "best_fit"
+    assert any(rows[index].layout.is_interleaved for index in range(len(rows)))
+    assert any(rows.packed(index).sources[-1] == "" for index in range(len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, r"give either sources, or rows"),
+        ({"sources": ["a"], "rows": ["b"]}, r"give either sources, or rows"),
+        ({"rows": ["a"], "tag": "x"}, r"tag was decided when the rows were packed"),
+        ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture was decided when the rows were packed"),
+        ({"sources": ["a"], "mixture": {"long_factor": 2}}, r"long_from"),
+        ({"sources": ["a"], "mixture": {"factor": 2}}, r"unknown key data\.mixture\.factor"),
+        ({"sources": ["a"], "interleave": {"parts": [1]}}, r"cut into 2 parts or more, got \[1\]"),
+        ({"sources": ["a"], "tag": "{title}"}, r"only \{source\} is known"),
+    ],
+)
+def test_contradictions_are_refused_where_the_recipe_is_read(
+    values: dict[str, Any], data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        recipe_of({**values, "data": data})
+
+
+def test_interleaving_takes_defaults(values: dict[str, Any]) -> None:
+    def interleaved(value: Any) -> Any:
+        recipe: Recipe = recipe_of({**values, "data": {"sources": ["a"], "interleave": value}})
+        return recipe.data.interleave
+
+    assert interleaved(True).parts == (2, 3)
+    assert interleaved(False) is None
