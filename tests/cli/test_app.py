@@ -145,7 +145,7 @@ FLAGS = {
         "--max-documents",
         "--out",
         "--shard",
-        "--tokens",
+        "--token-store",
         "--workers",
         "--json",
     },

@@ -234,6 +234,9 @@ def test_a_tokenizer_without_bos_gets_eos_as_anchor_and_no_document_bos() -> Non
     assert rows[0].input_ids.tolist() == [10, 11, 7]
     with pytest.raises(RopewalkError, match="no BOS token"):
         packed(numbered([2]), PackingSettings(4, "full", bos="document"), qwen)
+    for pattern in ("full", "intra_document"):
+        with pytest.raises(RopewalkError, match="no BOS token to begin rows with"):
+            packed(numbered([2]), PackingSettings(4, pattern, bos="row"), qwen)
     with pytest.raises(RopewalkError, match="no EOS token"):
         packed(numbered([2]), PackingSettings(4), SpecialTokens(1, None, 1))
 
@@ -336,7 +339,21 @@ def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
         PackingSettings(8, "full", bos="row", interleave=InterleaveSettings())
 
 
-@pytest.mark.parametrize("tag", ["{name}: ", "{source", "{}", "", "{source.x}", "{0}"])
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "{name}: ",
+        "{source",
+        "{}",
+        "",
+        "{source.x}",
+        "{0}",
+        "{source:d}",
+        "{source:{x}}",
+        "{source!z}",
+        "{source!r}",
+    ],
+)
 def test_a_tag_that_is_no_template_is_refused(tag: str) -> None:
     with pytest.raises(RopewalkError, match=r"^the tag "):
         PackingSettings(8, tag=tag)

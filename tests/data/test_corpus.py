@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -164,7 +165,8 @@ def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
 
 
 def folder_of(portion: Portion, tokenizer: Any) -> str:
-    key = json.dumps([1, tokenizer_identity(tokenizer), portion.identity], sort_keys=True)
+    made_by = [token_blocks.FORMAT, tokenizers.__version__, tokenizer_identity(tokenizer)]
+    key = json.dumps([*made_by, portion.identity], sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

@@ -29,6 +29,7 @@ from ropewalk.data import (
     open_rows,
     pack_rows,
 )
+from ropewalk.data import corpus as corpus_module
 from ropewalk.data.accounting import imbalance, token_account
 from ropewalk.data.store import Part
 from ropewalk.errors import RopewalkError
@@ -114,7 +115,9 @@ def test_parts_in_folders_of_their_own_merge_to_one_run(
         merge_parts([parts[0], tmp_path / "empty"], tmp_path / "again")
     other = tmp_path / "other"
     pack_rows(job(corpus, tokenizer, replace(SETTINGS, context=65)), other, shard=(0, 3))
-    with pytest.raises(RopewalkError, match=r"is no part of the same rows .*context 65, not context 64"):
+    with pytest.raises(
+        RopewalkError, match=r"is no part of the same rows .*with settings\.context 65, not 64"
+    ):
         merge_parts([parts[0], parts[1], other], tmp_path / "again")
 
 
@@ -125,9 +128,7 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
     out = tmp_path / "out"
     pack_rows(job(corpus, tokenizer), out, shard=(0, 2))
     other = job(corpus, tokenizer, replace(SETTINGS, eos=False))
-    with pytest.raises(
-        RopewalkError, match=r"holds unfinished rows of another settings: eos True, not eos False"
-    ):
+    with pytest.raises(RopewalkError, match=r"holds unfinished rows with settings\.eos true, not false"):
         pack_rows(other, out)
     complete = pack_rows(job(corpus, tokenizer), out)
     before = tree(out)
@@ -136,12 +137,17 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
         job(corpus, tokenizer, mixture=MixtureSettings(shuffle=True)),
         job(corpus, tokenizer, validation=ValidationSettings(documents=1)),
     ):
-        with pytest.raises(RopewalkError, match=r"holds rows of another (settings|mixing|validation)"):
+        with pytest.raises(
+            RopewalkError,
+            match=r"holds rows with (settings\.eos|mixing none, not per source|validation\.documents)",
+        ):
             pack_rows(changed, out)
     assert tree(out) == before
     with (corpus / "0.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(RopewalkError, match=r"holds rows of another inputs"):
+    with pytest.raises(
+        RopewalkError, match=r"holds rows made of other files, or of files that have changed since"
+    ):
         pack_rows(job(corpus, tokenizer), out)
     assert isinstance(complete, PackedRows)
     (tmp_path / "full").mkdir()
@@ -253,6 +259,178 @@ def test_a_run_that_another_has_finished_meanwhile_uses_its_rows(
     assert isinstance(rows, PackedRows)
     pack_rows(work, tmp_path / "whole")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_two_jobs_at_once_in_one_folder_never_mix(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    one = job(corpus, tokenizer, mixture=MixtureSettings(shuffle=True, seed=1))
+    other = job(corpus, tokenizer, mixture=MixtureSettings(shuffle=True, seed=2))
+    refused: list[str] = []
+
+    def meanwhile(documents: int, tokens: int) -> None:
+        if not refused:
+            with pytest.raises(RopewalkError, match=r"with mixing\.seed 1, not 2") as caught:
+                pack_rows(other, tmp_path / "out", shard=(1, 2))
+            refused.append(str(caught.value))
+
+    assert isinstance(pack_rows(one, tmp_path / "out", shard=(0, 2), progress=meanwhile), Part)
+    assert refused
+    # And where the claim itself is another's, each file still says what it belongs to.
+    claim = tmp_path / "out" / "unfinished" / "job.json"
+    claim.write_text(claim.read_text().replace('"seed": 1', '"seed": 2'))
+    with pytest.raises(RopewalkError, match=r"belongs to other rows"):
+        pack_rows(other, tmp_path / "out", shard=(1, 2))
+
+
+def test_a_job_that_fails_before_a_row_is_there_leaves_the_folder_to_others(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    with pytest.raises(RopewalkError, match=r"not one row is full"):
+        pack_rows(job(corpus, tokenizer, PackingSettings(1 << 20)), tmp_path / "out")
+    assert isinstance(pack_rows(job(corpus, tokenizer), tmp_path / "out"), PackedRows)
+    pack_rows(job(corpus, tokenizer), tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_file_that_changes_and_comes_back_is_read_again(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kept: bool
+) -> None:
+    path = corpus / "2.jsonl"
+    content = path.read_bytes()
+    options = {"tokens": tmp_path / "tokens"} if kept else {}
+    real = corpus_module.read_portion
+
+    def poisoned(portion: object, skip: int) -> object:
+        path.write_bytes(content.replace(b"a", b"b"))
+        return real(portion, skip)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus_module.tokenise_portions, "__kwdefaults__", {
+            **(corpus_module.tokenise_portions.__kwdefaults__ or {}), "read": poisoned
+        })  # fmt: skip
+        with pytest.raises(RopewalkError, match=r"changed while it was being packed"):
+            pack_rows(job(corpus, tokenizer), tmp_path / "out", **options)
+    path.write_bytes(content)
+    pack_rows(job(corpus, tokenizer), tmp_path / "out", **options)
+    pack_rows(job(corpus, tokenizer), tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_damage_to_a_part_is_found_where_it_is_used(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
+    pack_rows(work, tmp_path / "whole")
+    parts = [tmp_path / "part0", tmp_path / "part1"]
+    for number, part in enumerate(parts):
+        pack_rows(work, part, shard=(number, 2))
+    damaged = sorted(parts[0].glob("rows-*.arrow"))[1]
+    content = damaged.read_bytes()
+    for broken in (content[: len(content) // 2], content[:-1] + b"x", b""):
+        damaged.write_bytes(broken)
+        with pytest.raises(RopewalkError, match=rf"{damaged.name} is damaged; run its shard again"):
+            merge_parts(parts, tmp_path / "merged")
+        assert not (tmp_path / "merged").exists()
+    # Running the shard again mends it, and so does a run that goes on in its folder.
+    assert isinstance(pack_rows(work, parts[0], shard=(0, 2)), Part)
+    assert damaged.read_bytes() == content
+    damaged.write_bytes(content[:-1])
+    shutil.copytree(parts[0], tmp_path / "resumed")
+    pack_rows(work, tmp_path / "resumed")
+    assert tree(tmp_path / "resumed") == tree(tmp_path / "whole")
+    # A machine that completes the folder reads what the others wrote.
+    with pytest.raises(RopewalkError, match=rf"{damaged.name} is damaged; delete it and run its shard again"):
+        pack_rows(work, parts[0], shard=(1, 2))
+    damaged.unlink()
+    assert isinstance(pack_rows(work, parts[0], shard=(1, 2)), Part)
+    pack_rows(work, parts[0], shard=(0, 2))
+    assert tree(parts[0]) == tree(tmp_path / "whole")
+
+
+def test_held_out_documents_are_checked_like_rows(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    pack_rows(job(corpus, tokenizer, validation=ValidationSettings(documents=3)), tmp_path / "out")
+    path = tmp_path / "out" / "validation.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RopewalkError, match=r"validation\.arrow is damaged"):
+        open_rows(tmp_path / "out", verify=True)
+    path.write_bytes(content[:-8])
+    with pytest.raises(RopewalkError, match=r"validation\.arrow has \d+ bytes"):
+        open_rows(tmp_path / "out")
+
+
+def test_what_only_the_making_needed_goes_away_after_a_late_kill(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    before = tree(tmp_path / "out")
+    (tmp_path / "out" / "unfinished" / "tokens").mkdir(parents=True)
+    (tmp_path / "out" / "unfinished" / "job.json").write_text("{}")
+    pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+
+
+def test_neither_rows_nor_tokens_are_kept_among_the_documents(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    for out, tokens in ((corpus / "rows", None), (tmp_path / "out", corpus / "tokens")):
+        with pytest.raises(RopewalkError, match=r"cannot be kept in .*, inside the source"):
+            pack_rows(job(corpus, tokenizer), out, tokens=tokens)
+    assert {path.name for path in corpus.iterdir()} == {f"{n}.jsonl" for n in range(4)}
+
+
+def test_hidden_entries_are_counted(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (corpus / ".git").mkdir()
+    (corpus / ".hidden.txt").write_text("x")
+    rows = pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    assert isinstance(rows, PackedRows)
+    assert rows.manifest["counts"]["reading"]["hidden_entries"] == 2
+
+
+def test_a_held_out_text_is_not_trained_on_as_token_ids(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    texts = [f"text number {n} of its kind" for n in range(40)]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    frames = [
+        [tokenizer.bos_token_id, *each, tokenizer.eos_token_id] if n % 2 else each
+        for n, each in enumerate(ids)
+    ]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": each}) + "\n" for each in frames))
+    specs = [SourceSpec(str(tmp_path / name)) for name in ("texts.jsonl", "ids.jsonl")]
+    work = Job(specs, tokenizer, PackingSettings(32), validation=ValidationSettings(documents=10))
+    rows = pack_rows(work, tmp_path / "out")
+    assert isinstance(rows, PackedRows)
+
+    def plain(document: object) -> str:
+        return tokenizer.decode(document.input_ids, skip_special_tokens=True)
+
+    held = [plain(document) for document in rows.validation]
+    assert len(set(held)) == len(held)
+    trained = "".join(tokenizer.decode(row.input_ids, skip_special_tokens=True) for row in rows)
+    assert not [text for text in held if text in trained]
+    split = rows.manifest["counts"]["split"]
+    # Every text comes twice, and its copy goes with it.
+    assert split["withheld_duplicates"] == 2 * len(held) - len(held)
+    assert split["training_documents"] == 80 - 2 * len(held)
+    assert imbalance(token_account(rows.manifest["counts"])) == (0, 0)
+
+
+def test_a_tag_is_tokenised_by_what_the_identity_is_of(
+    corpus: Path, tokenizer_folder: str, tmp_path: Path
+) -> None:
+    tagged = replace(SETTINGS, tag="<s>{source}: ")
+    with pytest.raises(RopewalkError, match=r"holds a BOS or EOS token for the source 'a'"):
+        pack_rows(job(corpus, tokenizer_folder, tagged), tmp_path / "out")
+    pack_rows(job(corpus, tokenizer_folder, replace(SETTINGS, tag="{source}: ")), tmp_path / "out")
 
 
 @pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])

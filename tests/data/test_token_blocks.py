@@ -93,7 +93,7 @@ def test_any_arrow_reader_reads_a_block(tmp_path: Path) -> None:
     header = json.loads(table.schema.metadata[b"ropewalk"])
     assert [header["sources"][n] for n in table.column("source").to_pylist()] == ["b", "a", "b"]
     assert {name: header[name] for name in ("format", "last", "records", "documents", "tokens")} == {
-        "format": 1, "last": True, "records": 1, "documents": 3, "tokens": 4
+        "format": token_blocks.FORMAT, "last": True, "records": 1, "documents": 3, "tokens": 4
     }  # fmt: skip
 
 
@@ -197,11 +197,11 @@ def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_blocks, "FORMAT", 2)
+    monkeypatch.setattr(token_blocks, "FORMAT", 99)
     (block,) = write(tmp_path, [ROWS])
     monkeypatch.undo()
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow has format 2, and this release reads 1; delete it"
+        RopewalkError, match=r"00000\.arrow has format 99, and this release reads 2; delete it"
     ):
         open_block(block.path)
 

@@ -17,6 +17,7 @@ from ropewalk.data import (
 )
 from ropewalk.errors import RopewalkError
 from ropewalk.training.recipe import Recipe
+from ropewalk.training.report import write_run_report
 from ropewalk.training.run import extend
 from test_run import losses, recipe_of
 
@@ -89,6 +90,25 @@ def test_rows_of_another_tokenizer_are_refused_and_damaged_ones_too(
         extend(recipe_of({**values, "output": str(tmp_path / "c"), "data": {"rows": [str(path.parent)]}}))
 
 
+def test_rows_without_held_out_documents_say_how_to_get_some(values: dict[str, Any], tmp_path: Path) -> None:
+    job = Job([SourceSpec(values["data"]["sources"][0])], values["model"], PackingSettings(64))
+    pack_rows(job, tmp_path / "rows")
+    with pytest.raises(RopewalkError, match=r"pack the rows with --validation-documents, or give"):
+        extend(recipe_of({**values, "data": {"rows": [str(tmp_path / "rows")]}}))
+
+
+def test_changed_rows_of_a_run_are_noticed_when_it_goes_on(values: dict[str, Any], tmp_path: Path) -> None:
+    recipe = recipe_of(values)
+    extend(recipe)
+    (tmp_path / "run" / "summary.json").unlink()
+    (path,) = (tmp_path / "run" / "data").glob("*/rows-00000.arrow")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged"):
+        extend(recipe, resume=True)
+
+
 def test_a_resumed_run_must_see_the_same_rows(values: dict[str, Any], tmp_path: Path) -> None:
     pack(values, tmp_path / "rows")
     recipe = recipe_of({**values, "data": {"rows": [str(tmp_path / "rows")]}})
@@ -109,7 +129,10 @@ def test_a_recipe_mixes_tags_and_interleaves(values: dict[str, Any], tmp_path: P
         "packing": "best_fit",
         "remainder": "pad",
     }
-    extend(recipe_of(values))
+    summary = extend(recipe_of(values))
+    assert summary["stages"][0]["mixture"]["total"]["long_asked"] > 0
+    write_run_report(tmp_path / "run")
+    assert "Documents of stage 1" in (tmp_path / "run" / "report.html").read_text()
     rows = open_rows(tmp_path / "run" / "data")
     assert (
         rows.manifest["mixture"]["total"]["long_achieved"] > rows.manifest["mixture"]["total"]["long_before"]
@@ -125,6 +148,7 @@ def test_a_recipe_mixes_tags_and_interleaves(values: dict[str, Any], tmp_path: P
     [
         ({}, r"give either sources, or rows"),
         ({"sources": ["a"], "rows": ["b"]}, r"give either sources, or rows"),
+        ({"rows": ["a"], "validation_documents": 3}, r"validation_documents was decided when"),
         ({"rows": ["a"], "tag": "x"}, r"tag was decided when the rows were packed"),
         ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture was decided when the rows were packed"),
         ({"sources": ["a"], "mixture": {"long_factor": 2}}, r"long_from"),

@@ -24,11 +24,13 @@ from ropewalk.cli.data_options import (
     source_specs,
 )
 from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.data import PackedRows
     from ropewalk.data.store import Part
 
+_CHUNK_DEFAULTS = ("64", "2048", "2,3", "0.2,0.8")
 _ROWS, _CHUNKS, _MIXTURE, _WORK = "Rows", "Interleaved chunks", "Mixture", "Work"
 
 
@@ -84,17 +86,17 @@ def pack_command(
     ] = False,
     chunk_min: Annotated[
         str, typer.Option(help="Shortest document that is cut.", rich_help_panel=_CHUNKS)
-    ] = "64",
+    ] = _CHUNK_DEFAULTS[0],
     chunk_max: Annotated[
         str, typer.Option(help="Longest document that is cut.", rich_help_panel=_CHUNKS)
-    ] = "2048",
+    ] = _CHUNK_DEFAULTS[1],
     chunk_parts: Annotated[
         str, typer.Option(help="Into how many parts, one of these.", rich_help_panel=_CHUNKS)
-    ] = "2,3",
+    ] = _CHUNK_DEFAULTS[2],
     chunk_cuts: Annotated[
         str,
         typer.Option(help="Cuts lie between these shares of the document.", rich_help_panel=_CHUNKS),
-    ] = "0.2,0.8",
+    ] = _CHUNK_DEFAULTS[3],
     weights: Annotated[
         str | None,
         typer.Option(help="How often each source is read: books=2,web=0.5.", rich_help_panel=_MIXTURE),
@@ -157,11 +159,11 @@ def pack_command(
     shard: Annotated[
         str,
         typer.Option(
-            help="This machine's part, 0/4 to 3/4: with one OUT or one TOKENS folder machines share the work.",
+            help="This machine's part, 0/4 to 3/4: with one OUT, or one TOKEN_STORE, machines share the work.",
             rich_help_panel=_WORK,
         ),
     ] = "0/1",
-    tokens: Annotated[
+    token_store: Annotated[
         Path | None,
         typer.Option(
             help="Folder that keeps tokenised documents, for other rows of the same documents and for other machines.",
@@ -178,6 +180,8 @@ def pack_command(
     from ropewalk.lengths import parse_length
 
     chunks = None
+    if not interleave and (chunk_min, chunk_max, chunk_parts, chunk_cuts) != _CHUNK_DEFAULTS:
+        raise RopewalkError("--chunk-min, --chunk-max, --chunk-parts and --chunk-cuts need --interleave")
     if interleave:
         low, high = numbers(chunk_cuts, float, "chunk-cuts", 2)
         parts = numbers(chunk_parts, int, "chunk-parts")
@@ -219,7 +223,7 @@ def pack_command(
         rows = pack_rows(
             job,
             out,
-            tokens=tokens,
+            tokens=token_store,
             workers=processes(workers),
             shard=shard_of(shard),
             progress=read,
@@ -280,13 +284,17 @@ def _print_packed(rows: PackedRows) -> None:
         ("documents held out", split["validation_documents"]),
         ("documents packed, repeated ones each time", packing["documents"]),
         ("documents' own tokens", account["tokens_in"]),
-        ("own tokens packed", account["own"]),
+        ("of these in rows or left over at the end", account["own"]),
         ("BOS tokens added", account["bos"]),
         ("EOS tokens added", account["eos"]),
+        ("tokens in rows", account["tokens_packed"]),
         ("tokens of the incomplete last row, left out", account["tokens_remainder"]),
         ("documents cut at a row's end", packing["cut_documents"]),
     ]
+    repeats = rows.manifest["corpus"]["repeats"] or {"documents": 0, "tokens": 0}
     remarks = [
+        ("documents that occur more than once in the input", repeats["documents"]),
+        ("tokens of their further copies", repeats["tokens"]),
         ("tokens of tags added, not trained on", account["tags"]),
         ("tokens of padding added, not trained on", account["padding"]),
         ("documents that the mixture leaves out", counts["mixture"]["unread_documents"]),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow
@@ -33,9 +34,31 @@ def writing(path: Path) -> Iterator[None]:
         raise RopewalkError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+class HashingFile:
+    """A file, for Arrow to write to, that hashes and counts what is written."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, content: bytes) -> int:
+        self.digest.update(content)
+        self.bytes += len(content)
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 def write_table(
     path: Path, columns: Mapping[str, pyarrow.DataType], batches: Iterable[Mapping[str, Sequence[Any]]]
-) -> None:
+) -> dict[str, Any]:
     """Write batches of records; the file appears when all are written.
 
     Args:
@@ -43,18 +66,20 @@ def write_table(
         columns: the columns and their types.
         batches: for each column its values, one a record; a batch is held in memory at a time.
 
+    Returns:
+        ``bytes`` and ``sha256`` of the file.
+
     Raises:
         RopewalkError: if the file cannot be written.
     """
     schema = pyarrow.schema(list(columns.items()))
-    with (
-        replacing(path) as temporary,
-        temporary.open("wb") as file,
-        pyarrow.ipc.new_file(file, schema) as writer,
-    ):
-        for batch in batches:
-            arrays = [_array(batch[field.name], field.type) for field in schema]
-            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        hashing = HashingFile(file)
+        with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
+            for batch in batches:
+                arrays = [_array(batch[field.name], field.type) for field in schema]
+                writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+    return {"bytes": hashing.bytes, "sha256": hashing.digest.hexdigest()}
 
 
 def open_table(path: Path, records: int) -> pyarrow.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from ropewalk.data.arrow import checked_index
 from ropewalk.data.documents import Record, SourceSpec, TokenisedDocument
 from ropewalk.data.identity import digest
-from ropewalk.data.portions import Portion, is_blank, read_portion
+from ropewalk.data.portions import Portion, changed, is_blank, read_portion
 from ropewalk.data.readers import ReadingCounts
 from ropewalk.data.token_blocks import (
     FORMAT,
@@ -184,7 +186,10 @@ def tokenise_portions(
         raise RopewalkError("no documents: give at least one file, folder or dataset")
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     identity = tokenizer_identity(tokenizer)
-    folders = [folder / digest([FORMAT, identity, portion.identity])[:32] for portion in portions]
+    folders = [
+        folder / digest([FORMAT, tokenizers.__version__, identity, portion.identity])[:32]
+        for portion in portions
+    ]
     work = _Work(dict(zip(folders, portions, strict=True)), progress)
     own = folders[index::machines]
     order = dict.fromkeys([*own, *reversed(folders)])
@@ -239,6 +244,13 @@ class _Work:
     ) -> None:
         """Write a record of a portion, or its end; ``texts`` goes on with the ids and hashes of its texts."""
         if record is None:
+            if changed(self.portions[folder]):
+                # Else these blocks would be taken for the file that has the old identity, should it come back.
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RopewalkError(
+                    f"a file of {self.portions[folder].spec.path} changed while it was being packed; pack again when "
+                    "it is complete"
+                )
             self.blocks[folder] = self._writers.pop(folder).finish()
             self._finished(folder)
             return

@@ -40,13 +40,18 @@ def description(
         context: tokens of a row.
     """
     training = split.training
-    before = length_statistics(
-        corpus.lengths[training],
-        corpus.source_ids[training],
-        corpus.sources,
-        row_length=context,
-        hashes=corpus.hashes[training],
-    )
+
+    def statistics(numbers: NDArray[np.int64], hashes: NDArray[np.uint64] | None) -> dict[str, Any]:
+        found = length_statistics(
+            corpus.lengths[numbers],
+            corpus.source_ids[numbers],
+            corpus.sources,
+            row_length=context,
+            hashes=hashes,
+        )
+        plain: dict[str, Any] = _plain(asdict(found))
+        return plain
+
     return {
         "counts": {
             "reading": {**asdict(corpus.reading), "tokens": int(corpus.lengths.sum())},
@@ -57,7 +62,9 @@ def description(
         "sources": _totals(corpus, documents),
         "validation_sources": _totals(corpus, split.validation),
         "mixture": None if mixture is None else _plain(asdict(mixture.report)),
-        "corpus": _plain(asdict(before)),
+        # Whole documents, before and after mixing; in the rows themselves they are cut.
+        "corpus": statistics(training, corpus.hashes[training]),
+        "mixed": None if mixture is None else statistics(documents, None),
         "tokens_digest": corpus.digest,
     }
 

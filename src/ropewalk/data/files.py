@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +177,12 @@ def list_folder(folder: Path) -> FolderListing:
             here / name for name in sorted(names) if not name.startswith(".") and (here / name).is_file()
         )
     return FolderListing(tuple(files), hidden)
+
+
+def hidden_entries(specs: Sequence[SourceSpec]) -> int:
+    """How many files and folders of the specs' folders are passed over because their name begins with a dot."""
+    folders = [Path(spec.path).expanduser() for spec in specs if not is_named(spec.path)]
+    return sum(list_folder(folder).hidden for folder in folders if folder.is_dir())
 
 
 @contextmanager

@@ -194,8 +194,7 @@ def mix(
     tokens asked over its tokens available) gives ``floor(e)`` whole copies, and for the fraction those that
     come first in a random permutation, up to the document at which the tokens are nearest to those wanted;
     none is drawn more than ``ceil(e)`` times. What a cell misses by is carried to the next shorter one of its
-    source (of the corpus, with ``per="corpus"``). Tokens asked of a cell are rounded to a whole number. The
-    same seed and a greater number of tokens draw the same documents and more.
+    source (of the corpus, with ``per="corpus"``). Tokens asked of a cell are rounded to a whole number.
 
     Args:
         lengths: int64 ``[n]``, own tokens of each candidate. A document without a token is never drawn,

@@ -146,6 +146,16 @@ def is_blank(document: Document | TokenisedDocument) -> bool:
     return not document.text or document.text.isspace()
 
 
+def changed(portion: Portion) -> bool:
+    """Whether a file of a portion is no longer what it was when the portion was planned."""
+    planned = portion.identity.get("inputs")
+    return (
+        bool(portion.files)
+        and planned is not None
+        and file_identities(portion.spec, portion.files) != planned
+    )
+
+
 def _identified(spec: SourceSpec) -> list[Portion]:
     portions = source_portions(spec)
     if not portions:

@@ -161,10 +161,10 @@ def open_rows(
             f"{FORMAT_VERSION}; pack again"
         )
     try:
-        rows = PackedRows(folder, manifest)
-        _check_files(folder, manifest["row_files"], verify)
+        _check_files(folder, [*manifest["row_files"], manifest["validation_file"]], verify)
         if tokenizer is not None:
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
+        rows = PackedRows(folder, manifest)
     except (KeyError, TypeError) as error:
         raise RopewalkError(f"{folder / MANIFEST} is damaged: {error}; pack again") from error
     if settings is not None and settings != rows.settings:

@@ -151,8 +151,13 @@ class PackingSettings:
             if self.pattern == "anchor":
                 return "row"
             return "none" if special.bos is None else "document"
-        if self.bos == "document" and special.bos is None:
-            raise RopewalkError("the tokenizer has no BOS token to begin documents with; choose bos none")
+        if special.bos is None and (
+            self.bos == "document" or (self.bos == "row" and self.pattern != "anchor")
+        ):
+            raise RopewalkError(
+                f"the tokenizer has no BOS token to begin {self.bos}s with; choose bos none"
+                + ("" if self.bos == "document" else ", or the pattern anchor, which takes EOS")
+            )
         return self.bos
 
     def room(self, special: SpecialTokens) -> int:
@@ -167,13 +172,13 @@ def check_tag(tag: str) -> None:
         RopewalkError: if it is empty, or names anything but ``{source}``.
     """
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(tag) if name is not None]
+        parts = list(string.Formatter().parse(tag))
     except ValueError as error:
         raise RopewalkError(
             f"the tag {tag!r} is no template: {error}; write {{source}} for the source"
         ) from error
-    unknown = sorted(set(fields) - {"source"})
-    if unknown:
-        raise RopewalkError(f"the tag {tag!r} names {{{unknown[0]}}}; only {{source}} is known")
+    for _, name, specification, conversion in parts:
+        if name is not None and (name != "source" or specification or conversion):
+            raise RopewalkError(f"the tag {tag!r} names {{{name}}}, or formats it; only {{source}} is known")
     if not tag:
         raise RopewalkError("the tag is empty; leave it out to put none")

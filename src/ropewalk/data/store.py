@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from ropewalk.data.assemble import Packed, assemble_rows, pack_documents, refuse
 from ropewalk.data.corpus import Corpus, tokenise_portions
 from ropewalk.data.describe import description, versions
 from ropewalk.data.documents import SourceSpec
+from ropewalk.data.files import hidden_entries
 from ropewalk.data.framing import DocumentEnds
+from ropewalk.data.holdout import hold_out
 from ropewalk.data.identity import digest, file_digests, inputs_identity
 from ropewalk.data.mixture import MixtureSettings, mix
 from ropewalk.data.portions import Portion, plan_portions
-from ropewalk.data.publish import begin, publish_if_complete, row_files
+from ropewalk.data.publish import Making, begin, give_up, row_files
 from ropewalk.data.rows import (
     FORMAT,
     FORMAT_VERSION,
@@ -33,8 +36,14 @@ from ropewalk.data.rows import (
     rows_file,
 )
 from ropewalk.data.settings import PackingSettings
-from ropewalk.data.split import ValidationSettings, split_documents
-from ropewalk.data.tokenise import Progress, load_tokenizer, special_ids, tokenizer_identity
+from ropewalk.data.split import ValidationSettings
+from ropewalk.data.tokenise import (
+    Progress,
+    backend_tokenizer,
+    load_tokenizer,
+    special_ids,
+    tokenizer_identity,
+)
 from ropewalk.errors import RopewalkError
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
@@ -163,8 +172,8 @@ def pack_rows(
             f"shard {number}/{machines} is none: the first of n machines is 0/n, the last n-1/n"
         )
     folder = Path(folder).expanduser()
-    begun = _begun(job, folder)
     store = folder / WORK / "tokens" if tokens is None else Path(tokens).expanduser()
+    begun = _begun(job, folder, store)
     return _pack(begun, folder, store, workers, shard, progress, written)
 
 
@@ -178,9 +187,10 @@ class _Begun:
     plan: dict[str, Any]
 
 
-def _begun(job: Job, folder: Path) -> _Begun:
-    """Check a job before anything is written."""
-    _refuse_circles(job.specs, folder)
+def _begun(job: Job, *folders: Path) -> _Begun:
+    """Check a job before anything is written; ``folders`` are what it will write to."""
+    for folder in folders:
+        _refuse_circles(job.specs, folder)
     tokenizer = load_tokenizer(job.tokenizer) if isinstance(job.tokenizer, str) else job.tokenizer
     job.settings.bos_policy(special_ids(tokenizer))
     portions = plan_portions(job.specs)
@@ -216,8 +226,13 @@ def _pack(
         )
         if inputs_identity(job.specs) != plan["inputs"]:
             raise RopewalkError("a file changed while it was being packed; pack again when it is complete")
-        packed, told, validation = _planned(job, tokenizer, corpus)
+        try:
+            packed, told, validation = _planned(job, tokenizer, corpus)
+        except RopewalkError:
+            give_up(folder)
+            raise
         named = job.tokenizer if isinstance(job.tokenizer, str) else tokenizer.name_or_path
+        told["counts"]["reading"]["hidden_entries"] = hidden_entries(job.specs)
         manifest = {
             "format": FORMAT,
             **plan,
@@ -233,6 +248,7 @@ def _pack(
     except (OSError, RopewalkError):
         # Another process may have finished the same rows, and taken the unfinished ones' folder away.
         if is_packed(folder):
+            shutil.rmtree(folder / WORK, ignore_errors=True)
             return open_rows(folder)
         raise
 
@@ -240,7 +256,7 @@ def _pack(
 def _planned(job: Job, tokenizer: Any, corpus: Corpus) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
     """The plan of all rows, what the manifest says of it, and the documents that are held out."""
     settings = job.settings
-    split = split_documents(corpus.hashes, job.validation or ValidationSettings())
+    split = hold_out(corpus, job.validation or ValidationSettings(), special_ids(tokenizer))
     documents, mixture = split.training, None
     if job.mixture is not None and not job.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, job.mixture)
@@ -263,13 +279,16 @@ def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray
     """The tag of each source as token ids, without special tokens.
 
     Raises:
-        RopewalkError: if a source's tag gives no token.
+        RopewalkError: if a source's tag gives no token, or a BOS or EOS token.
     """
-    tags = []
+    # The backend that documents are tokenised with, and that the tokenizer's identity is of.
+    backend, special, tags = backend_tokenizer(tokenizer), special_ids(tokenizer), []
     for source in sources:
-        ids = tokenizer(tag.format(source=source), add_special_tokens=False)["input_ids"]
+        ids = backend.encode(tag.format(source=source), add_special_tokens=False).ids
         if not ids:
             raise RopewalkError(f"the tag {tag!r} gives no token for the source {source!r}")
+        if {special.bos, special.eos} & set(ids):
+            raise RopewalkError(f"the tag {tag!r} holds a BOS or EOS token for the source {source!r}")
         tags.append(np.array(ids, np.int32))
     return tags
 
@@ -285,28 +304,34 @@ def _write(
 ) -> PackedRows | Part:
     context, rows = packed.settings.context, packed.num_rows
     per_file = rows_per_file(rows, context)
-    files = row_files(rows, per_file)
+    making = Making(folder, manifest, row_files(rows, per_file))
     number, machines = shard
-    mine = range(len(files) * number // machines, len(files) * (number + 1) // machines)
-    if not (folder / VALIDATION).is_file():
-        held_out = [
-            {
-                "input_ids": [corpus.tokens(n) for n in validation.tolist()],
-                "source": [corpus.sources[s] for s in corpus.source_ids[validation]],
-            }
-        ]
-        write_table(folder / VALIDATION, {"input_ids": INT32_LIST, "source": STRING}, held_out)
+    mine = range(len(making.files) * number // machines, len(making.files) * (number + 1) // machines)
+    if not making.intact(VALIDATION):
+        columns = {"input_ids": INT32_LIST, "source": STRING}
+        making.seal(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
     for file in mine:
         first, stop = file * per_file, min(rows, (file + 1) * per_file)
-        if not (folder / rows_file(file)).is_file():
-            write_table(folder / rows_file(file), _COLUMNS, _batches(packed, corpus, first, stop))
+        name = rows_file(file)
+        if not making.intact(name):
+            making.seal(name, write_table(folder / name, _COLUMNS, _batches(packed, corpus, first, stop)))
         if written is not None:
             written(stop - mine.start * per_file, min(rows, mine.stop * per_file) - mine.start * per_file)
-    missing = publish_if_complete(folder, manifest, files)
+    missing = making.publish_if_complete({VALIDATION, *(rows_file(file) for file in mine)})
     if not missing:
         return open_rows(folder)
-    there = sum(count for name, count in files if name not in missing)
+    there = sum(count for name, count in making.files if name not in missing)
     return Part(folder, there, rows, tuple(missing))
+
+
+def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[str, list[Any]]]:
+    """The validation documents, about a million tokens at a time."""
+    ends = np.cumsum(corpus.lengths[validation])
+    for batch in np.split(validation, np.flatnonzero(np.diff(ends // BATCH_TOKENS)) + 1):
+        yield {
+            "input_ids": [corpus.tokens(n) for n in batch.tolist()],
+            "source": [corpus.sources[s] for s in corpus.source_ids[batch]],
+        }
 
 
 def rows_per_file(rows: int, context: int) -> int:

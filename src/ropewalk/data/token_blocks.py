@@ -18,10 +18,11 @@ import pyarrow
 import pyarrow.ipc
 from numpy.typing import NDArray
 
+from ropewalk.data.arrow import HashingFile
 from ropewalk.errors import RopewalkError
 from ropewalk.files import replacing
 
-FORMAT = 1
+FORMAT = 2
 """Part of the names of the portions' folders; a change of BLOCK_TOKENS or of what a block holds changes it."""
 
 BLOCK_TOKENS = 1 << 22
@@ -388,27 +389,7 @@ def _write_file(file: BinaryIO, block: Block, ids: NDArray[np.int32]) -> None:
         pyarrow.array(block.hashes),
         pyarrow.array(block.characters),
     ]
-    hashed = _Hashed(file)
-    with pyarrow.ipc.new_file(pyarrow.PythonFile(hashed, "w"), schema) as writer:
+    hashing = HashingFile(file)
+    with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-    file.write(hashed.digest.hexdigest().encode())
-
-
-class _Hashed:
-    """A file that hashes what is written to it."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.digest.update(content)
-        return self._file.write(content)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
+    file.write(hashing.digest.hexdigest().encode())

@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -88,6 +89,9 @@ def load_tokenizer(path_or_name: str) -> Any:
     except (OSError, ValueError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
+        folder = Path(path)
+        if folder.is_dir() and not any(folder.glob("*token*")):
+            reason = "the folder has no tokenizer.json or other file of one"
         raise RopewalkError(f"cannot load a tokenizer from {path_or_name!r}: {reason}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise RopewalkError(
@@ -120,7 +124,7 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
         the added tokens, ``bos_token_id`` and ``eos_token_id``. The name or path is no part of it.
     """
     return {
-        "sha256": hashlib.sha256(_backend_state(tokenizer).encode()).hexdigest(),
+        "sha256": hashlib.sha256(backend_tokenizer(tokenizer).to_str().encode()).hexdigest(),
         "vocab_size": len(tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -205,7 +209,7 @@ def encode_batches(
     """
     if workers < 1:
         raise RopewalkError(f"workers must be 1 or more, got {workers}")
-    state = _backend_state(tokenizer)
+    state = backend_tokenizer(tokenizer).to_str()
     stream = iter(batches)
     first = list(islice(stream, 2))
     stream = chain(first, stream)
@@ -214,12 +218,12 @@ def encode_batches(
     return _in_process(stream, state) if alone else _in_workers(stream, state, workers)
 
 
-def _backend_state(tokenizer: Any) -> str:
-    """The backend as JSON, without the truncation and padding that many a tokenizer.json carries along."""
+def backend_tokenizer(tokenizer: Any) -> Tokenizer:
+    """The backend alone, without the truncation and padding that many a tokenizer.json carries along."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    return backend.to_str()
+    return backend
 
 
 _Entry = str | TokenisedDocument

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ropewalk.data import (
     MixtureSettings,
     PackedRows,
@@ -18,11 +20,12 @@ from ropewalk.data import (
     tokenizer_identity,
 )
 from ropewalk.data.identity import digest, inputs_identity
+from ropewalk.data.mixture import MixtureReport, explain
 from ropewalk.data.rows import is_packed
 from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
-from ropewalk.packing import PackedLayout, Row
+from ropewalk.packing import IGNORED, PackedLayout, Row
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe, Source
 from ropewalk.training.reporter import Reporter
@@ -49,7 +52,12 @@ def all_rows(
     for number in range(len(recipe.stages)):
         folder = None if began is None else Path(began["rows"][number])
         if folder is not None and is_packed(folder):
-            rows.append(open_rows(folder))
+            rows.append(open_rows(folder, verify=True))
+            if began is not None and _rows_digest(rows[-1]) != began["digests"][number]:
+                raise RopewalkError(
+                    f"the packed rows in {folder} are not those that the run in {output} began with; a resumed run "
+                    "must see the same rows: start again"
+                )
             continue
         rows.append(_rows(recipe, chosen, number, output, reporter))
         if folder is not None and rows[-1].folder.name != folder.name:
@@ -71,7 +79,8 @@ def rows_record(recipe: Recipe, rows: list[PackedRows]) -> dict[str, Any]:
 
 
 def _rows_digest(rows: PackedRows) -> str:
-    return digest([rows.manifest["digest"], [each["sha256"] for each in rows.manifest["row_files"]]])
+    files = [*rows.manifest["row_files"], rows.manifest["validation_file"]]
+    return digest([rows.manifest["digest"], [each["sha256"] for each in files]])
 
 
 def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -> list[PackedRows]:
@@ -121,7 +130,14 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
     epochs = stage.steps * stage.rows_per_step / len(rows)
     repeated = f", read {epochs:.1f} times" if epochs > 1 else ""
     reporter.note(f"stage {number + 1}: {len(rows)} training rows of {stage.context} tokens{repeated}")
+    for sentence in mixture_sentences(rows.manifest["mixture"]):
+        reporter.note(f"stage {number + 1}: {sentence}")
     return rows
+
+
+def mixture_sentences(report: dict[str, Any] | None) -> list[str]:
+    """What was asked of a mixture and what came out, for people; none where there is no mixture."""
+    return [] if report is None else explain(MixtureReport.from_dict(report))
 
 
 def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
@@ -139,9 +155,12 @@ def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list
     length, limit = recipe.stages[-1].context, recipe.evaluation.rows
     documents = _held_out(recipe, chosen, rows, length, limit)
     if not documents:
-        raise RopewalkError(
-            "there are no validation documents; raise data.validation_documents, or give data.validation_sources"
+        more = (
+            "pack the rows with --validation-documents"
+            if recipe.data.rows
+            else "raise data.validation_documents"
         )
+        raise RopewalkError(f"there are no validation documents; {more}, or give data.validation_sources")
     _full_rows(documents, chosen, length, limit)
     return documents
 
@@ -165,7 +184,13 @@ def probe_rows(
     except RopewalkError:
         first = (rows[number] for number in range(min(limit, len(rows))))
         layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
-        return [Row(row.input_ids, row.labels, layout) for row in first], "training"
+        return [_in_storage_order(row, layout) for row in first], "training"
+
+
+def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
+    """A training row as one run of text: a target that is not the next token (of interleaved chunks) is none."""
+    following = torch.roll(row.input_ids, -1)
+    return Row(row.input_ids, row.labels.where(row.labels == following, IGNORED), layout)
 
 
 def _held_out(recipe: Recipe, chosen: Plan, rows: PackedRows, length: int, limit: int) -> list[Ids]:

@@ -36,7 +36,7 @@ class Plan:
         dtype: dtype of the checkpoint's weights, in which the result is saved.
         rope: RoPE method of the checkpoint as it is.
         methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose.
-        packing: packing settings of each stage.
+        packing: packing settings of each stage; none where the recipe names rows.
         tokenizer: the model's tokenizer.
         device: where to train.
         precision: float32, bfloat16-autocast or bfloat16.
@@ -102,7 +102,8 @@ def plan(recipe: Recipe) -> Plan:
         raise RopewalkError(
             f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {text.vocab_size}: not a pair"
         )
-    packing = tuple(_packing(recipe, stage) for stage in recipe.stages)
+    # Rows that were packed before have decided.
+    packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
     engine = resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine

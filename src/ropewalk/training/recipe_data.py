@@ -157,6 +157,8 @@ class Data(Strict):
                 "packing",
                 "remainder",
                 "interleave",
+                "validation_documents",
+                "workers",
                 "cache",
             )
             fields = type(self).model_fields

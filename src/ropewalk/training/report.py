@@ -18,6 +18,7 @@ from ropewalk.reporting import (
     write_report,
 )
 from ropewalk.training.choice import describe_choice
+from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run import METRICS, RECIPE, SUMMARY
 
@@ -69,7 +70,13 @@ def write_run_report(output: Path) -> list[Path]:
         **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
         "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
     }
+    mixtures = {
+        f"Documents of stage {number}": "\n".join(mixture_sentences(stage["mixture"]))
+        for number, stage in enumerate(summary["stages"], start=1)
+        if stage.get("mixture") is not None
+    }
     details = {
+        **mixtures,
         "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
         "Versions": json.dumps(summary["versions"], indent=2),
     }

@@ -302,6 +302,7 @@ def _stage_summary(
         "steps": stage.steps,
         "tokens": stage.steps * stage.rows_per_step * stage.context,
         "rows": len(rows),
+        "mixture": rows.manifest["mixture"],
     }
 
 
