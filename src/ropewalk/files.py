@@ -17,6 +17,19 @@ from ropewalk.errors import RopewalkError
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with the disk into one sentence.
+
+    Raises:
+        RopewalkError: naming the path and the reason (no space, no permission).
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RopewalkError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill under a temporary name; it takes its own name when the block ends well.
 

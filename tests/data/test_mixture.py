@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ropewalk.data.mixture import Mixture, MixtureSettings, explain, mix
+from ropewalk.data.mixture import Mixture, MixtureReport, MixtureSettings, explain, mix
 from ropewalk.errors import RopewalkError
 
 NAMES = ("arxiv", "wiki", "books")
@@ -103,12 +103,12 @@ def corpora(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 portions = st.floats(0, 5, allow_subnormal=False)
-lengths_asked = st.one_of(
-    st.just({}),
+some_lengths_asked = st.one_of(
     st.fixed_dictionaries({"long_from": st.just(10), "long_factor": st.floats(0.05, 20)}),
     st.fixed_dictionaries({"long_from": st.just(10), "long_share": st.floats(0.01, 0.99)}),
     st.builds(lambda a, b: {"length_shares": ((0, a), (10, b))}, portions, st.floats(0.1, 5)),
 )
+lengths_asked = st.one_of(st.just({}), some_lengths_asked)
 sources_asked = st.one_of(
     st.just({}),
     st.builds(lambda weights: {"weights": weights}, st.dictionaries(st.sampled_from(NAMES[:2]), portions)),
@@ -122,8 +122,19 @@ sources_asked = st.one_of(
 
 
 @st.composite
-def asked_for(draw: st.DrawFn) -> MixtureSettings:
-    values: dict[str, Any] = {**draw(lengths_asked), **draw(sources_asked)}
+def sparse_corpora(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """As corpora, but any source may want for short documents, long ones or both."""
+    lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any))
+    return lengths, draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths)))
+
+
+@st.composite
+def asked_for(
+    draw: st.DrawFn,
+    by_length: st.SearchStrategy[dict[str, Any]] = lengths_asked,
+    by_source: st.SearchStrategy[dict[str, Any]] = sources_asked,
+) -> MixtureSettings:
+    values: dict[str, Any] = {**draw(by_length), **draw(by_source)}
     if draw(st.booleans()):
         values["tokens"] = draw(st.integers(1, 3000))
     return MixtureSettings(
@@ -217,12 +228,12 @@ def test_the_report_adds_up_and_is_plain_json(
     assert all(sentence.endswith(".") for sentence in explain(report))
 
 
-@given(corpora(), asked_for())
+@given(corpora(), asked_for(some_lengths_asked, st.just({})))
 def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
     corpus: tuple[list[int], list[int]], settings: MixtureSettings
 ) -> None:
     lengths, ids = corpus
-    settings = replace(settings, weights=None, shares=None, per="corpus", shortage="cap")
+    settings = replace(settings, per="corpus", shortage="cap")
     ours = mixed(lengths, ids, settings)
     alone = mixed(lengths, [0] * len(ids), replace(settings, per="source"))
     assert ours.documents.tolist() == alone.documents.tolist()
@@ -235,56 +246,167 @@ def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
     assert {source.long_asked for source in ours.report.sources} == {None}
 
 
-@given(corpora(), asked_for())
-def test_what_a_refusal_says_fits_does_fit(
+def listed(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in (entry.split("=") for entry in text.split(","))}
+
+
+def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str, Any]]]:
+    """Each piece of a refusal's advice, and the changes of settings that a reader would make for it."""
+    reason, advice = message.split("; what fits is ")
+    source = re.match(r"source '(\w+)'", reason)
+    changes: dict[str, list[dict[str, Any]]] = {}
+    for piece in advice.replace(", or ", ", ").split(", "):
+        if piece == "shortage cap":
+            found = [{"shortage": "cap"}]
+        elif piece == "per corpus (lengths over all sources together)":
+            found = [{"per": "corpus"}]
+        elif piece == "per corpus (lengths over all sources together) with shortage cap":
+            found = [{"per": "corpus", "shortage": "cap"}]
+        elif piece == "long_factor (which leaves such documents as they are)":
+            found = [{"long_factor": factor, "long_share": None} for factor in (0.999, 1)]
+        elif piece == "a share of 0 for these lengths":
+            assert settings.length_shares is not None
+            wanting = 0 if "of fewer than" in reason else 10
+            found = [
+                {
+                    "length_shares": tuple(
+                        (at, share * (at != wanting)) for at, share in settings.length_shares
+                    )
+                }
+            ]
+        elif match := re.fullmatch(r"a total of up to (\d+) tokens", piece):
+            found = [{"tokens": tokens} for tokens in {int(match[1]), max(1, int(match[1]) // 2)}]
+        elif match := re.fullmatch(r"max_epochs from (\S+)", piece):
+            found = [{"max_epochs": float(match[1])}, {"max_epochs": float(match[1]) + 1}]
+        elif match := re.fullmatch(r"a weight of it up to (\S+)", piece):
+            assert source is not None
+            found = [{"weights": {**(settings.weights or {}), source[1]: float(match[1])}}]
+        elif match := re.fullmatch(r"weights up to (\S+)", piece):
+            found = [{"weights": {**(settings.weights or {}), **listed(match[1])}}]
+        elif match := re.fullmatch(
+            r"a share of it up to (\S+) where the rest goes to other sources \((\S+)\)", piece
+        ):
+            assert source is not None
+            found = [{"shares": listed(match[2])}]
+            assert found[0]["shares"][source[1]] == pytest.approx(float(match[1]), abs=1e-3)
+        elif match := re.fullmatch(
+            r"a share of these lengths up to (\S+) where the rest goes to other lengths \((\S+)\)", piece
+        ):
+            found = [{"length_shares": tuple((int(at), share) for at, share in listed(match[2]).items())}]
+        else:
+            match = re.fullmatch(r"(long_factor|long_share)(?: from (\S+))?(?: up to (\S+))?", piece)
+            assert match is not None, piece
+            ends = [float(end) for end in match.groups()[1:] if end]
+            found = [{match[1]: value} for value in {*ends, sum(ends) / len(ends)}]
+        changes[piece] = found
+    return changes
+
+
+def refused(lengths: list[int], ids: list[int], settings: MixtureSettings) -> str | None:
+    try:
+        mixed(lengths, ids, settings)
+    except RopewalkError as error:
+        return str(error)
+    return None
+
+
+@given(st.one_of(corpora(), sparse_corpora()), asked_for())
+def test_every_piece_of_advice_fits_by_itself(
     corpus: tuple[list[int], list[int]], settings: MixtureSettings
 ) -> None:
     lengths, ids = corpus
     settings = replace(settings, shortage="refuse")
-    try:
-        mixed(lengths, ids, settings)
-    except RopewalkError as error:
-        message = str(error)
-    else:
-        assume(False)
-    fits = dict(
-        re.findall(
-            r"(tokens up to|long_factor|long_share|max_epochs from) (?:(?:up to|from) )?(\S+),", message
-        )
+    message = refused(lengths, ids, settings)
+    assume(message is not None and "what fits is" in message)
+    assert message is not None
+    for piece, changes in advised(message, settings).items():
+        for change in changes:
+            report = mixed(lengths, ids, replace(settings, **change)).report
+            assert change.get("shortage") == "cap" or report.shortages == (), piece
+
+
+@given(corpora(), asked_for(st.just({}), sources_asked), st.integers(1, 9000))
+def test_a_share_is_offered_where_some_shares_fit_and_only_there(
+    corpus: tuple[list[int], list[int]], settings: MixtureSettings, tokens: int
+) -> None:
+    lengths, ids = corpus
+    assume(settings.shares is not None)
+    assert settings.shares is not None
+    message = refused(lengths, ids, replace(settings, tokens=tokens, shortage="refuse"))
+    assume(message is not None)
+    assert message is not None
+    there = sum(tokens_of([d for d in range(len(ids)) if NAMES[ids[d]] == name], lengths)
+                for name, share in settings.shares.items() if share)  # fmt: skip
+    assert ("a share of it up to" in message) == (Fraction(settings.max_epochs) * there >= tokens)
+
+
+@given(corpora(), st.integers(8, 48), st.floats(0.1, 5), st.floats(0.1, 5), st.integers(1, 3000))
+def test_a_share_of_lengths_is_offered_where_some_fit_and_only_there(
+    corpus: tuple[list[int], list[int]], eighths: int, short: float, long: float, tokens: int
+) -> None:
+    lengths = corpus[0]
+    settings = MixtureSettings(
+        length_shares=((0, short), (10, long)), max_epochs=eighths / 8, tokens=tokens, per="corpus"
     )
-    others: list[dict[str, Any]] = [{"max_epochs": float(fits["max_epochs from"])}]
-    if "tokens up to" in fits:
-        others.append({"tokens": int(fits["tokens up to"])})
-    others += [{name: float(fits[name])} for name in ("long_factor", "long_share") if name in fits]
-    for change in others:
-        if change.get("long_share") not in (0, 1):
-            assert mixed(lengths, ids, replace(settings, **change)).report.shortages == ()
+    message = refused(lengths, corpus[1], settings)
+    assume(message is not None)
+    assert message is not None
+    assert ("a share of these lengths up to" in message) == (Fraction(eighths, 8) * sum(lengths) >= tokens)
 
 
 def test_what_fits_is_the_most_that_fits() -> None:
     lengths, ids = [100] * 40 + [1000] * 2, [0] * 42
     base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
     with pytest.raises(
-        RopewalkError, match=r"tokens up to 4160, long_factor up to 4, max_epochs from 2\.885,"
+        RopewalkError,
+        match=r"; what fits is a total of up to 4160 tokens, long_factor up to 4, max_epochs from 2\.885, or shortage "
+        r"cap$",
     ):
         mixed(lengths, ids, base)
     assert mixed(lengths, ids, replace(base, long_factor=4)).report.cells[1].epochs_asked == 2
     with pytest.raises(RopewalkError, match=r"long_factor up to 4,"):
         mixed(lengths, ids, replace(base, long_factor=4.01))
     few = replace(base, long_factor=0.01, max_epochs=1.2)
-    with pytest.raises(RopewalkError, match=r"of fewer than 1,000 tokens .* long_factor from 0\.500"):
+    with pytest.raises(
+        RopewalkError, match=r"of fewer than 1,000 tokens .* long_factor from 0\.5 up to 1\.333,"
+    ):
         mixed(lengths, ids, few)
     assert mixed(lengths, ids, replace(few, long_factor=0.5)).report.cells[0].epochs_asked == 1.2
     share = MixtureSettings(long_from=1000, long_share=0.9, max_epochs=2)
     with pytest.raises(RopewalkError, match=r"long_share up to 0\.6666,"):
         mixed(lengths, ids, share)
-    with pytest.raises(RopewalkError, match=r"tokens up to 800.*a weight of it up to 2, max"):
+    with pytest.raises(RopewalkError, match=r"long_share from 0\.2 up to 0\.4,"):
+        mixed(lengths, ids, replace(share, max_epochs=1.2))
+    with pytest.raises(RopewalkError, match=r"a total of up to 800 tokens, a weight of it up to 2, max"):
         mixed([100] * 4, [0] * 4, MixtureSettings(weights={"arxiv": 3}, max_epochs=2))
-    shares = MixtureSettings(shares={"arxiv": 3, "wiki": 1, "books": 0}, tokens=1000, max_epochs=1)
-    with pytest.raises(RopewalkError, match=r"a share of it up to 0\.4, max"):
-        mixed([100] * 8, [0] * 4 + [1] * 4, shares)
-    with pytest.raises(RopewalkError, match=r"a share of these lengths up to 0\.6666, max"):
+    with pytest.raises(RopewalkError, match=r"weights up to arxiv=2,wiki=2, max"):
+        mixed([100] * 4, [0, 0, 1, 1], MixtureSettings(weights={"arxiv": 3, "wiki": 2.5}, max_epochs=2))
+    with pytest.raises(
+        RopewalkError,
+        match=r"a share of these lengths up to 0\.6666 where .* \(0=0\.3334,1000=0\.6666\), max",
+    ):
         mixed(lengths, ids, MixtureSettings(length_shares=((0, 0.1), (1000, 0.9)), max_epochs=2))
+
+
+def test_the_rest_of_a_share_goes_to_sources_with_room() -> None:
+    # 400 tokens of each; one epoch of arxiv is 0.4 of 1000.
+    lengths, ids = [100] * 12, [0] * 4 + [1] * 4 + [2] * 4
+    shares = MixtureSettings(shares={"arxiv": 3, "wiki": 1, "books": 0}, tokens=1000, max_epochs=1)
+    # Books were left out, and wiki has 400 too: 800 at most.
+    with pytest.raises(
+        RopewalkError, match=r"what fits is a total of up to 533 tokens, max_epochs from 1\.875, or"
+    ):
+        mixed(lengths, ids, shares)
+    with pytest.raises(
+        RopewalkError,
+        match=r"a share of it up to 0\.5333 where the rest goes to other sources "
+        r"\(arxiv=0\.5333,wiki=0\.4667,books=0\), max",
+    ):
+        mixed(lengths, ids, replace(shares, tokens=750))
+    # In proportion 0.45 and 0.15 would be left for the others, and wiki has 0.4; by their room it is 0.333 and 0.267.
+    three = replace(shares, shares={"arxiv": 6, "wiki": 3, "books": 1})
+    with pytest.raises(RopewalkError, match=r"\(arxiv=0\.4,wiki=0\.35,books=0\.25\)"):
+        mixed(lengths, ids, three)
 
 
 def test_what_fits_suits_every_source_or_is_not_named() -> None:
@@ -300,13 +422,82 @@ def test_what_fits_suits_every_source_or_is_not_named() -> None:
             mixed(lengths, ids, replace(base, **asked))
         assert "long_factor" not in str(refusal.value)
     # Nor does a factor help a source of short documents alone.
-    with pytest.raises(RopewalkError, match=r"what fits is tokens up to 800, max_epochs from 3,"):
+    with pytest.raises(
+        RopewalkError, match=r"what fits is a total of up to 800 tokens, max_epochs from 3, or"
+    ):
         mixed([100] * 4, [0] * 4, replace(base, tokens=1200))
     # Another share would change the total as well.
     shares = {"arxiv": 1.0, "wiki": 1.0, "books": 0.0}
     with pytest.raises(RopewalkError, match=r"long_factor up to 2,") as refusal:
         mixed(lengths, ids, replace(base, shares=shares, max_epochs=1.5))
     assert "a share of it" not in str(refusal.value)
+
+
+def long_books_and_short_notes() -> tuple[list[int], list[int], MixtureSettings]:
+    settings = MixtureSettings(length_shares=((0, 0.2), (10, 0.3), (100, 0.5)))
+    return [200] * 4 + [50] * 10 + [5] * 100, [0] * 4 + [1] * 10 + [2] * 100, settings
+
+
+def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
+    lengths, ids, settings = long_books_and_short_notes()
+    with pytest.raises(
+        RopewalkError,
+        match=r"^source 'arxiv' has no document of fewer than 10 tokens, and 160 tokens of such are asked for; "
+        r"what fits is per corpus \(lengths over all sources together\), or shortage cap$",
+    ):
+        mixed(lengths, ids, settings)
+    report = mixed(lengths, ids, replace(settings, per="corpus")).report
+    assert report.shortages == ()
+    # 0.3 and 0.2 of 1800 tokens; of the long ones 900 are nearest to 800 or 1000, as a document has 200.
+    assert report.total.long_asked == 0.5
+    assert [cell.asked for cell in report.cells if cell.available] == [900, 540, 360]
+    # With fewer books the corpus has enough only under a cap, and without any it helps nothing.
+    with pytest.raises(RopewalkError, match=r"per corpus \(.*\) with shortage cap, or shortage cap$"):
+        mixed(lengths[3:], ids[3:], replace(settings, max_epochs=2))
+    with pytest.raises(RopewalkError, match=r"'wiki' has no .* what fits is per corpus") as refusal:
+        mixed(lengths[4:], ids[4:], replace(settings, max_epochs=9))
+    assert "fewer than 10 tokens" in str(refusal.value)
+    with pytest.raises(
+        RopewalkError,
+        match=r"of 100 tokens or more, .* fits is a share of 0 for these lengths, or shortage cap$",
+    ):
+        mixed(
+            [50] * 10 + [5] * 100,
+            [0] * 110,
+            replace(settings, length_shares=((0, 1), (10, 0), (100, 1)), tokens=2000),
+        )
+
+
+def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
+    lengths, ids, settings = long_books_and_short_notes()
+    report = mixed(lengths, ids, replace(settings, shortage="cap")).report
+    assert [cell.drawn for cell in report.cells] == [0, 0, 400, 0, 150, 0, 100, 0, 0]
+    assert report.shortages[0] == (
+        "Source 'arxiv' has no document of fewer than 10 tokens, and 160 tokens of such are asked for; they are "
+        "missing."
+    )
+    assert len(report.shortages) == 6
+    assert [cell.epochs_asked for cell in report.cells[:2]] == [0, 0]
+    # Of the corpus too, where no source can be asked for what there is none of.
+    corpus = replace(settings, shortage="cap", per="corpus")
+    report = mixed(lengths[4:], ids[4:], corpus).report
+    assert report.shortages == (
+        "The corpus has no document of 100 tokens or more, and 500 tokens of such are asked for; they are missing.",
+    )
+    assert (report.total.long_asked, report.tokens_asked, report.tokens_achieved) == (0.5, 1000, 500)
+    assert all(source.share_achieved for source in report.sources[1:])
+
+
+def test_a_cap_that_leaves_nothing_is_refused() -> None:
+    settings = MixtureSettings(length_shares=((0, 0), (10, 1)), tokens=50, shortage="cap")
+    with pytest.raises(
+        RopewalkError, match=r"none of the 50 tokens asked for can be had, as no document is of a length"
+    ):
+        mixed([5] * 20, [0] * 20, settings)
+    with pytest.raises(
+        RopewalkError, match=r"of 10 tokens or more, and 50 tokens of such are asked for; choose other"
+    ):
+        mixed([5] * 20, [0] * 20, replace(settings, shortage="refuse"))
 
 
 def synthetic(seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -402,7 +593,7 @@ def test_a_cap_reads_no_more_and_makes_nothing_up() -> None:
         "that each would be read 2.7 times on average where max_epochs is 2; they are read 2 times, and about "
         "1,400 tokens are missing.",
     )
-    assert explain(report)[-1] == report.shortages[0]
+    assert explain(report)[1] == report.shortages[0]
 
 
 def test_as_is_hands_on_every_document_in_order() -> None:
@@ -463,7 +654,7 @@ def test_settings_survive_json(settings: MixtureSettings) -> None:
     ("changed", "as_is"),
     [
         ({}, True),
-        ({"seed": 3, "max_epochs": 2, "shortage": "cap", "per": "corpus"}, True),
+        ({"seed": 3, "max_epochs": 2, "shortage": "cap"}, True),
         ({"shuffle": True}, False),
         ({"tokens": 5}, False),
         ({"weights": {}}, False),
@@ -511,6 +702,11 @@ def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: b
         ({"per": "document"}, r"unknown per 'document'; choose one of source, corpus"),
         ({"per": "corpus", "weights": {"a": 1}}, r"per corpus takes no weights"),
         ({"per": "corpus", "shares": {"a": 1}}, r"per corpus takes no shares"),
+        (
+            {"per": "corpus"},
+            r"per corpus has no meaning without long_from or length_shares; choose per source",
+        ),
+        ({"per": "corpus", "tokens": 5, "shuffle": True}, r"per corpus has no meaning without"),
         ({"shortage": "pad"}, r"unknown shortage 'pad'"),
         ({"max_epochs": 0.5}, r"max_epochs must be a number from 1"),
         ({"max_epochs": math.inf}, r"got inf"),
@@ -536,7 +732,7 @@ def test_impossible_settings_are_refused(values: dict[str, Any], message: str) -
         ),
         (
             {"length_shares": ((0, 1), (20, 1), (60, 1))},
-            r"has no document of 20 to 59 tokens, .*a share of 0",
+            r"'arxiv' has no document of 20 to 59 tokens, and 45 tokens .*; what fits is shortage cap$",
         ),
         ({"tokens": 600}, r"read 4\.167 times on average where max_epochs is 4; .* or shortage cap"),
     ],
@@ -581,17 +777,70 @@ def test_the_report_is_explained_in_sentences() -> None:
     lengths, ids = [100] * 40 + [1000] * 2 + [0] * 2 + [50], [0] * 44 + [1]
     report = mixed(lengths, ids, MixtureSettings(long_from=1000, long_factor=4)).report
     assert explain(report) == [
-        "The mixture has 6,050 tokens where 6,050 were asked for and the corpus has 6,050.",
+        "The mixture has 6,050 tokens where the corpus has 6,050; no other total was asked for.",
         "In random order, 25 documents are read, 23 different ones, of which 2 repeat, 2 times at most.",
         "Left out for want of a single token: 2 documents.",
-        "Of all tokens, 66.12% (asked 66.12%, before 33.06%) lie in documents of 1,000 tokens or more.",
-        "Source 'arxiv' has 99.17% (asked 99.17%, before 99.17%) of the tokens.",
-        "Of source 'arxiv', 66.67% (asked 66.67%, before 33.33%) lie in documents of 1,000 tokens or more.",
-        "Source 'wiki' has 0.83% (asked 0.83%, before 0.83%) of the tokens.",
-        "Of source 'wiki', 0.00% (asked 0.00%, before 0.00%) lie in documents of 1,000 tokens or more.",
-        "Source 'books' has 0.00% (asked 0.00%, before 0.00%) of the tokens.",
+        "Of all tokens, 66.12 % (asked 66.12 %, before 33.06 %) lie in documents of 1,000 tokens or more.",
+        "Source 'arxiv' has 99.17 % (asked 99.17 %, before 99.17 %) of the tokens.",
+        "Of source 'arxiv', 66.67 % (asked 66.67 %, before 33.33 %) lie in documents of 1,000 tokens or more.",
+        "Source 'wiki' has 0.83 % (asked 0.83 %, before 0.83 %) of the tokens.",
+        "Of source 'wiki', 0.00 % (asked 0.00 %, before 0.00 %) lie in documents of 1,000 tokens or more.",
+        "Source 'books' has 0.00 % (asked 0.00 %, before 0.00 %) of the tokens.",
         "Source 'arxiv' has 40 documents of fewer than 1,000 tokens, read 0.5 times on average (asked 0.5), none "
         "more than 1 time.",
         "Source 'arxiv' has 2 documents of 1,000 tokens or more, read 2 times on average (asked 2), none more than "
         "2 times.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"tokens": 60}, "The mixture has 60 tokens where 60 were asked for and the corpus has 100."),
+        (
+            {"weights": {"arxiv": 0.5}, "tokens": 40},
+            "The mixture has 40 tokens where 40 were asked for and the corpus has 100.",
+        ),
+        (
+            {"weights": {"arxiv": 0.5}},
+            "The mixture has 80 tokens where 80 follow from the weights and the corpus has 100.",
+        ),
+        (
+            {"shares": {"arxiv": 1, "wiki": 3, "books": 0}},
+            "The mixture has 80 tokens where 80 follow from the shares and the corpus has 100.",
+        ),
+        (
+            {"weights": {"arxiv": 6}, "shortage": "cap"},
+            "The mixture has 220 tokens where 300 follow from the weights and the corpus has 100.",
+        ),
+        (
+            {"shuffle": True},
+            "The mixture has 100 tokens where the corpus has 100; no other total was asked for.",
+        ),
+    ],
+)
+def test_a_total_that_nobody_asked_for_is_not_said_to_be_asked(asked: dict[str, Any], sentence: str) -> None:
+    report = mixed([10] * 10, [0] * 4 + [1] * 6, MixtureSettings(**asked)).report
+    assert explain(report)[0] == sentence
+    assert explain(MixtureReport.from_dict(json.loads(json.dumps(asdict(report))))) == explain(report)
+
+
+def test_many_cells_are_explained_as_a_whole() -> None:
+    lengths, ids = [10] * 10 + [30] * 10, [*range(5)] * 4
+    settings = MixtureSettings(long_from=20, long_share=0.9, shortage="cap", max_epochs=1)
+    few, many = (
+        mix(np.array(lengths, np.int64), np.array(ids, np.int32) % count, [*"abcde"][:count], settings).report
+        for count in (3, 4)
+    )
+    assert (len(few.cells), len(many.cells)) == (6, 8)
+    assert [sentence.split(" tokens, and ")[1] for sentence in many.shortages[-2:]] == [
+        "72 are asked for, so that each would be read 1.2 times on average where max_epochs is 1; they are read once, "
+        "and about 12 tokens are missing."
+    ] * 2
+    assert [sentence[:8] for sentence in explain(few)].count("Source '") == 3 + 3 + 6
+    assert explain(many) == [
+        "The mixture has 350 tokens where the corpus has 400; no other total was asked for.",
+        *many.shortages,
+        "In random order, 15 documents are read, none of them twice.",
+        "Of all tokens, 85.71 % (asked 90.00 %, before 75.00 %) lie in documents of 20 tokens or more.",
     ]

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data import PackedRow
+from ropewalk.data import InterleaveSettings, PackedRow, PackingSettings
+from ropewalk.data.assemble import assemble_rows, pack_documents
+from ropewalk.data.framing import DocumentEnds
 from ropewalk.data.preview import Chunk, RowPreview, Span, preview_row
+from ropewalk.data.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 
 BOS, EOS = 1, 2
@@ -34,10 +37,10 @@ def test_a_row_by_hand() -> None:
     assert preview == RowPreview(
         anchor=Span("anchor", 0, 1, masked=True),
         chunks=(
-            Chunk(0, 7, "source-7", 1, 4, 1, 2, (Span("text", 1, 3, True), Span("text", 3, 4, False))),
-            Chunk(1, 3, "source-3", 4, 7, 1, 1, (Span("text", 4, 6, False), Span("special", 6, 7, False))),
-            Chunk(0, 7, "source-7", 7, 9, 2, 2, (Span("text", 7, 8, False), Span("special", 8, 9, False))),
-            Chunk(2, -1, "", 9, 11, 1, 1, (Span("padding", 9, 11, True),)),
+            Chunk(0, 7, "source-7", 1, 4, 1, 2, False, (Span("text", 1, 3, True), Span("text", 3, 4, False))),
+            Chunk(1, 3, "source-3", 4, 7, 1, 1, False, (Span("text", 4, 6, False), Span("special", 6, 7, False))),
+            Chunk(0, 7, "source-7", 7, 9, 2, 2, False, (Span("text", 7, 8, False), Span("special", 8, 9, False))),
+            Chunk(2, -1, "", 9, 11, 1, 1, False, (Span("padding", 9, 11, True),)),
         ),
     )
     assert [chunk.is_padding for chunk in preview.chunks] == [False, False, False, True]
@@ -120,3 +123,47 @@ def test_contradictions_are_refused(
 ) -> None:
     with pytest.raises(RopewalkError, match=message):
         preview_row(row_of([5, 6, 7], segments, [0], masked), 0, {BOS}, ends)
+
+
+class Nines:
+    """A corpus whose documents are of one token that is no special one."""
+
+    def read_tokens(self, number: int, first: int, out: np.ndarray) -> None:
+        out[:] = 9
+
+
+@given(
+    # Few documents and lengths, so that a document often comes twice in a row, and ends where a row does.
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.lists(st.integers(1, 20), min_size=3, max_size=3),
+    st.sampled_from(["anchor", "full"]),
+    st.sampled_from(["sequential", "best_fit"]),
+    st.booleans(),
+)
+def test_a_document_goes_on_where_the_row_before_cut_it(
+    order: list[int], lengths: list[int], pattern: str, packing: str, shuffled: bool
+) -> None:
+    numbers = np.array(order, np.int64)
+    ids = np.full(len(order), 9, np.int32)
+    ends = DocumentEnds(np.array(lengths)[numbers], ids, ids, np.zeros(len(order), np.int32))
+    chunks = InterleaveSettings(min_length=2, max_length=30) if shuffled else None
+    settings = PackingSettings(
+        8, pattern=pattern, bos="auto", packing=packing, remainder="pad", interleave=chunks
+    )
+    packed = pack_documents(numbers, ends, ["web"], settings, SpecialTokens(BOS, EOS, BOS))
+    before = None
+    for number, row in enumerate(assemble_rows(packed, Nines(), 0, packed.num_rows)):
+        preview = preview_row(row, settings.anchor_length, {BOS, EOS}, before=before, eos=EOS)
+        first, last = packed.plan.row(number), packed.plan.row(max(0, number - 1))
+        cut = (first.items[0], first.starts[0]) == (last.items[-1], last.starts[-1] + last.lengths[-1])
+        told = [chunk for chunk in preview.chunks if chunk.continues]
+        assert [(chunk.document, chunk.part) for chunk in told] == [(0, 1)] * int(cut)
+        before = row
+
+
+def test_without_an_eos_the_same_document_is_taken_to_go_on() -> None:
+    first = row_of([5, 6, 7], [(1, 0), (2, 1)], [4, 7], [])
+    for number, goes_on in ((7, True), (4, False)):
+        row = row_of([8, 9, 9], [(3, 0)], [number], [])
+        assert preview_row(row, 0, {BOS, EOS}, before=first).chunks[0].continues == goes_on
+        assert not preview_row(row, 0, {BOS, EOS}).chunks[0].continues

@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
-from ropewalk.data.documents import TokenisedDocument
-from ropewalk.data.stats import LONG_LENGTHS, LengthBin, Repeats, length_statistics, statistics_report
+from ropewalk.data.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.stats import (
+    LONG_LENGTHS,
+    LengthBin,
+    Repeats,
+    length_statistics,
+    rows_report,
+    source_documents,
+    statistics_report,
+)
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import PATTERNS, PackedLayout
 
@@ -27,10 +36,11 @@ class HandMade:
     rows: list[PackedRow]
     settings: PackingSettings
     mixed: dict[str, int] = field(default_factory=lambda: ONCE)
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return {"counts": {"mixture": self.mixed}}
+        return {"counts": {"mixture": self.mixed, "packing": {"documents": 4}}, **self.told}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -207,3 +217,92 @@ def test_the_report_has_the_totals_outside_and_survives_json() -> None:
     assert report["attention_ideal_speedup"]["anchor"] == 1 / share
     # A manifest holds the plain values.
     assert statistics_report(json.loads(json.dumps(asdict(statistics)))) == report
+
+
+def whole(**lengths: list[int]) -> dict[str, Any]:
+    """Statistics of whole documents, as a manifest holds them."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(tokenised_statistics(tokenised(**lengths), 12))))
+    return found
+
+
+def test_rows_tell_whole_documents_and_their_pieces_apart() -> None:
+    """The book of 40 tokens is cut; 3 pieces of it and the web are in the rows, and 4 documents were packed."""
+    told = {
+        "corpus": whole(web=[3, 9], book=[40]),
+        "mixed": whole(web=[3, 3], book=[40, 40]),
+        "mixture": {"as_is": False},
+    }
+    rows = HandMade(interleaved().rows, PackingSettings(12), interleaved().mixed, told)
+    report = rows_report(rows)
+    assert (report["documents"], report["tokens"], report["pieces"]) == (4, 86, 3)
+    assert report["length_quantiles"]["1"] == 40
+    book = report["sources"]["book"]
+    assert (book["documents"], book["tokens"], book["mixture_ratio"]) == (2, 80, 0.5)
+    assert book["token_ratio"] == 80 / 86
+    # In the rows: 15 of 20 tokens, in two pieces of three.
+    inside = report["in_rows"]
+    assert (inside["pieces"], inside["tokens"], inside["length_quantiles"]["1"]) == (3, 20, 11)
+    book = inside["sources"]["book"]
+    assert (book["pieces"], book["tokens"], book["piece_ratio"], book["token_ratio"]) == (2, 15, 2 / 3, 0.75)
+    # Attention and documents a row are those of the rows, not of documents laid into rows in order.
+    there = packed_statistics(rows)
+    assert report["attention_share"] == there.attention_share != told["mixed"]["attention_share"]
+    assert report["attention_skipped"]["anchor"] == 1 - there.attention_share["anchor"]
+    assert (report["packed"], report["rows"], report["documents_per_row"]) == (True, 2, 1.5)
+    assert report["repeats"] == {"documents": 1, "tokens": 9, "most": 2}
+    assert report["corpus"] == statistics_report(told["corpus"])
+    for part in (report, report["corpus"]):
+        sources = part["sources"].values()
+        for count, ratio in (("documents", "mixture_ratio"), ("tokens", "token_ratio")):
+            assert part[count] == sum(each[count] for each in sources)
+            assert all(each[ratio] == each[count] / part[count] for each in sources)
+
+
+def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
+    told = {"corpus": whole(web=[3, 9, 1], book=[40]), "mixed": None, "mixture": None}
+    report = rows_report(HandMade(interleaved().rows, PackingSettings(12), told=told))
+    assert (report["documents"], report["tokens"], report["mixture"]) == (4, 53, None)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"corpus": whole(web=[3] * 4), "mixture": {"as_is": False}}, r"has no statistics of whole documents"),
+        ({"mixed": whole(web=[3] * 4), "mixture": {"as_is": False}}, r"has no statistics of whole documents"),
+        ({"corpus": whole(web=[3] * 5), "mixture": None}, r"of 5 documents, and 4 were packed; pack again"),
+    ],
+)
+def test_a_manifest_that_tells_of_other_documents_is_refused(told: dict[str, Any], message: str) -> None:
+    with pytest.raises(RopewalkError, match=message):
+        rows_report(HandMade(interleaved().rows, PackingSettings(12), told=told))
+
+
+def test_documents_are_read_as_packing_reads_them(tmp_path: Path) -> None:
+    records = [
+        {"text": "one"},
+        {"text": " "},
+        {"input_ids": [4, 5, 6], "source": "ids"},
+        {"input_ids": []},
+        {"input_ids": [7, 8, 9], "source": [{"start": 0, "end": 2, "source": "a"}, {"start": 2, "end": 3}]},
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "n.txt").write_text("two")
+    documents = list(source_documents([SourceSpec(str(tmp_path / name)) for name in ("m.jsonl", "n.txt")]))
+    found = [
+        (each.source, each.text if isinstance(each, Document) else each.input_ids.tolist())
+        for each in documents
+    ]
+    assert found == [("m", "one"), ("ids", [4, 5, 6]), ("a", [7, 8]), ("m", [9]), ("n", "two")]
+
+
+def test_a_source_without_a_document_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "full.txt").write_text("text")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "a.txt").write_text(" ")
+    (empty / "b.jsonl").write_text(json.dumps({"input_ids": []}) + "\n")
+    (empty / "c").write_bytes(b"\xff\x00")
+    (empty / ".hidden").write_text("text")
+    told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders passed over\)"
+    with pytest.raises(RopewalkError, match=told):
+        list(source_documents([SourceSpec(str(empty)), SourceSpec(str(tmp_path / "full.txt"))]))

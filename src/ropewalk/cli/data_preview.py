@@ -46,15 +46,20 @@ def preview_command(
     if tokens < 1:
         raise RopewalkError(f"--tokens must be 1 or more, got {tokens}")
     _refuse_unpacked(folder)
-    name = tokenizer or open_rows(folder).manifest["tokenizer"]["name_or_path"]
+    packed = open_rows(folder, verify=True)
+    name = tokenizer or packed.manifest["tokenizer"]["name_or_path"]
     loaded = load_tokenizer(name)
-    packed = open_rows(folder, tokenizer=tokenizer_identity(loaded))
+    open_rows(folder, tokenizer=tokenizer_identity(loaded))
     special = frozenset(loaded.all_special_ids)
-    anchor_length = packed.settings.anchor_length
-    shown = [
-        (row.input_ids, preview_row(row, anchor_length, special, tokens))
-        for row in (packed.packed(index) for index in range(min(rows, len(packed))))
-    ]
+    settings = packed.settings
+    eos = loaded.eos_token_id if settings.eos else None
+    # Best fit has a document's pieces in any rows: without an EOS its last one cannot be told.
+    in_order = settings.eos or settings.packing == "sequential"
+    shown, before = [], None
+    for row in (packed.packed(index) for index in range(min(rows, len(packed)))):
+        preview = preview_row(row, settings.anchor_length, special, tokens, before, eos)
+        shown.append((row.input_ids, preview))
+        before = row if in_order else None
     if as_json:
         print_json(_plain(packed, name, [_plain_row(each, ids, loaded) for ids, each in shown]))
         return
@@ -74,10 +79,12 @@ def register(data_app: typer.Typer) -> None:
 
 
 def _refuse_unpacked(folder: Path) -> None:
-    from ropewalk.data.rows import is_packed, packed_folders
+    from ropewalk.data.rows import holds_rows
 
     place = folder.expanduser()
-    if not (is_packed(place) or packed_folders(place)):
+    if not place.exists():
+        raise RopewalkError(f"there is no folder {str(folder)!r}")
+    if not holds_rows(place):
         raise RopewalkError(
             f"{folder} holds no packed rows; pack documents first: ropewalk data pack {folder} --tokenizer MODEL "
             "--length 128k --out rows"
@@ -110,13 +117,13 @@ def _row_lines(packed: PackedRows, index: int, row: RowPreview, ids: Any, tokeni
         lines.append(_body([row.anchor], "", ids, tokenizer).append("  anchor, token 0", "dim"))
     for chunk in row.chunks:
         colour = "" if chunk.is_padding else COLOURS[chunk.document % len(COLOURS)]
-        lines.append(_header(chunk, colour))
+        lines.append(_header(chunk, colour, index))
         if not chunk.is_padding:
             lines.append(_body(chunk.spans, colour, ids, tokenizer))
     return lines
 
 
-def _header(chunk: Chunk, colour: str) -> Text:
+def _header(chunk: Chunk, colour: str, row: int) -> Text:
     from rich.text import Text
 
     from ropewalk.reporting.shown_text import shown
@@ -129,6 +136,8 @@ def _header(chunk: Chunk, colour: str) -> Text:
     header.append(f"{shown(chunk.source, 60)}, {where}")
     if chunk.parts > 1:
         header.append(f", chunk {chunk.part} of {chunk.parts}")
+    if chunk.continues:
+        header.append(f", goes on from row {row - 1:,}")
     return header
 
 

@@ -31,7 +31,7 @@ def stats_command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT... | ROWS",
+            metavar="PATHS... | ROWS",
             help="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
             r"hf:owner/name\[:config]\[@split], embedded.",
         ),
@@ -60,7 +60,7 @@ def stats_command(
         for option, given in (("--tokenizer", tokenizer), ("--length", length)):
             if given is not None:
                 raise RopewalkError(f"{folder} holds packed rows, which have their own; leave {option} out")
-        report = _report_of_rows(open_rows(folder))
+        report = _report_of_rows(open_rows(folder, verify=True))
     else:
         specs = source_specs(paths, text_field, source_field, max_documents)
         if tokenizer is None:
@@ -86,33 +86,25 @@ def register(data_app: typer.Typer) -> None:
 
 def _rows_among(paths: list[str]) -> Path | None:
     """The folder of packed rows, if that is what is meant."""
-    from ropewalk.data.rows import is_packed, packed_folders
+    from ropewalk.data.rows import holds_rows
 
-    folders = [Path(path).expanduser() for path in paths]
-    packed = [folder for folder in folders if is_packed(folder) or packed_folders(folder)]
+    packed = [folder for folder in (Path(path).expanduser() for path in paths) if holds_rows(folder)]
     if packed and len(paths) > 1:
         raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
     return packed[0] if packed else None
 
 
 def _report_of_rows(rows: PackedRows) -> dict[str, Any]:
-    from ropewalk.data.stats import packed_statistics, statistics_report
+    from ropewalk.data.stats import rows_report
 
-    corpus = rows.manifest["corpus"]
-    return {
-        **statistics_report(packed_statistics(rows)),
-        "tokenizer": rows.manifest["tokenizer"]["name_or_path"],
-        "mixture": rows.manifest["mixture"],
-        "corpus": None if corpus is None else statistics_report(corpus),
-    }
+    return {**rows_report(rows), "tokenizer": rows.manifest["tokenizer"]["name_or_path"]}
 
 
 def _report_of_documents(
     specs: list[Any], tokenizer: str | None, length: str | None, workers: int
 ) -> dict[str, Any]:
-    from ropewalk.data import read_documents, tokenised_statistics
     from ropewalk.data.embedded import EMBEDDED
-    from ropewalk.data.stats import statistics_report
+    from ropewalk.data.stats import source_documents, statistics_report, tokenised_statistics
     from ropewalk.data.tokenise import tokenise
     from ropewalk.lengths import parse_length
 
@@ -120,10 +112,11 @@ def _report_of_documents(
     if row_length < 2:
         raise RopewalkError(f"a row takes 2 tokens or more, got --length {length}")
     name = EMBEDDED if tokenizer is None else tokenizer
-    documents = read_documents(specs)
     with packing_progress() as (read, _):
-        statistics = tokenised_statistics(tokenise(documents, name, workers, progress=read), row_length)
-    return {**statistics_report(statistics), "tokenizer": name, "mixture": None, "corpus": None}
+        documents = tokenise(source_documents(specs), name, workers, progress=read)
+        statistics = tokenised_statistics(documents, row_length)
+    only_rows = dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))
+    return {**statistics_report(statistics), "tokenizer": name, **only_rows}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -131,6 +124,7 @@ def _print(report: dict[str, Any]) -> None:
         attention_sentence,
         histogram_table,
         mixture_table,
+        pieces_table,
         repeats_sentence,
         rows_sentence,
         source_table,
@@ -144,6 +138,9 @@ def _print(report: dict[str, Any]) -> None:
     if _is_mixed(report):
         console.print()
         print_whole(mixture_table(report["mixture"]).rich())
+    if report["packed"]:
+        console.print()
+        print_whole(pieces_table(report).rich())
     sentences = [rows_sentence(report), attention_sentence(report), repeats_sentence(report)]
     for sentence in filter(None, sentences):
         console.print(f"\n{sentence}", markup=False, soft_wrap=True)
@@ -157,13 +154,14 @@ def _is_mixed(report: dict[str, Any]) -> bool:
 def _draw(report: dict[str, Any], plot: Path) -> None:
     from ropewalk.reporting.data_figures import length_figure, source_lengths
 
-    bins = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
-    if _is_mixed(report) and report["corpus"] is not None:
-        states = {"before": source_lengths(report["corpus"]), "in rows": source_lengths(report)}
-        title = f"Document lengths before the mixture and in rows of {report['row_length']:,} tokens"
+    caption = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
+    if _is_mixed(report):
+        states = {"before": source_lengths(report["corpus"]), "after": source_lengths(report)}
+        title = "Document lengths before and after the mixture"
+        caption += " Repeated documents count each time."
     else:
         states = {"documents": source_lengths(report)}
-        where = f" in rows of {report['row_length']:,} tokens" if report["packed"] else ""
-        title = f"Document lengths{where}"
-    pieces = " In rows, a document longer than a row is counted in pieces." if report["packed"] else ""
-    length_figure(states, plot, title, bins + pieces)
+        title = "Document lengths"
+    if report["packed"]:
+        caption += f" Documents are whole here; rows of {report['row_length']:,} tokens cut them."
+    length_figure(states, plot, title, caption)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow
@@ -20,18 +20,7 @@ INT64_LIST = pyarrow.list_(pyarrow.int64())
 STRING = pyarrow.string()
 STRING_LIST = pyarrow.list_(STRING)
 
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with the disk into one sentence.
-
-    Raises:
-        RopewalkError: naming the path and the reason (no space, no permission).
-    """
-    try:
-        yield
-    except OSError as error:
-        raise RopewalkError(f"cannot write {path}: {error.strerror or error}") from error
+Number = TypeVar("Number", bound=np.generic)
 
 
 class HashingFile:
@@ -106,8 +95,7 @@ def open_table(path: Path, records: int) -> pyarrow.Table:
 
 def int32_list(value: Any) -> NDArray[np.int32]:
     """One list of a column as a view of the memory map."""
-    ids: NDArray[np.int32] = value.values.to_numpy(zero_copy_only=True)
-    return ids
+    return as_numpy(value.values, np.int32)
 
 
 def checked_index(index: int, length: int) -> int:
@@ -121,12 +109,35 @@ def checked_index(index: int, length: int) -> int:
     return index % length
 
 
+def numbers(values: NDArray[Any]) -> pyarrow.Array:
+    """A numpy array as Arrow's; ``pyarrow.array`` would import pandas first, which takes a third of a second."""
+    kind = pyarrow.from_numpy_dtype(values.dtype)
+    content = pyarrow.py_buffer(np.ascontiguousarray(values))
+    return pyarrow.Array.from_buffers(kind, len(values), [None, content])
+
+
+def as_numpy(array: pyarrow.Array, dtype: type[Number]) -> NDArray[Number]:
+    """An Arrow array of numbers as a view; its own ``to_numpy`` would import pandas first."""
+    if not len(array):
+        return np.zeros(0, dtype)
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * size)
+
+
 def _array(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
-    if kind not in (INT32_LIST, INT64_LIST):
-        return pyarrow.array(values, kind)
-    # Lists of numpy arrays go in whole; pyarrow.array would take them apart number by number.
+    """A column of lists or strings; ``pyarrow.array`` would take lists apart number by number."""
+    if kind == STRING:
+        return _strings(values)
+    offsets = numbers(np.cumsum([0, *map(len, values)], dtype=np.int32))
+    if kind == STRING_LIST:
+        return pyarrow.ListArray.from_arrays(offsets, _strings(list(chain.from_iterable(values))))
     dtype = np.int32 if kind == INT32_LIST else np.int64
-    arrays = [np.asarray(value, dtype) for value in values]
-    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    flat = np.concatenate([np.zeros(0, dtype), *arrays])
-    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(flat))
+    flat = np.concatenate([np.zeros(0, dtype), *(np.asarray(value, dtype) for value in values)])
+    return pyarrow.ListArray.from_arrays(offsets, numbers(flat))
+
+
+def _strings(values: Sequence[str]) -> pyarrow.Array:
+    content = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, content)], dtype=np.int32)
+    bounds, letters = pyarrow.py_buffer(offsets), pyarrow.py_buffer(b"".join(content))
+    return pyarrow.StringArray.from_buffers(len(content), bounds, letters)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from ropewalk.data.mixture import MixtureSettings
+from ropewalk.data.mixture_settings import (
+    MixtureSettings,
+    advice_where_empty,
+    advice_where_too_many,
+    rounded,
+)
+
+TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
+# With more cells than these the sentences are of the whole; the figures of each are in the report.
+_MOST_CELLS_IN_WORDS = 6
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class MixtureReport:
 
     Attributes:
         tokens_available: own tokens of all candidate documents.
-        tokens_asked: own tokens that the mixture was to have, before any cap.
+        tokens_asked: own tokens that the mixture was to have, before any cap, be it that they were asked for
+            or that they follow from the rest.
         tokens_achieved: own tokens that it has.
         documents: documents in reading order, a repeated one as often as it is read.
         distinct_documents: different documents among them.
@@ -81,7 +89,9 @@ class MixtureReport:
         total: all sources together.
         sources: each source, in the order given.
         cells: each source's length bins, shortest first.
-        shortages: one sentence for each cell that was capped at the setting ``max_epochs``.
+        shortages: one sentence for each cell that was capped at the setting ``max_epochs``, or is empty.
+        total_from: what ``tokens_asked`` follows from: the setting ``tokens``, or where that was not given
+            ``weights`` or ``shares``, or else what the ``corpus`` has.
     """
 
     tokens_available: int
@@ -98,6 +108,7 @@ class MixtureReport:
     sources: tuple[Proportions, ...]
     cells: tuple[Cell, ...]
     shortages: tuple[str, ...]
+    total_from: TotalFrom = "tokens"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureReport:
@@ -117,14 +128,19 @@ class Request:
 
     Attributes:
         asked: int64 ``[sources, bins]``, tokens, before any cap.
+        by_length: int64 ``[bins]``, tokens of all sources; more than those of ``asked`` where lengths are asked
+            of the corpus and no source has any.
         total: tokens of all.
+        total_from: as in MixtureReport.
         by_source: whether the sources' shares were asked for.
         lengths_by_source: whether the lengths were asked for inside each source.
         shortages: as in MixtureReport.
     """
 
     asked: NDArray[np.int64]
+    by_length: NDArray[np.int64]
     total: int
+    total_from: TotalFrom
     by_source: bool
     lengths_by_source: bool
     shortages: tuple[str, ...]
@@ -174,7 +190,7 @@ def report_on(
         empty_documents=len(lengths) - int(documents.sum()),
         as_is=as_is,
         long_from=int(starts[-1]) if len(starts) > 1 else None,
-        total=_proportions(None, slice(None), before, asked_of_sources, request.asked, after),
+        total=_proportions(None, slice(None), before, asked_of_sources, request.by_length[None], after),
         sources=tuple(
             _proportions(name, slice(index, index + 1), before, asked_of_sources, lengths_asked, after)
             for index, name in enumerate(sources)
@@ -195,6 +211,7 @@ def report_on(
             for b in range(len(starts))
         ),
         shortages=request.shortages,
+        total_from=request.total_from,
     )
 
 
@@ -242,7 +259,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def explain(report: MixtureReport) -> list[str]:
-    """The report in sentences, one fact each, the most important first."""
+    """The report in sentences, one fact each, the most important first; of each source and bin if they are few."""
     empty = counted(report.empty_documents, "document")
     if report.as_is:
         sentences = [
@@ -251,15 +268,13 @@ def explain(report: MixtureReport) -> list[str]:
         ]
         without = [f"Of these, {empty} without a token."] if report.empty_documents else []
         return sentences + without
-    sentences = [
-        f"The mixture has {counted(report.tokens_achieved, 'token')} where {report.tokens_asked:,} were asked "
-        f"for and the corpus has {report.tokens_available:,}.",
-        _repetition(report),
-    ]
+    sentences = [_whole(report), *report.shortages, _repetition(report)]
     if report.empty_documents:
         sentences.append(f"Left out for want of a single token: {empty}.")
     if report.long_from is not None:
         sentences.append(_long_sentence("all tokens", report.long_from, report.total))
+    if len(report.cells) > _MOST_CELLS_IN_WORDS:
+        return sentences
     for source in report.sources:
         sentences.append(
             f"Source {source.source!r} has {_of_three(source.share_before, source.share_asked, source.share_achieved)}"
@@ -267,8 +282,20 @@ def explain(report: MixtureReport) -> list[str]:
         )
         if report.long_from is not None and source.long_achieved is not None:
             sentences.append(_long_sentence(f"source {source.source!r}", report.long_from, source))
-    sentences += [_cell_sentence(cell) for cell in report.cells if cell.asked != cell.available]
-    return sentences + list(report.shortages)
+    # An empty cell has nothing to say but what it lacks, which is among the shortages.
+    return sentences + [
+        _cell_sentence(cell) for cell in report.cells if cell.documents and cell.asked != cell.available
+    ]
+
+
+def _whole(report: MixtureReport) -> str:
+    has = f"The mixture has {counted(report.tokens_achieved, 'token')}"
+    available, asked = f"{report.tokens_available:,}", f"{report.tokens_asked:,}"
+    if report.total_from == "tokens":
+        return f"{has} where {asked} were asked for and the corpus has {available}."
+    if report.total_from == "corpus":
+        return f"{has} where the corpus has {available}; no other total was asked for."
+    return f"{has} where {asked} follow from the {report.total_from} and the corpus has {available}."
 
 
 def _repetition(report: MixtureReport) -> str:
@@ -282,10 +309,14 @@ def _repetition(report: MixtureReport) -> str:
 
 
 def _of_three(before: float | None, asked: float | None, achieved: float | None) -> str:
-    achieved_text = "none" if achieved is None else f"{achieved:.2%}"
-    notes = [f"asked {asked:.2%}"] if asked is not None else []
-    notes += [f"before {before:.2%}"] if before is not None else []
+    achieved_text = "none" if achieved is None else _percent(achieved)
+    notes = [f"asked {_percent(asked)}"] if asked is not None else []
+    notes += [f"before {_percent(before)}"] if before is not None else []
     return f"{achieved_text} ({', '.join(notes)})" if notes else achieved_text
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2f} %"
 
 
 def _long_sentence(whole: str, long_from: int, values: Proportions) -> str:
@@ -326,74 +357,53 @@ class Demand:
         return "the corpus" if self.sources is None else f"source {self.sources[group]!r}"
 
 
-def refusal_of_empty(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    """Why nothing can be drawn where there is no document."""
-    if settings.length_shares is not None:
-        remedy = "choose other bins or give this one a share of 0"
-    else:
-        remedy = "choose another long_from, or long_factor, which leaves such documents as they are"
-    return (
-        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
-        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for; {remedy}"
-    )
-
-
 def shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    """What is missing of a cell that was capped at ``max_epochs``."""
+    """What is missing of a cell that was capped at ``max_epochs``, or is empty."""
+    if not demand.pool[group, b]:
+        nothing = _nothing(demand, settings, group, b)
+        return f"{nothing[0].upper()}{nothing[1:]}; they are missing."
     missing = round(float(demand.wanted[group, b]) - settings.max_epochs * int(demand.pool[group, b]))
     excess = _excess(demand, settings, group, b)
+    times = "once" if settings.max_epochs == 1 else f"{settings.max_epochs:g} times"
     return (
-        f"{excess[0].upper()}{excess[1:]}; they are read {settings.max_epochs:g} times, and about "
+        f"{excess[0].upper()}{excess[1:]}; they are read {times}, and about "
         f"{counted(missing, 'token')} are missing."
     )
 
 
-def refusal_of_excess(demand: Demand, settings: MixtureSettings) -> str:
-    """Why the cell that would repeat most cannot be had, and what could."""
-    epochs = demand.wanted / np.maximum(demand.pool, 1)
-    group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
-    slack = settings.max_epochs / float(epochs[group, b])
-    total = float(demand.budgets.sum())
-    fits = [f"tokens up to {math.floor(total * slack)}"] if total * slack >= 1 else []
-    if demand.sources is not None and settings.weights is not None and settings.tokens is None:
-        weight = settings.weights.get(demand.sources[group], 1.0)
-        fits.append(f"a weight of it up to {_rounded(weight * slack)}")
-    if settings.shares is not None and settings.tokens is not None:
-        fits.append(f"a share of it up to {_rounded(float(demand.budgets[group]) / total * slack)}")
-    if settings.length_shares is not None:
-        most = settings.max_epochs * demand.pool[:, b] / np.maximum(demand.budgets, 1)
-        fits.append(f"a share of these lengths up to {_rounded(float(most[demand.budgets > 0].min()))}")
-    fits += _long_that_fits(demand, settings)
-    fits.append(f"max_epochs from {_rounded(float(epochs[group, b]), up=True)}")
-    return f"{_excess(demand, settings, group, b)}; what fits is {', '.join(fits)}, or shortage cap"
+def refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
+    """Why the first cell without a document, or else the one that would repeat most, cannot be had; and what can.
 
-
-def _long_that_fits(demand: Demand, settings: MixtureSettings) -> list[str]:
-    """The long factor or share nearest to the one asked for with which no cell passes the cap, if there is one.
-
-    With budget b and long documents l, both in shares of a group's tokens, long documents are read b f / w
-    times and short ones b / w times under a factor f, where w = f l + 1 - l; under a share x it is b x / l
-    and b (1 - x) / (1 - l). Solved for the cap.
+    Args:
+        demand: what is wanted, which is more than there is.
+        settings: as asked for.
+        fits: whether the corpus gives what other settings of the same bins ask for.
     """
-    if settings.long_factor is None and settings.long_share is None:
-        return []
-    some = demand.budgets > 0
-    tokens = demand.pool[some].sum(1)
-    budget, long = demand.budgets[some] / tokens, demand.pool[some, 1] / tokens
-    cap = settings.max_epochs
-    if settings.long_factor is None:
-        least, most = float((1 - cap / budget * (1 - long)).max()), float((cap / budget * long).min())
-        name, value = "long_share", settings.long_share or 0.0
-    elif bool((budget > cap).any()):
-        return []
+    empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
+    if empty:
+        group, b = empty[0]
+        reason = _nothing(demand, settings, group, b)
+        advice = advice_where_empty(demand, settings, b, fits)
     else:
-        bounded = budget > cap * long
-        most = float((cap * (1 - long[bounded]) / (budget - cap * long)[bounded]).min(initial=math.inf))
-        least = float(((budget[long > 0] / cap - 1 + long[long > 0]) / long[long > 0]).max(initial=0.0))
-        name, value = "long_factor", settings.long_factor
-    if least > most:
-        return []
-    return [f"{name} up to {_rounded(most)}" if value > most else f"{name} from {_rounded(least, up=True)}"]
+        epochs = demand.wanted / np.maximum(demand.pool, 1)
+        group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
+        reason = _excess(demand, settings, group, b)
+        advice = advice_where_too_many(demand, settings, group, b, fits)
+    if not advice:
+        return f"{reason}; choose other lengths"
+    *others, last = advice
+    return (
+        f"{reason}; what fits is {', '.join(others)}, or {last}"
+        if others
+        else f"{reason}; what fits is {last}"
+    )
+
+
+def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    return (
+        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
+        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for"
+    )
 
 
 def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
@@ -401,7 +411,7 @@ def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> st
     return (
         f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
         f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, and {round(wanted):,} are asked for, so that "
-        f"each would be read {_rounded(wanted / there, up=True)} times on average where max_epochs is "
+        f"each would be read {rounded(wanted / there, up=True)} times on average where max_epochs is "
         f"{settings.max_epochs:g}"
     )
 
@@ -409,11 +419,3 @@ def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> st
 def _bin_in_words(settings: MixtureSettings, b: int) -> str:
     starts = settings.starts
     return lengths_in_words(starts[b], starts[b + 1] if b + 1 < len(starts) else None)
-
-
-def _rounded(value: float, up: bool = False) -> str:
-    """Four significant digits, rounded so that a bound still holds."""
-    if value <= 0:
-        return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return f"{(math.ceil if up else math.floor)(value * scale) / scale:.15g}"

@@ -42,6 +42,7 @@ class Chunk:
         source: its source; empty for padding.
         start, stop: tokens of the row.
         part, parts: which chunk of the document in this row it is, from 1, and of how many.
+        continues: whether it goes on with the document that the row before was cut in.
         spans: its tokens from ``start`` to ``stop``.
     """
 
@@ -52,6 +53,7 @@ class Chunk:
     stop: int
     part: int
     parts: int
+    continues: bool
     spans: tuple[Span, ...]
 
     @property
@@ -73,7 +75,12 @@ class RowPreview:
 
 
 def preview_row(
-    row: PackedRow, anchor_length: int, special_ids: Collection[int], ends: int | None = None
+    row: PackedRow,
+    anchor_length: int,
+    special_ids: Collection[int],
+    ends: int | None = None,
+    before: PackedRow | None = None,
+    eos: int | None = None,
 ) -> RowPreview:
     """Take a row apart; its chunks and spans are in order and hold each token once.
 
@@ -83,6 +90,9 @@ def preview_row(
         special_ids: ids of the tokenizer's special tokens.
         ends: tokens to keep at the beginning and at the end of each chunk; None keeps all. Nothing is left
             out where it would be a single token.
+        before: the row before it, to tell a document that goes on from one that begins; None tells none.
+        eos: the id that ends every document; None where nothing does, and a document of the same number is
+            taken for the same reading of it.
 
     Raises:
         RopewalkError: if ``ends`` is less than 1, or the row contradicts itself.
@@ -95,6 +105,7 @@ def preview_row(
     masked = _mask(row.masked, total)
     special = np.isin(row.input_ids, np.fromiter(special_ids, np.int64))
     parts = np.bincount(row.segment_documents, minlength=len(row.sources))
+    goes_on = before is not None and _goes_on(before, row, anchor_length, eos)
     seen = [0] * len(row.sources)
     chunks, start = [], anchor_length
     for document, length in zip(row.segment_documents, row.segment_lengths, strict=True):
@@ -114,6 +125,7 @@ def preview_row(
                 stop,
                 part=seen[document],
                 parts=int(parts[document]),
+                continues=goes_on and document == 0 and seen[document] == 1,
                 spans=spans,
             )
         )
@@ -121,6 +133,21 @@ def preview_row(
     # Nothing precedes the anchor, so nothing is trained to predict it.
     anchor = Span("anchor", 0, anchor_length, masked=True) if anchor_length else None
     return RowPreview(anchor, tuple(chunks))
+
+
+def _goes_on(before: PackedRow, row: PackedRow, anchor_length: int, eos: int | None) -> bool:
+    """Whether the first document of a row is the last one of the row before, and did not end there.
+
+    Documents of a row are numbered in the order in which they are read, however their chunks are shuffled.
+    """
+    there = [number for number in before.numbers if number != PADDING]
+    if not there or row.numbers[0] != there[-1]:
+        return False
+    last = len(there) - 1
+    stops = anchor_length + np.cumsum(before.segment_lengths)
+    end = max(int(stop) for stop, each in zip(stops, before.segment_documents, strict=True) if each == last)
+    # The same document may be read again right after its end.
+    return eos is None or int(before.input_ids[end - 1]) != eos
 
 
 def _mask(spans: Sequence[int], total: int) -> np.ndarray:

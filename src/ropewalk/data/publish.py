@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data.arrow import writing
 from ropewalk.data.identity import digest
 from ropewalk.data.rows import (
     FORMAT,
@@ -27,7 +26,7 @@ from ropewalk.data.rows import (
     rows_file,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.files import new_folder, write_json
+from ropewalk.files import new_folder, write_json, writing
 
 JOB, PLAN = "job.json", "plan.json"
 

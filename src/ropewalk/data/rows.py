@@ -33,6 +33,8 @@ WORK = "unfinished"
 
 _OPEN_FILES = 64
 _READ_BYTES = 1 << 20
+_HEAD_BYTES = 256
+"""A manifest names its format within its first bytes."""
 
 
 def rows_file(number: int) -> str:
@@ -144,11 +146,8 @@ def open_rows(
     folder = Path(folder).expanduser()
     if not is_packed(folder):
         within = packed_folders(folder)
-        if (folder / WORK).is_dir():
-            raise RopewalkError(
-                f"the rows in {folder} are not complete; run the same command again, every shard of it, or merge the "
-                "parts"
-            )
+        if (folder / WORK).is_dir() or is_unfinished(folder):
+            raise _not_complete(folder)
         if len(within) != 1:
             found = f"{len(within)} folders of packed rows; name one" if within else "no packed rows"
             raise RopewalkError(f"{folder} holds {found}")
@@ -205,6 +204,63 @@ def packed_folders(folder: Path) -> list[Path]:
     """The complete folders of packed rows directly below a folder, by name."""
     found = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     return [path for path in found if not path.name.startswith(".") and is_packed(path)]
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds rows and no manifest that says which: in the making, left behind or damaged.
+
+    A folder of documents may have a subfolder of the same name as the one that the making keeps; what lies in
+    it decides.
+    """
+    from ropewalk.data.publish import JOB, PLAN
+
+    if is_packed(folder):
+        return False
+    return (
+        any((folder / WORK / name).is_file() for name in (JOB, PLAN))
+        or any(folder.glob("rows-[0-9][0-9][0-9][0-9][0-9]*.arrow"))
+        or _is_broken(folder / MANIFEST)
+    )
+
+
+def holds_rows(folder: Path) -> bool:
+    """Whether ``open_rows`` is meant: a folder has packed rows in it, or in a folder directly below.
+
+    Raises:
+        RopewalkError: if the rows that are there are not complete.
+    """
+    if not folder.is_dir():
+        return False
+    if is_packed(folder) or packed_folders(folder):
+        return True
+    below = sorted(path for path in folder.glob("*") if path.is_dir() and not path.name.startswith("."))
+    for each in (folder, *below):
+        if is_unfinished(each):
+            raise _not_complete(each)
+    return False
+
+
+def _not_complete(folder: Path) -> RopewalkError:
+    return RopewalkError(
+        f"the rows in {folder} are not complete; run the same command again, every shard of it, or merge the parts"
+    )
+
+
+def _is_broken(manifest: Path) -> bool:
+    """Whether a file begins as a manifest of ours, and is no JSON."""
+    if not manifest.is_file():
+        return False
+    try:
+        content = manifest.read_bytes()
+    except OSError as error:
+        raise RopewalkError(f"cannot read {manifest}: {error.strerror}") from error
+    if FORMAT.encode() not in content[:_HEAD_BYTES]:
+        return False
+    try:
+        json.loads(content)
+    except ValueError:
+        return True
+    return False
 
 
 def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> None:

@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from ropewalk.data.assemble import PADDING, PackedRow
 from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
-from ropewalk.data.documents import TokenisedDocument
+from ropewalk.data.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.files import hidden_entries
+from ropewalk.data.portions import is_blank, plan_portions, read_portion
 from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
 
@@ -184,6 +187,37 @@ def tokenised_statistics(
     )
 
 
+def source_documents(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
+    """What packing reads, in its order: texts, and documents that are tokenised already; no blank ones.
+
+    Args:
+        specs: the sources.
+
+    Raises:
+        RopewalkError: as ``plan_portions`` and ``read_portion``, and after a source without a document.
+    """
+    for spec, portions in groupby(plan_portions(specs), lambda portion: portion.spec):
+        documents = blank = binary = 0
+        for portion in portions:
+            for record in read_portion(portion):
+                binary += record.binary
+                for document in record.documents:
+                    if is_blank(document):
+                        blank += 1
+                        continue
+                    documents += 1
+                    yield document
+        if not documents:
+            raise RopewalkError(f"no documents in {spec.path}{_passed_over(spec, blank, binary)}")
+
+
+def _passed_over(spec: SourceSpec, blank: int, binary: int) -> str:
+    hidden = hidden_entries([spec])
+    parts = ((blank, "empty documents"), (binary, "binary files"), (hidden, "hidden files or folders"))
+    told = [f"{count} {what}" for count, what in parts if count]
+    return f" ({', '.join(told)} passed over)" if told else ""
+
+
 def packed_statistics(rows: Rows) -> DataStatistics:
     """Statistics of packed rows, as training sees them; twelve bytes a document are kept.
 
@@ -246,6 +280,63 @@ def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[st
         **values,
         "attention_skipped": skipped(values["attention_share"]),
         "attention_ideal_speedup": ideal_speedup(values["attention_share"]),
+    }
+
+
+def rows_report(rows: Rows) -> dict[str, Any]:
+    """Packed rows as ``ropewalk data stats --json`` prints them.
+
+    The documents are whole, those that were packed, repeated ones each time, with their own tokens: lengths
+    and ratios before and after a mixture can be compared. What the rows hold of them is beside it: pieces,
+    since rows cut documents, with BOS, tags and EOS.
+
+    Args:
+        rows: packed rows.
+
+    Returns:
+        As :func:`statistics_report` of the packed documents, but rows, documents a row, attention and repeats
+        are of the rows; and besides ``pieces``, how many there are in rows; ``in_rows``, lengths and shares
+        of these, in all and by source; ``mixture`` and ``corpus``, the manifest's report of the mixture and
+        statistics of the documents before it.
+
+    Raises:
+        RopewalkError: if the manifest lacks statistics of the documents, or they are of other documents.
+    """
+    manifest, there = rows.manifest, packed_statistics(rows)
+    before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
+    whole = before if manifest["mixture"] is None else manifest.get("mixed")
+    if before is None or whole is None:
+        raise RopewalkError("the manifest of the rows has no statistics of whole documents; pack again")
+    if whole["total"]["documents"] != packed:
+        raise RopewalkError(
+            f"the manifest of the rows has statistics of {whole['total']['documents']} documents, and {packed} were "
+            "packed; pack again"
+        )
+    of_rows = ("packed", "rows", "row_length", "documents_per_row", "documents_per_row_quantiles")
+    pieces = statistics_report(there)
+    return {
+        **statistics_report(whole),
+        **{key: each for key, each in pieces.items() if key in of_rows or key.startswith("attention_")},
+        "repeats": pieces["repeats"],
+        "pieces": there.total.documents,
+        "in_rows": {
+            **_pieces(there.total),
+            "sources": {name: _pieces(each) for name, each in there.sources.items()},
+        },
+        "mixture": manifest["mixture"],
+        "corpus": statistics_report(before),
+    }
+
+
+def _pieces(statistics: SourceStatistics) -> dict[str, Any]:
+    return {
+        "pieces": statistics.documents,
+        "tokens": statistics.tokens,
+        "piece_ratio": statistics.mixture_ratio,
+        "token_ratio": statistics.token_ratio,
+        "mean_length": statistics.mean_length,
+        "length_quantiles": statistics.length_quantiles,
+        "long_shares": statistics.long_shares,
     }
 
 

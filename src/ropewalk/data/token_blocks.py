@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from ropewalk.data.arrow import HashingFile
+from ropewalk.data.arrow import HashingFile, as_numpy, numbers
 from ropewalk.errors import RopewalkError
 from ropewalk.files import replacing
 
@@ -241,7 +241,7 @@ def open_block(path: Path) -> Block:
             f"{path} is block {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
         )
     column = table.column("input_ids")
-    ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+    ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)
     lengths = np.diff(offsets).astype(np.int64)
     first_ids, last_ids = _ends(ids, lengths)
     return Block(
@@ -255,9 +255,9 @@ def open_block(path: Path) -> Block:
         digest=header["sha256"],
         lengths=lengths,
         # Copies: the index outlives the memory map.
-        source_ids=table.column("source").to_numpy().copy(),
-        hashes=table.column("hash").to_numpy().copy(),
-        characters=table.column("characters").to_numpy().copy(),
+        source_ids=as_numpy(table.column("source"), np.int32).copy(),
+        hashes=as_numpy(table.column("hash"), np.uint64).copy(),
+        characters=as_numpy(table.column("characters"), np.int64).copy(),
         first_ids=first_ids,
         last_ids=last_ids,
     )
@@ -282,7 +282,7 @@ class TokenFile:
         try:
             table, _, start = _table(path)
             column = table.column("input_ids")
-            self.offsets: NDArray[np.int32] = column.offsets.to_numpy().copy()
+            self.offsets: NDArray[np.int32] = as_numpy(column.offsets, np.int32).copy()
             self._place = column.values.buffers()[1].address - start if len(column.values) else 0
             self._file = FileIO(path)
         except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
@@ -384,10 +384,8 @@ def _write_file(file: BinaryIO, block: Block, ids: NDArray[np.int32]) -> None:
     schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
     offsets = np.concatenate([[0], np.cumsum(block.lengths)]).astype(np.int32)
     columns = [
-        pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(ids)),
-        pyarrow.array(block.source_ids),
-        pyarrow.array(block.hashes),
-        pyarrow.array(block.characters),
+        pyarrow.ListArray.from_arrays(numbers(offsets), numbers(ids)),
+        *(numbers(column) for column in (block.source_ids, block.hashes, block.characters)),
     ]
     hashing = HashingFile(file)
     with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from ropewalk.data.documents import Document, TokenisedDocument
 from ropewalk.data.embedded import resolve_model
 from ropewalk.data.split import text_hash
 from ropewalk.errors import RopewalkError
+from ropewalk.files import writing
 
 Progress = Callable[[int, int], None]
 """Called with the documents and the tokens so far, after each batch."""
@@ -272,14 +274,14 @@ def _in_process(
 _worker_tokenizer: Tokenizer | None = None
 
 
-def _start_worker(state: str) -> None:
+def _start_worker(state: Path) -> None:
     global _worker_tokenizer
     # A terminal interrupts every process of a command; the parent alone answers, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # There are as many processes as were asked for; threads inside each would only fight for the cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = Tokenizer.from_str(state)
+    _worker_tokenizer = Tokenizer.from_str(state.read_text(encoding="utf-8"))
 
 
 def _end_with_parent() -> None:
@@ -300,7 +302,12 @@ def _in_workers(
 ) -> Generator[tuple[Carried, EncodedTexts], None, None]:
     # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(state,))
+    folder = TemporaryDirectory(prefix="ropewalk-")
+    # In a file: a pipe takes no megabytes, and this process would wait for each worker to come up and read them.
+    path = Path(folder.name) / "tokenizer.json"
+    with writing(path):
+        path.write_text(state, encoding="utf-8")
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(path,))
     window: deque[tuple[Carried, Future[EncodedTexts]]] = deque()
     try:
         for texts, carried in batches:
@@ -318,3 +325,4 @@ def _in_workers(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        folder.cleanup()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -21,13 +24,16 @@ from ropewalk.reporting.rope_axes import PAPER, length_text, shown_name
 MOST_PANELS = 8
 """Sources with panels of their own; the smaller ones share the last."""
 COLUMNS = 2
-PANEL_INCHES = 1.7
+PANEL_INCHES = 1.8
 LEAST_INCHES = 2.6
 FRAME_INCHES = 0.6
-MOST_TICKS = 8
-NAME_CHARACTERS = 24
-NAME_ROOM = 1.28
-"""Height of a panel over its highest bar, so that its name has a place above them."""
+INTERVALS = 12
+"""Most intervals between ticks that fit across the whole figure."""
+NAME_INCHES = 5.4
+"""Room for the names of panels across the whole figure."""
+HEAD_ROOM = 1.42
+"""Height of a panel over its highest bar, so that two lines have a place above them."""
+BOXES = "A box stands for a character that the font of this picture does not have."
 
 Bins = Sequence[tuple[int, int, float]]
 """Lengths from the first to less than the second, and the tokens of the documents of these lengths."""
@@ -44,6 +50,10 @@ class SourceLengths:
 
     bins: Bins
     token_ratio: float
+
+
+_Panel = tuple[str, list[SourceLengths | None]]
+"""The name of a source, and its lengths in each state."""
 
 
 def source_lengths(report: Mapping[str, Any]) -> dict[str, SourceLengths]:
@@ -63,7 +73,8 @@ def length_figure(
     """Length distribution of each source as bars, a panel a source; two states side by side in each bin.
 
     Bars are shares of the source's own tokens in that state, so that they add up to 100 % in each panel, and
-    a small source can be read as well as a large one; its share of all tokens stands above it.
+    a small source can be read as well as a large one; its share of all tokens stands above it. A name that is
+    wider than its panel loses its middle.
 
     Args:
         states: by a short name, such as ``before`` and ``after``, the lengths of each source; one or two.
@@ -82,6 +93,15 @@ def length_figure(
     panels = _panels(states)
     if not panels:
         raise RopewalkError("there is no token to draw lengths of")
+    if _font_lacks(name for name, _ in panels):
+        caption = f"{caption} {BOXES}".strip()
+    with warnings.catch_warnings():
+        # The caption says it; a warning would print lines of code.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        save_figure(_drawn(panels, list(states), title, caption), path)
+
+
+def _drawn(panels: Sequence[_Panel], states: Sequence[str], title: str, caption: str) -> Any:
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure, (first,) = audit_figure(title, [("", "")])
@@ -92,23 +112,23 @@ def length_figure(
         if number >= len(panels):
             axes.set_visible(False)
             continue
-        dress_axes(axes, "document length (tokens)" if number // columns == rows - 1 else "", "")
-        _panel(axes, *panels[number], low, high)
         # A panel without another below it has the lengths written out.
-        axes.tick_params(axis="x", labelbottom=number + columns >= len(panels))
-    grid[0, 0].set_ylim(0, NAME_ROOM * max(axes.dataLim.y1 for axes in grid.flat[: len(panels)]))
+        lowest = number + columns >= len(panels)
+        dress_axes(axes, "document length (tokens)" if lowest else "", "")
+        _bars(axes, panels[number][1], low, high)
+        _length_ticks(axes, low, high, INTERVALS // columns)
+        _heading(figure, axes, *panels[number], NAME_INCHES / columns)
+        axes.tick_params(axis="x", labelbottom=lowest)
+    grid[0, 0].set_ylim(0, HEAD_ROOM * max(axes.dataLim.y1 for axes in grid.flat[: len(panels)]))
     figure.supylabel("share of the source's tokens", fontsize=10, color=INK)
     names = [shown_name(name) for name in states]
     handles = [Patch(**_look(number, len(names)), label=name) for number, name in enumerate(names)]
     key_inches = key_above(figure, grid[0, 0], handles) if len(names) > 1 else 0.0
-    height = FRAME_INCHES + max(PANEL_INCHES * rows, LEAST_INCHES) + key_inches
-    finish(figure, caption, height)
-    save_figure(figure, path)
+    finish(figure, caption, FRAME_INCHES + max(PANEL_INCHES * rows, LEAST_INCHES) + key_inches)
+    return figure
 
 
-def _panels(
-    states: Mapping[str, Mapping[str, SourceLengths]],
-) -> list[tuple[str, list[SourceLengths | None]]]:
+def _panels(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:
     """Names and lengths in each state, the source with most tokens first; the smallest ones together."""
     ratios: dict[str, float] = {}
     for state in states.values():
@@ -117,7 +137,9 @@ def _panels(
                 ratios[name] = max(ratios.get(name, 0.0), each.token_ratio)
     names = sorted(ratios, key=lambda name: (-ratios[name], name))
     own = names if len(names) <= MOST_PANELS else names[: MOST_PANELS - 1]
-    panels = [(_short(source_name(name)), [state.get(name) for state in states.values()]) for name in own]
+    panels: list[_Panel] = [
+        (source_name(name), [state.get(name) for state in states.values()]) for name in own
+    ]
     others = names[len(own) :]
     if others:
         together = [_together([state[n] for n in others if n in state]) for state in states.values()]
@@ -125,8 +147,12 @@ def _panels(
     return panels
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_CHARACTERS else f"{name[: NAME_CHARACTERS - 1]}…"
+def _font_lacks(names: Iterable[str]) -> bool:
+    """Whether a name has a character that none of matplotlib's fonts can draw."""
+    # Each entry of font.family is one font, and stands in for the ones before it.
+    fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
+    drawable = {code for font in fonts for code in font.get_charmap()}
+    return not drawable.issuperset(map(ord, "".join(names)))
 
 
 def _together(sources: Sequence[SourceLengths]) -> SourceLengths | None:
@@ -140,7 +166,7 @@ def _together(sources: Sequence[SourceLengths]) -> SourceLengths | None:
     return SourceLengths(bins, sum(each.token_ratio for each in sources))
 
 
-def _range(panels: Sequence[tuple[str, Sequence[SourceLengths | None]]]) -> tuple[int, int]:
+def _range(panels: Sequence[_Panel]) -> tuple[int, int]:
     """Powers of two of the first and after the last bin that has a token, over all panels."""
     drawn = [
         start for _, each in panels for state in each if state for start, _, tokens in state.bins if tokens
@@ -148,7 +174,7 @@ def _range(panels: Sequence[tuple[str, Sequence[SourceLengths | None]]]) -> tupl
     return max(min(drawn), 1).bit_length() - 1, max(drawn).bit_length()
 
 
-def _panel(axes: Any, name: str, states: Sequence[SourceLengths | None], low: int, high: int) -> None:
+def _bars(axes: Any, states: Sequence[SourceLengths | None], low: int, high: int) -> None:
     width = 0.84 / len(states)
     for number, state in enumerate(states):
         shares = np.zeros(high - low)
@@ -160,10 +186,24 @@ def _panel(axes: Any, name: str, states: Sequence[SourceLengths | None], low: in
         # Bins lie from power to power: each bar stands inside its own.
         left = np.arange(low, high) + 0.08 + number * width
         axes.bar(left, shares, width, align="edge", **_look(number, len(states)))
-    ratios = [state.token_ratio if state else 0.0 for state in states]
-    told = " → ".join(share_text(ratio) for ratio in ratios)
-    axes.annotate(
-        f"{name}: {told} of tokens",
+
+
+def _length_ticks(axes: Any, low: int, high: int, intervals: int) -> None:
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(range(high, low - 1, -max(1, -(-(high - low) // intervals)))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: length_text(2.0**power)))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
+
+
+def _heading(
+    figure: Any, axes: Any, name: str, states: Sequence[SourceLengths | None], room_inches: float
+) -> None:
+    """The source's name, and below it its shares of all tokens: a name that is read from right to left has a
+    line of its own, and turns nothing else around."""
+    text = axes.annotate(
+        name,
         (0, 1),
         xycoords="axes fraction",
         xytext=(5, -3),
@@ -174,13 +214,15 @@ def _panel(axes: Any, name: str, states: Sequence[SourceLengths | None], low: in
         parse_math=False,
         bbox=PAPER,
     )
-    axes.set_xlim(low, high)
-    step = max(1, -(-(high - low) // MOST_TICKS))
-    axes.xaxis.set_major_locator(FixedLocator(range(high, low - 1, -step)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: length_text(2.0**power)))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
+    # The layout would make panels narrower for words that are wide.
+    text.set_in_layout(False)
+    renderer = figure.canvas.get_renderer()
+    for kept in range(len(name) - 1, 1, -1):
+        if text.get_window_extent(renderer).width <= room_inches * figure.dpi:
+            break
+        text.set_text(f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}")
+    told = " → ".join(share_text(state.token_ratio if state else 0.0) for state in states)
+    text.set_text(f"{text.get_text()}\n{told} of tokens")
 
 
 def _look(number: int, count: int) -> dict[str, Any]:

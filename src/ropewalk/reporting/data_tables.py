@@ -26,23 +26,81 @@ Report = Mapping[str, Any]
 
 
 def source_table(report: Report) -> ResultTable:
-    """Documents, tokens, shares and lengths by source; columns of long documents only where there are any."""
+    """Documents, tokens, shares and lengths by source; columns of long documents only where there are any.
+
+    Of packed rows these are the documents that were packed, whole; :func:`pieces_table` has what lies in rows.
+    """
     sources = report["sources"]
-    longest = [name for name, share in report["long_shares"].items() if share and share > 0]
-    what = "pieces" if report["packed"] else "documents"
-    header = ("source", what, "mixture ratio", "tokens", "token ratio", "mean", "median", "90 %", "longest")
+    longest = _long_lengths(report)
+    header = (
+        "source",
+        "documents",
+        "mixture ratio",
+        "tokens",
+        "token ratio",
+        "mean",
+        "median",
+        "90 %",
+        "longest",
+    )
     rows = [_source_row(source_name(name), source, longest) for name, source in sources.items()]
     if len(sources) != 1:
         one = {"mixture_ratio": 1.0, "token_ratio": 1.0} if report["documents"] else {}
         nothing = {"mixture_ratio": math.nan, "token_ratio": math.nan}
         rows.append(_source_row("all", {**nothing, **one, **report}, longest))
-    over = [f"> {format_length(int(name)).upper()}" for name in longest]
-    title = f"{'Packed documents' if report['packed'] else 'Documents'} by source; lengths in tokens"
+    over = _over(longest)
+    if report["packed"]:
+        title = "Documents packed, by source: whole, repeated ones each time, their own tokens"
+    else:
+        title = "Documents by source; lengths in tokens"
     return ResultTable(
-        title + (f", and {over[0]}: share of tokens in documents longer than that" if longest else ""),
+        title + (f"; {over[0]}: share of tokens in documents longer than that" if longest else ""),
         (*header, *over),
         tuple(rows),
     )
+
+
+def pieces_table(report: Report) -> ResultTable:
+    """Pieces of documents in packed rows by source, with their tokens, shares and lengths."""
+    inside = report["in_rows"]
+    longest = _long_lengths(inside)
+    header = ("source", "pieces", "share of pieces", "tokens in rows", "share", "mean", "median", "longest")
+    rows = [_piece_row(source_name(name), each, longest) for name, each in inside["sources"].items()]
+    if len(rows) != 1:
+        rows.append(_piece_row("all", inside, longest))
+    over = _over(longest)
+    return ResultTable(
+        "In rows: pieces of documents, by source"
+        + (f"; {over[0]}: share of tokens in pieces longer than that" if longest else ""),
+        (*header, *over),
+        tuple(rows),
+        notes=("A piece is a document in a row, or what a row holds of it; tokens with BOS, tags and EOS.",),
+    )
+
+
+def _piece_row(name: str, each: Report, longest: Sequence[str]) -> tuple[str, ...]:
+    quantiles = each["length_quantiles"]
+    return (
+        name,
+        f"{each['pieces']:,}",
+        share_text(each["piece_ratio"]),
+        f"{each['tokens']:,}",
+        share_text(each["token_ratio"]),
+        *(_length(length) for length in (each["mean_length"], quantiles["0.5"], quantiles["1"])),
+        *(share_text(each["long_shares"][key]) for key in longest),
+    )
+
+
+def _long_lengths(report: Report) -> list[str]:
+    return [name for name, share in report["long_shares"].items() if share and share > 0]
+
+
+def _over(longest: Sequence[str]) -> list[str]:
+    return [f"> {format_length(int(name)).upper()}" for name in longest]
+
+
+def _length(length: float | None) -> str:
+    return MISSING if length is None or math.isnan(length) else f"{length:,.0f}"
 
 
 def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str, ...]:
@@ -54,7 +112,7 @@ def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str,
         share_text(source["mixture_ratio"]),
         f"{source['tokens']:,}",
         share_text(source["token_ratio"]),
-        *(MISSING if length is None or math.isnan(length) else f"{length:,.0f}" for length in lengths),
+        *map(_length, lengths),
         *(share_text(source["long_shares"][key]) for key in longest),
     )
 
@@ -64,7 +122,7 @@ def histogram_table(report: Report) -> Group:
     bins, tokens = report["histogram"], report["tokens"]
     most = max((each["tokens"] for each in bins), default=0)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("length in tokens", "pieces" if report["packed"] else "documents", "tokens", "share"):
+    for heading in ("length in tokens", "documents", "tokens", "share"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for each in bins:
