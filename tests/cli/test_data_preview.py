@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,51 @@ def test_as_many_rows_as_there_are(corpus: Path, tokenizer: Path, tmp_path: Path
         assert len(re.findall(r"^row \d+ of", printed, re.MULTILINE)) == min(asked, there)
 
 
+def test_a_document_that_goes_on_says_so(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """Documents of 34, EVIL's and 201 tokens with EOS, in rows of 31 own tokens: no end is a row's end."""
+    folder = packed(corpus, tokenizer, tmp_path / "rows", "--length", 32, "--remainder", "pad")
+    printed, _ = call("preview", folder, "--rows", 99)
+    firsts = [
+        line for line in printed.splitlines() if line.startswith("■ document") and " tokens 1.." in line
+    ]
+    assert len(firsts) == len(open_rows(folder)) > 5
+    assert [line.partition(", goes on from row ")[2] for line in firsts] == [
+        "",
+        *map(str, range(len(firsts) - 1)),
+    ]
+    assert printed.count("goes on") == len(firsts) - 1
+    rows = json.loads(call("preview", folder, "--rows", 2, "--json")[0])["rows"]
+    assert [[chunk["continues"] for chunk in row["chunks"]] for row in rows] == [[False], [True, False]]
+
+
+def test_best_fit_leaves_unsaid_what_numbers_cannot_tell(
+    corpus: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    folder = packed(corpus, tokenizer, tmp_path / "rows", "--length", 32, "--packing", "best_fit")
+    rows = open_rows(folder)
+    assert any(rows.packed(n).numbers[0] == rows.packed(n - 1).numbers[-1] for n in range(1, len(rows)))
+    assert "goes on" not in call("preview", folder, "--rows", 99)[0]
+
+
+def test_damaged_and_unfinished_rows_are_refused(rows: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(rows, tmp_path / "copied")
+    path = folder / "rows-00000.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged"):
+        call("preview", folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(
+        RopewalkError, match=r"the rows in .*copied are not complete; run the same command again"
+    ):
+        call("preview", folder)
+
+
 def test_bad_input_is_told(rows: Path, corpus: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((corpus,), r"corpus\d* holds no packed rows; pack documents first: ropewalk data pack"),
-        ((tmp_path / "nowhere",), r"nowhere holds no packed rows"),
+        ((tmp_path / "nowhere",), r"there is no folder '.*nowhere'"),
         ((rows, "--rows", 0), r"--rows must be 1 or more, got 0"),
         ((rows, "--tokens", 0), r"--tokens must be 1 or more, got 0"),
         ((rows, "--tokenizer", "embedded"), r"was packed with another tokenizer"),

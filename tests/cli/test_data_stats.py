@@ -1,6 +1,7 @@
 """``data stats`` counts documents and rows alike, as a table, as JSON and as a picture."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import data
 from ropewalk.cli.data_stats import BY_EMBEDDED
+from ropewalk.data import open_rows
 from ropewalk.data.attention_share import share_of_documents
 from ropewalk.errors import RopewalkError
 
@@ -65,11 +67,13 @@ KEYS = {
     "documents_per_row",
     "documents_per_row_quantiles",
     "histogram",
+    "in_rows",
     "length_quantiles",
     "long_shares",
     "mean_length",
     "mixture",
     "packed",
+    "pieces",
     "repeats",
     "row_length",
     "rows",
@@ -91,7 +95,8 @@ def test_documents_as_json(corpus: Path, tokenizer: Path) -> None:
     assert web["histogram"][0] == {"start": 16, "end": 32, "documents": 4, "tokens": 80}
     assert found["repeats"] == {"documents": 3, "tokens": 300 + 3 * 20 + 50, "most": 4}
     assert found["attention_share"] == share_of_documents(np.array([20, 300, 20, 50] * 2), 64)
-    assert (found["packed"], found["rows"], found["mixture"], found["corpus"]) == (False, None, None, None)
+    assert not found["packed"]
+    assert {found[key] for key in ("rows", "mixture", "corpus", "pieces", "in_rows")} == {None}
 
 
 def test_rows_as_json(rows: Path) -> None:
@@ -99,15 +104,59 @@ def test_rows_as_json(rows: Path) -> None:
     assert set(found) == KEYS
     assert found["packed"]
     assert found["row_length"] == 64
-    assert found["tokens"] == 63 * found["rows"]
     assert found["mixture"]["tokens_asked"] == 600
     assert found["corpus"]["tokens"] == 780
-    assert set(found["corpus"]) == KEYS - {"mixture", "corpus", "tokenizer"}
+    assert set(found["corpus"]) == KEYS - {"mixture", "corpus", "tokenizer", "pieces", "in_rows"}
     assert found["attention_share"]["full"] == 1
     assert 0 < found["attention_share"]["intra_document"] < found["attention_share"]["anchor"] < 1
-    assert found["documents_per_row"] == found["documents"] / found["rows"]
     # 180 tokens of web are there and 300 are asked for.
     assert found["repeats"]["documents"] > 0
+
+
+def test_rows_do_not_make_documents_look_cut_by_the_mixture(rows: Path) -> None:
+    """Rows of 64 hold pieces of 63 tokens at most; the books are of 300 before and after mixing."""
+    found, packed = counted(rows), open_rows(rows)
+    manifest = packed.manifest
+    for state, part in (("mixed", found), ("corpus", found["corpus"])):
+        assert part["documents"] == manifest[state]["total"]["documents"]
+        assert {name: each["histogram"] for name, each in part["sources"].items()} == {
+            name: each["histogram"] for name, each in manifest[state]["sources"].items()
+        }
+        assert part["sources"]["books"]["length_quantiles"]["1"] == 300
+    assert found["documents"] == manifest["counts"]["packing"]["documents"]
+    assert found["tokens"] == manifest["counts"]["packing"]["tokens_in"] == 600
+    assert (found["sources"]["books"]["documents"], found["sources"]["books"]["token_ratio"]) == (1, 0.5)
+    # What is in the rows, counted row by row.
+    there = [(row.sources, row.segment_lengths) for row in map(packed.packed, range(len(packed)))]
+    inside = found["in_rows"]
+    assert found["pieces"] == inside["pieces"] == sum(len(sources) for sources, _ in there)
+    assert inside["tokens"] == 63 * found["rows"]
+    assert inside["sources"]["books"]["pieces"] == sum(sources.count("books") for sources, _ in there)
+    assert inside["length_quantiles"]["1"] == 63
+    assert found["documents_per_row"] == found["pieces"] / found["rows"]
+
+
+def test_records_that_are_tokenised_already_are_counted(tokenizer: Path, tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [
+        {"input_ids": [5] * 40, "source": "ids"},
+        {"text": "x" * 9, "source": "web"},
+        {"input_ids": [6] * 10, "source": [{"start": 0, "end": 4, "source": "web"}, {"start": 4, "end": 10}]},
+        {"text": " "},
+    ]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    found = counted(path, "--tokenizer", tokenizer, "--workers", 1)
+    told = {name: (each["documents"], each["tokens"]) for name, each in found["sources"].items()}
+    assert told == {"ids": (1, 40), "web": (2, 13), "mixed": (1, 6)}
+    # And packing takes the same documents.
+    call("pack", path, "--tokenizer", tokenizer, "--length", 16, "--out", tmp_path / "rows")
+    packed = counted(tmp_path / "rows")
+    assert {name: (each["documents"], each["tokens"]) for name, each in packed["sources"].items()} == told
+    path.write_text(json.dumps({"text": " "}))
+    with pytest.raises(
+        RopewalkError, match=r"no documents in .*mixed\.jsonl \(1 empty documents passed over\)"
+    ):
+        call("stats", path, "--tokenizer", tokenizer)
 
 
 def test_documents_in_words(corpus: Path, tokenizer: Path) -> None:
@@ -120,7 +169,17 @@ def test_documents_in_words(corpus: Path, tokenizer: Path) -> None:
 
 def test_rows_in_words(rows: Path) -> None:
     printed, _ = call("stats", rows)
-    for words in ("pieces", "Mixture", "asked", "achieved", "documents a row", "read more than once"):
+    for words in (
+        "Documents packed, by source: whole",
+        "In rows: pieces of documents",
+        "tokens in rows",
+        "256 to 511",
+        "Mixture",
+        "asked",
+        "achieved",
+        "documents a row",
+        "read more than once",
+    ):
         assert words in printed
     assert call("stats", rows.parent)[0] == printed
 
@@ -135,9 +194,28 @@ def test_a_picture_is_drawn(rows: Path, corpus: Path, tokenizer: Path, tmp_path:
     for name, arguments in (("rows", (rows,)), ("raw", (corpus, "--tokenizer", tokenizer))):
         path = tmp_path / f"{name}.svg"
         assert f"drawn: {path}" in call("stats", *arguments, "--plot", path)[1]
-    assert "<!-- in rows -->" in (tmp_path / "rows.svg").read_text()
-    assert "<!-- before -->" in (tmp_path / "rows.svg").read_text()
+    drawn = (tmp_path / "rows.svg").read_text()
+    assert "<!-- after -->" in drawn
+    assert "<!-- before -->" in drawn
     assert "<!-- Document lengths -->" in (tmp_path / "raw.svg").read_text()
+
+
+def test_before_and_after_are_drawn_of_whole_documents(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("ropewalk.reporting.data_figures.length_figure", lambda *given: drawn.append(given))
+    call("stats", rows, "--plot", "a.png")
+    ((states, _, title, caption),) = drawn
+    assert list(states) == ["before", "after"]
+    manifest = open_rows(rows).manifest
+    for state, told in (("before", "corpus"), ("after", "mixed")):
+        for name, each in manifest[told]["sources"].items():
+            bins = [(bin_["start"], bin_["end"], bin_["tokens"]) for bin_ in each["histogram"]]
+            assert states[state][name].bins == bins
+            assert states[state][name].token_ratio == each["token_ratio"]
+    assert states["before"]["books"].token_ratio == 600 / 780
+    assert states["after"]["books"].token_ratio == 0.5
+    assert title == "Document lengths before and after the mixture"
+    assert "Documents are whole here; rows of 64 tokens cut them." in caption
 
 
 def test_numbers_stay_whole_in_a_narrow_terminal(corpus: Path, tokenizer: Path) -> None:
@@ -160,13 +238,61 @@ def test_bad_input_is_told(rows: Path, corpus: Path, tokenizer: Path, tmp_path: 
         ((corpus, "--length", "1"), r"2 tokens or more, got --length 1"),
         ((corpus, "--length", "long"), r"'long' is no length"),
         ((corpus, "--plot", "a.pdf"), r"\.png or \.svg, got a\.pdf"),
-        ((tmp_path / "nowhere",), r"nowhere"),
+        ((tmp_path / "nowhere",), r"there is no file or folder '.*nowhere'"),
     ):
         with pytest.raises(RopewalkError, match=message):
             call("stats", *arguments)
+
+
+@pytest.fixture
+def copied(rows: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(rows, tmp_path / "copied")
+
+
+def test_damaged_rows_are_refused(copied: Path) -> None:
+    path = copied / "rows-00000.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(
+        RopewalkError, match=r"rows-00000\.arrow is damaged: its digest is not the manifest's"
+    ):
+        call("stats", copied)
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("state", ["begun", "planned", "no manifest", "broken manifest", "only a manifest"])
+def test_unfinished_rows_are_no_documents(copied: Path, corpus: Path, state: str, above: bool) -> None:
+    manifest = copied / "manifest.json"
+    content = manifest.read_text()
+    manifest.unlink()
+    if state != "no manifest":
+        for path in copied.glob("*.arrow"):
+            path.unlink()
+    if state in ("begun", "planned"):
+        (copied / "unfinished").mkdir()
+        (copied / "unfinished" / {"begun": "job.json", "planned": "plan.json"}[state]).write_text("{}")
+    elif state != "no manifest":
+        manifest.write_text(content[: len(content) // 2])
+    place = copied.parent if above else copied
+    for paths in ((place,), (corpus, place)):
+        with pytest.raises(
+            RopewalkError, match=r"the rows in .*copied are not complete; run the same command"
+        ):
+            call("stats", *paths)
+
+
+def test_a_folder_of_documents_may_be_named_as_ours(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "novel.txt").write_text("x" * 12)
+    (tmp_path / "manifest.json").write_text('{"files": [')
+    found = counted(tmp_path, "--tokenizer", tokenizer)
+    assert (found["documents"], found["tokens"]) == (2, 12 + 11)
 
 
 def test_help_has_an_example() -> None:
     printed, _ = call("stats", "--help")
     assert "Example: ropewalk data stats" in printed
     assert "[:config][@split]" in printed
+    # --max-documents says "of each of PATHS".
+    assert "PATHS | ROWS" in printed

@@ -263,7 +263,7 @@ def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str,
         elif piece == "per corpus (lengths over all sources together) with shortage cap":
             found = [{"per": "corpus", "shortage": "cap"}]
         elif piece == "long_factor (which leaves such documents as they are)":
-            found = [{"long_factor": factor, "long_share": None} for factor in (0.999, 1)]
+            found = [{"long_factor": 1, "long_share": None}]
         elif piece == "a share of 0 for these lengths":
             assert settings.length_shares is not None
             wanting = 0 if "of fewer than" in reason else 10
@@ -431,6 +431,17 @@ def test_what_fits_suits_every_source_or_is_not_named() -> None:
     with pytest.raises(RopewalkError, match=r"long_factor up to 2,") as refusal:
         mixed(lengths, ids, replace(base, shares=shares, max_epochs=1.5))
     assert "a share of it" not in str(refusal.value)
+
+
+def test_a_source_of_less_than_a_token_bounds_no_advice() -> None:
+    lengths, ids = [100] * 40 + [1000] * 2 + [100], [0] * 42 + [1]
+    weights = {"wiki": 1e-307}
+    shares = MixtureSettings(weights=weights, length_shares=((0, 0.1), (1000, 0.9)), max_epochs=2)
+    with pytest.raises(RopewalkError, match=r"a share of these lengths up to 0\.6666 where"):
+        mixed(lengths, ids, shares)
+    # Wiki has no long document, and would bound the share by 0.
+    with pytest.raises(RopewalkError, match=r"long_share up to 0\.6666,"):
+        mixed(lengths, ids, MixtureSettings(weights=weights, long_from=1000, long_share=0.9, max_epochs=2))
 
 
 def long_books_and_short_notes() -> tuple[list[int], list[int], MixtureSettings]:

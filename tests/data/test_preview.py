@@ -38,8 +38,12 @@ def test_a_row_by_hand() -> None:
         anchor=Span("anchor", 0, 1, masked=True),
         chunks=(
             Chunk(0, 7, "source-7", 1, 4, 1, 2, False, (Span("text", 1, 3, True), Span("text", 3, 4, False))),
-            Chunk(1, 3, "source-3", 4, 7, 1, 1, False, (Span("text", 4, 6, False), Span("special", 6, 7, False))),
-            Chunk(0, 7, "source-7", 7, 9, 2, 2, False, (Span("text", 7, 8, False), Span("special", 8, 9, False))),
+            Chunk(
+                1, 3, "source-3", 4, 7, 1, 1, False, (Span("text", 4, 6, False), Span("special", 6, 7, False))
+            ),
+            Chunk(
+                0, 7, "source-7", 7, 9, 2, 2, False, (Span("text", 7, 8, False), Span("special", 8, 9, False))
+            ),
             Chunk(2, -1, "", 9, 11, 1, 1, False, (Span("padding", 9, 11, True),)),
         ),
     )
@@ -137,19 +141,16 @@ class Nines:
     st.lists(st.integers(0, 2), min_size=1, max_size=12),
     st.lists(st.integers(1, 20), min_size=3, max_size=3),
     st.sampled_from(["anchor", "full"]),
-    st.sampled_from(["sequential", "best_fit"]),
     st.booleans(),
 )
 def test_a_document_goes_on_where_the_row_before_cut_it(
-    order: list[int], lengths: list[int], pattern: str, packing: str, shuffled: bool
+    order: list[int], lengths: list[int], pattern: str, shuffled: bool
 ) -> None:
     numbers = np.array(order, np.int64)
     ids = np.full(len(order), 9, np.int32)
     ends = DocumentEnds(np.array(lengths)[numbers], ids, ids, np.zeros(len(order), np.int32))
     chunks = InterleaveSettings(min_length=2, max_length=30) if shuffled else None
-    settings = PackingSettings(
-        8, pattern=pattern, bos="auto", packing=packing, remainder="pad", interleave=chunks
-    )
+    settings = PackingSettings(8, pattern=pattern, remainder="pad", interleave=chunks)
     packed = pack_documents(numbers, ends, ["web"], settings, SpecialTokens(BOS, EOS, BOS))
     before = None
     for number, row in enumerate(assemble_rows(packed, Nines(), 0, packed.num_rows)):

@@ -267,7 +267,10 @@ def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"corpus": whole(web=[3] * 4), "mixture": {"as_is": False}}, r"has no statistics of whole documents"),
+        (
+            {"corpus": whole(web=[3] * 4), "mixture": {"as_is": False}},
+            r"has no statistics of whole documents",
+        ),
         ({"mixed": whole(web=[3] * 4), "mixture": {"as_is": False}}, r"has no statistics of whole documents"),
         ({"corpus": whole(web=[3] * 5), "mixture": None}, r"of 5 documents, and 4 were packed; pack again"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from ropewalk.data.stats import length_statistics, statistics_report
 from ropewalk.errors import RopewalkError
@@ -50,9 +52,10 @@ def test_two_states_stand_side_by_side_and_are_named(tmp_path: Path) -> None:
         {"before": source_lengths(BEFORE), "after": source_lengths(AFTER)}, svg, "Title", "Caption."
     )
     texts = said(svg)
-    for text in ("Title", "Caption.", "before", "after", "books: 83.0 % → 85.3 % of tokens", "128"):
+    for text in ("Title", "Caption.", "before", "after", "books", "83.0 % → 85.3 % of tokens", "128"):
         assert text in texts
-    assert any(text.startswith("ev[red]il\\x1b[31m $x$: 0.0 % → 0.3 %") for text in texts)
+    assert "ev[red]il\\x1b[31m $x$" in texts
+    assert "0.0 % → 0.3 % of tokens" in texts
     # Told apart without colour: what was before is hatched.
     assert "<pattern" in svg.read_text()
 
@@ -83,9 +86,86 @@ def test_many_sources_share_the_last_panel(tmp_path: Path, kept: list[Any]) -> N
     length_figure({"documents": sources}, tmp_path / "many.svg")
     names = [axes.texts[0].get_text() for axes in kept[0].axes]
     assert len(names) == 8
-    assert names[0] == "s12: 15.4 % of tokens"
-    assert names[-1] == "5 other sources: 19.2 % of tokens"
+    assert names[0] == "s12\n15.4 % of tokens"
+    assert names[-1] == "5 other sources\n19.2 % of tokens"
     assert [bar.get_height() for bar in kept[0].axes[-1].patches] == pytest.approx([15 / 20, 5 / 20])
+
+
+HEBREW = "מאמרים בעברית מן הרשת"
+CJK = "中文网络文本语料库"
+NAMES = [
+    "common-crawl-2023-head-and-middle-perplexity-part-1",
+    "common-crawl-2023-head-and-middle-perplexity-part-2",
+    HEBREW,
+    CJK,
+    "W" * 50,
+    *(f"a-source-of-text-with-a-long-name-number-{n}" for n in range(7)),
+]
+
+
+def state(names: list[str], longest: int, seed: int) -> dict[str, SourceLengths]:
+    """Each source with documents of every length up to 2 ** longest."""
+    bins = [(1 << n, 2 << n, (seed * n) % 7 + 1) for n in range(longest)]
+    return {name: SourceLengths(bins, (1 + number) / 78) for number, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("longest", [3, 8, 13, 20, 24])
+@pytest.mark.parametrize("many", [1, 2])
+def test_words_keep_to_their_panels(
+    tmp_path: Path, kept: list[Any], count: int, longest: int, many: int
+) -> None:
+    states = {name: state(NAMES[:count], longest, n) for n, name in enumerate(("before", "after")[:many], 2)}
+    length_figure(states, tmp_path / "names.png", "Title", "Caption.")
+    (figure,) = kept
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    columns = min(2, len(panels))
+    for axes in panels:
+        box, (heading,) = axes.get_window_extent(renderer), axes.texts
+        # A quarter is enough for the numbers and the label of the vertical axis.
+        assert box.width > 0.75 * figure.bbox.width / columns
+        assert not heading.get_in_layout()
+        words = Text.get_window_extent(heading, renderer)
+        assert box.x0 <= words.x0 < words.x1 <= box.x1
+        assert words.y1 <= box.y1
+        highest = max(bar.get_window_extent(renderer).y1 for bar in axes.patches)
+        assert highest <= words.y0
+        low, high = axes.get_xlim()
+        labels = sorted(axes.get_xticklabels(), key=lambda label: label.get_position()[0])
+        assert all(low <= label.get_position()[0] <= high for label in labels)
+        ticks = [label.get_window_extent(renderer) for label in labels if label.get_visible()]
+        assert len(ticks) in (0, len(labels))
+        assert all(left.x1 < right.x0 for left, right in pairwise(ticks))
+
+
+def test_a_long_name_loses_its_middle(tmp_path: Path, kept: list[Any]) -> None:
+    length_figure({"documents": state(NAMES[:2], 9, 2)}, tmp_path / "a.png")
+    second, first = (axes.texts[0].get_text().split("\n")[0] for axes in kept[0].axes)
+    assert re.fullmatch(r"common-crawl-2023.*….*-part-1", first)
+    assert re.fullmatch(r"common-crawl-2023.*….*-part-2", second)
+    length_figure({"documents": state(["a-short-name"], 9, 2)}, tmp_path / "b.png")
+    assert kept[1].axes[0].texts[0].get_text().startswith("a-short-name\n")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_name_in_another_script_warns_of_nothing_and_turns_nothing_around(
+    tmp_path: Path, suffix: str
+) -> None:
+    """Warnings are errors here. Each line of a heading is laid out by itself."""
+    path = tmp_path / f"a.{suffix}"
+    states = {"before": state([HEBREW, CJK], 9, 2), "after": state([HEBREW, CJK], 9, 3)}
+    length_figure(states, path, "Title", "Caption.")
+    assert path.stat().st_size
+    if suffix == "svg":
+        texts = said(path)
+        assert "1.3 % → 1.3 % of tokens" in texts
+        assert any(text.startswith("Caption. A box stands for a character") for text in texts)
+    length_figure({"before": state([HEBREW], 9, 2)}, tmp_path / "b.svg", "Title", "Caption.")
+    assert "Caption." in said(tmp_path / "b.svg")
 
 
 def test_same_statistics_give_the_same_file(tmp_path: Path) -> None:
@@ -124,6 +204,39 @@ def test_columns_of_long_documents_are_those_that_say_something() -> None:
     short = data_tables.source_table(BEFORE)
     assert short.header[-1] == "longest"
     assert ">" not in short.title
+
+
+def test_pieces_stand_in_a_table_of_their_own() -> None:
+    pieces = report({"web": [3], "books": [63, 63, 17_000]})
+    inside = {
+        "pieces": 4,
+        "piece_ratio": 1.0,
+        "token_ratio": 1.0,
+        **{key: pieces[key] for key in ("tokens", "mean_length", "length_quantiles", "long_shares")},
+        "sources": {
+            name: {"pieces": each["documents"], "piece_ratio": each["mixture_ratio"], **each}
+            for name, each in pieces["sources"].items()
+        },
+    }
+    table = data_tables.pieces_table({**BEFORE, "packed": True, "in_rows": inside})
+    assert "pieces of documents" in table.title
+    assert table.header == (
+        *("source", "pieces", "share of pieces", "tokens in rows", "share", "mean", "median", "longest"),
+        *("> 4K", "> 16K"),
+    )
+    assert table.rows == (
+        ("books", "3", "75.0 %", "17,126", "100.0 %", "5,709", "63", "17,000", "99.3 %", "99.3 %"),
+        ("web", "1", "25.0 %", "3", "< 0.1 %", "3", "3", "3", "0.0 %", "0.0 %"),
+        ("all", "4", "100.0 %", "17,129", "100.0 %", "4,282", "63", "17,000", "99.2 %", "99.2 %"),
+    )
+
+
+def test_a_table_of_packed_documents_says_that_they_are_whole() -> None:
+    plain, packed = (data_tables.source_table({**BEFORE, "packed": each}) for each in (False, True))
+    assert packed.title.startswith("Documents packed, by source: whole, repeated ones each time")
+    assert "packed" not in plain.title
+    assert packed.header == plain.header
+    assert packed.header[1] == "documents"
 
 
 def test_names_of_sources_are_made_visible() -> None:

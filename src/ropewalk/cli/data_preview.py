@@ -53,8 +53,8 @@ def preview_command(
     special = frozenset(loaded.all_special_ids)
     settings = packed.settings
     eos = loaded.eos_token_id if settings.eos else None
-    # Best fit has a document's pieces in any rows: without an EOS its last one cannot be told.
-    in_order = settings.eos or settings.packing == "sequential"
+    # Best fit has a document's pieces in any rows: whose piece comes next cannot be told from the numbers.
+    in_order = settings.packing == "sequential"
     shown, before = [], None
     for row in (packed.packed(index) for index in range(min(rows, len(packed)))):
         preview = preview_row(row, settings.anchor_length, special, tokens, before, eos)

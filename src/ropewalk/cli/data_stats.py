@@ -31,7 +31,7 @@ def stats_command(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATHS... | ROWS",
+            metavar="PATHS | ROWS",
             help="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
             r"hf:owner/name\[:config]\[@split], embedded.",
         ),

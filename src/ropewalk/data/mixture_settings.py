@@ -160,6 +160,8 @@ class MixtureSettings:
 _Advice = tuple[str, list[dict[str, Any]]]
 # Some units in the last place of numbers up to 10,000, so that 0.4 is not rounded down to 0.3999.
 _NOISE = 1e-11
+# Tokens of a group that are none of any cell, when they are rounded to whole ones.
+_NOTHING = 0.5
 _CAP: _Advice = ("shortage cap", [{"shortage": "cap"}])
 
 
@@ -269,7 +271,7 @@ def _shares_that_fit(demand: Demand, settings: MixtureSettings, group: int) -> I
 def _length_shares_that_fit(demand: Demand, settings: MixtureSettings, b: int) -> Iterator[_Advice]:
     if settings.length_shares is None:
         return
-    some = demand.budgets > 0
+    some = demand.budgets > _NOTHING
     shares = np.array([share for _, share in settings.length_shares])
     shares /= shares.sum()
     most = (settings.max_epochs * demand.pool[some] / demand.budgets[some, None]).min(0)
@@ -312,7 +314,7 @@ def _long_that_fits(demand: Demand, settings: MixtureSettings) -> Iterator[_Advi
     """
     if settings.long_factor is None and settings.long_share is None:
         return
-    some = demand.budgets > 0
+    some = demand.budgets > _NOTHING
     tokens = demand.pool[some].sum(1)
     budget, long = demand.budgets[some] / tokens, demand.pool[some, 1] / tokens
     cap = settings.max_epochs

@@ -90,7 +90,8 @@ def preview_row(
         special_ids: ids of the tokenizer's special tokens.
         ends: tokens to keep at the beginning and at the end of each chunk; None keeps all. Nothing is left
             out where it would be a single token.
-        before: the row before it, to tell a document that goes on from one that begins; None tells none.
+        before: the row before it under sequential packing, to tell a document that goes on from one that
+            begins; None tells none.
         eos: the id that ends every document; None where nothing does, and a document of the same number is
             taken for the same reading of it.
 
