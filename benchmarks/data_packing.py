@@ -5,10 +5,11 @@
 The bound of the speed is the tokenizer itself: ``encode_batch_fast`` of texts that are in memory already, on all
 cores by its own threads, its ids not even looked at. Packing reads the same documents from a JSON lines file, checks,
 tokenises, hashes, stores and packs them, and writes rows, a manifest and digests. Both run in a process of their own,
-one after the other, several times; the ratio is of each one's best. ``bpe32k`` is a byte-level BPE of 32,000 tokens that
-is trained on the corpus first: the smaller the vocabulary, the faster a tokenizer makes tokens, and the more the rest
-counts; the embedded checkpoint's has 4,096. The corpus is this Python's standard library, each
+one after the other, several times; the ratio is of each one's best. The corpus is this Python's standard library, each
 file whole ("long documents") or cut into pieces of about 1 KB ("short documents"), repeated with a counter in front.
+
+``bpe32k`` is a byte-level BPE of 32,000 tokens that is trained on the corpus first; the embedded checkpoint's has
+4,096. The smaller the vocabulary, the faster a tokenizer makes tokens, and the more the rest counts.
 
 The ratio of CPU seconds is given beside that of wall-clock seconds: on a machine that others use too it is the
 steadier. Starting the workers is part of packing.

@@ -306,6 +306,7 @@ def test_a_mixture_shows_before_asked_and_achieved() -> None:
         "tokens_asked": 1000,
         "tokens_achieved": 998,
         "tokens_available": 2000,
+        "total_from": "tokens",
         "long_from": 4096,
         "total": proportions(None, 1.0, 1.0, 1.0, 0.3, 0.5, 0.49),
         "sources": [

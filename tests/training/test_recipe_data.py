@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ropewalk.data import (
+    InterleaveSettings,
     Job,
     PackingSettings,
     SourceSpec,
@@ -16,6 +18,8 @@ from ropewalk.data import (
     pack_rows,
 )
 from ropewalk.errors import RopewalkError
+from ropewalk.packing import IGNORED, PackedLayout
+from ropewalk.training.documents import _in_storage_order
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.report import write_run_report
 from ropewalk.training.run import extend
@@ -141,6 +145,22 @@ def test_a_recipe_mixes_tags_and_interleaves(values: dict[str, Any], tmp_path: P
     assert rows.settings.packing == "best_fit"
     assert any(rows[index].layout.is_interleaved for index in range(len(rows)))
     assert any(rows.packed(index).sources[-1] == "" for index in range(len(rows)))
+
+
+def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    pack(values, tmp_path / "rows", interleave=InterleaveSettings(4, 64))
+    rows = open_rows(tmp_path / "rows")
+    layout = PackedLayout.from_lengths([64], "full", 0)
+    changed = 0
+    for index in range(len(rows)):
+        row = _in_storage_order(rows[index], layout)
+        there = row.labels != IGNORED
+        assert torch.equal(row.labels[:-1][there[:-1]], row.input_ids[1:][there[:-1]])
+        assert torch.equal(row.labels[there], rows[index].labels[there])
+        changed += int((rows[index].labels != row.labels).sum())
+    assert changed > 0
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,14 @@ def histogram_table(report: Report) -> Group:
     return Group(Text("Length distribution: share of tokens", style="bold"), table)
 
 
+_TOTALS = {
+    "tokens": "asked for",
+    "weights": "that follow from the weights",
+    "shares": "that follow from the shares",
+    "corpus": "that the corpus has",
+}
+
+
 def mixture_table(mixture: Report) -> ResultTable:
     """Shares of tokens before the mixture, as asked for, and as achieved, by source."""
     long_from = mixture["long_from"]
@@ -146,7 +154,7 @@ def mixture_table(mixture: Report) -> ResultTable:
     if len(rows) != 1:
         rows.append(_mixture_row("all", mixture["total"], long_from))
     notes = [
-        f"{mixture['tokens_achieved']:,} tokens of {mixture['tokens_asked']:,} asked for; "
+        f"{mixture['tokens_achieved']:,} tokens of {mixture['tokens_asked']:,} {_TOTALS[mixture['total_from']]}; "
         f"{mixture['tokens_available']:,} before"
     ]
     if long_from is not None:
