@@ -1,5 +1,6 @@
 """Each token lies in one place, rows are as full as the packing says, and both packings equal naive loops."""
 
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ropewalk.data import row_plan
 from ropewalk.data.row_plan import Pieces, RowPlan, plan_rows
 from ropewalk.data.settings import PACKINGS, REMAINDERS
 from ropewalk.errors import RopewalkError
@@ -22,6 +24,14 @@ documents = rooms.flatmap(
         st.lists(st.one_of(st.integers(0, 10 * room), st.integers(0, room), st.just(room)), max_size=30),
     )
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_at_a_time() -> Iterator[None]:
+    """Stretches so short that the examples have many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_plan, "_CHUNK", 3)
+        yield
 
 
 def listed(pieces: Pieces) -> list[Piece]:

@@ -83,7 +83,7 @@ class Packed:
         framing, plan, rows = self.framing, self.plan, self.num_rows
         begun = rows if self.settings.bos_policy(self.special) == "row" else 0
         skipped = framing.long & (framing.own_lengths == 0)
-        dropped = framing.dropped + np.where(skipped, framing.own_starts, 0)
+        skipped_bos = int(framing.own_starts[skipped].sum())
         return PackingCounts(
             documents=len(self.documents),
             tokens_in=int(ends.lengths.sum()),
@@ -91,7 +91,7 @@ class Packed:
             bos_tokens=int(framing.bos.sum()) + begun,
             eos_tokens=int(framing.eos.sum()),
             tag_tokens=int(framing.tag_lengths.sum()),
-            own_bos_tokens=int(framing.own_starts[~skipped].sum()),
+            own_bos_tokens=int(framing.own_starts.sum()) - skipped_bos,
             padding_tokens=int(plan.padding.sum()),
             rows=rows,
             row_tokens=rows * self.settings.context,
@@ -100,7 +100,7 @@ class Packed:
             cut_documents=plan.cut,
             empty_documents=int(((framing.lengths == 0) & ~framing.long).sum()),
             long_documents=int(framing.long.sum()),
-            dropped_tokens=int(dropped.sum()),
+            dropped_tokens=int(framing.dropped.sum()) + skipped_bos,
         )
 
 

@@ -21,13 +21,43 @@ from ropewalk.data.stats import length_statistics
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
 
 
+def length_states(
+    corpus: Corpus, training: NDArray[np.int64], mixed: NDArray[np.int64] | None, context: int
+) -> dict[str, Any]:
+    """Statistics of the documents before and after mixing, whole; in the rows themselves they are cut.
+
+    Args:
+        corpus: all documents that were read.
+        training: those for training.
+        mixed: what the mixture made of them, repeated ones each time; None where there is none.
+        context: tokens of a row.
+    """
+
+    def statistics(numbers: NDArray[np.int64], hashes: NDArray[np.uint64] | None) -> dict[str, Any]:
+        # All in their order need no copy.
+        chosen = slice(None) if len(numbers) == len(corpus) and mixed is None else numbers
+        found = length_statistics(
+            corpus.lengths[chosen],
+            corpus.source_ids[chosen],
+            corpus.sources,
+            row_length=context,
+            hashes=None if hashes is None else hashes[chosen],
+        )
+        plain: dict[str, Any] = _plain(asdict(found))
+        return plain
+
+    return {
+        "corpus": statistics(training, corpus.hashes),
+        "mixed": None if mixed is None else statistics(mixed, None),
+    }
+
+
 def description(
     corpus: Corpus,
     split: Split,
     mixture: Mixture | None,
     documents: NDArray[np.int64],
     counts: PackingCounts,
-    context: int,
 ) -> dict[str, Any]:
     """The part of a manifest that tells what was read, held out, mixed and packed.
 
@@ -37,34 +67,17 @@ def description(
         mixture: what was made of these; None took each once.
         documents: the documents that were packed, by number, repeated ones each time.
         counts: where packing put their tokens.
-        context: tokens of a row.
     """
-    training = split.training
-
-    def statistics(numbers: NDArray[np.int64], hashes: NDArray[np.uint64] | None) -> dict[str, Any]:
-        found = length_statistics(
-            corpus.lengths[numbers],
-            corpus.source_ids[numbers],
-            corpus.sources,
-            row_length=context,
-            hashes=hashes,
-        )
-        plain: dict[str, Any] = _plain(asdict(found))
-        return plain
-
     return {
         "counts": {
             "reading": {**asdict(corpus.reading), "tokens": int(corpus.lengths.sum())},
             "split": _split_counts(split, corpus),
-            "mixture": _mixture_counts(training, documents, corpus),
+            "mixture": _mixture_counts(split.training, documents, corpus),
             "packing": asdict(counts),
         },
         "sources": _totals(corpus, documents),
         "validation_sources": _totals(corpus, split.validation),
         "mixture": None if mixture is None else _plain(asdict(mixture.report)),
-        # Whole documents, before and after mixing; in the rows themselves they are cut.
-        "corpus": statistics(training, corpus.hashes[training]),
-        "mixed": None if mixture is None else statistics(documents, None),
         "tokens_digest": corpus.digest,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
+
+Integers = NDArray[np.signedinteger[Any]]
+"""Narrow integers where they do: there may be many millions of documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,31 +39,34 @@ class Framing:
 
     Attributes:
         bos: bool, whether a BOS begins it.
-        tag_lengths: int64, tokens of its tag.
-        own_starts: int64, the first of its own tokens that is kept: 1 where its own BOS gives way to ours.
-        own_lengths: int64, own tokens that are kept.
+        tag_lengths: int32, tokens of its tag.
+        own_starts: int8, the first of its own tokens that is kept: 1 where its own BOS gives way to ours.
+        own_lengths: int32, own tokens that are kept.
         eos: bool, whether an EOS is added.
-        dropped: int64, own tokens left out because it is longer than a row.
+        dropped: int32, own tokens left out because it is longer than a row.
         long: bool, whether it was truncated or left out for that.
     """
 
     bos: NDArray[np.bool_]
-    tag_lengths: NDArray[np.int64]
-    own_starts: NDArray[np.int64]
-    own_lengths: NDArray[np.int64]
+    tag_lengths: Integers
+    own_starts: Integers
+    own_lengths: Integers
     eos: NDArray[np.bool_]
-    dropped: NDArray[np.int64]
+    dropped: Integers
     long: NDArray[np.bool_]
 
     @property
-    def prefix_lengths(self) -> NDArray[np.int64]:
-        """int64: tokens before the document's own."""
+    def prefix_lengths(self) -> Integers:
+        """Tokens before the document's own."""
         return self.bos + self.tag_lengths
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """int64: tokens of the framed document; 0 where nothing of it is left."""
-        return self.prefix_lengths + self.own_lengths + self.eos
+        lengths = self.own_lengths.astype(np.int64)
+        for part in (self.bos, self.tag_lengths, self.eos):
+            lengths += part
+        return lengths
 
 
 def frame(
@@ -86,30 +93,32 @@ def frame(
     """
     policy = settings.bos_policy(special)
     room = settings.room(special)
-    own_bos = np.zeros(len(ends.lengths), np.int64)
+    none = np.broadcast_to(np.int32(0), ends.lengths.shape)
+    own_bos: Integers = none
     if policy != "none" and special.bos is not None:
-        own_bos += ends.first_ids == special.bos
-    own = ends.lengths - own_bos
+        own_bos = (ends.first_ids == special.bos).astype(np.int8)
+    # A document has less than 2**31 tokens: no block of tokens holds more.
+    own = ends.lengths.astype(np.int32) - own_bos
     there = own > 0
     bos = there & (policy == "document")
-    sizes = np.array([len(tag) for tag in tags or ()], np.int64)
-    tag_lengths = np.where(there, sizes[ends.source_ids], 0) if tags else np.zeros_like(own)
+    tag_lengths: Integers = none
+    if tags:
+        tag_lengths = np.where(there, np.array([len(tag) for tag in tags], np.int32)[ends.source_ids], 0)
     prefix = bos + tag_lengths
     if tags and len(prefix) and int(prefix.max()) >= room:
         raise RopewalkError(
             f"a tag of {int(tag_lengths.max())} tokens leaves no room for a document in rows of "
             f"{settings.context} tokens"
         )
-    eos = there & (ends.last_ids != special.eos) if settings.eos else np.zeros(len(own), bool)
-    long = np.zeros(len(own), bool)
-    kept = own
-    if settings.long_documents != "split":
-        long = prefix + own + eos > room
-        # A truncated document has not ended, so it gets no EOS.
-        kept = np.where(long, room - prefix if settings.long_documents == "truncate" else 0, own)
-        kept = np.minimum(kept, own)
-        gone = long & (kept == 0)
-        eos, bos, tag_lengths = eos & ~long, bos & ~gone, np.where(gone, 0, tag_lengths)
+    eos = there & (ends.last_ids != special.eos) if settings.eos else none.astype(bool)
+    if settings.long_documents == "split":
+        return Framing(bos, tag_lengths, own_bos, own, eos, none, none.astype(bool))
+    long = prefix + own + eos > room
+    # A truncated document has not ended, so it gets no EOS.
+    kept = np.where(long, room - prefix if settings.long_documents == "truncate" else 0, own)
+    kept = np.minimum(kept, own)
+    gone = long & (kept == 0)
+    eos, bos, tag_lengths = eos & ~long, bos & ~gone, np.where(gone, 0, tag_lengths)
     return Framing(bos, tag_lengths, own_bos, kept, eos, own - kept, long)
 
 

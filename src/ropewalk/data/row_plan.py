@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ropewalk.data.settings import Packing, Remainder
 
 
+_CHUNK = 1 << 16
+"""Documents that are laid out at a time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """Stretches of documents; arrays of one entry a piece.
@@ -138,9 +142,30 @@ def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
 
 
 def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces and the row of each, in order."""
+    """Pieces and the row of each, in order; some documents at a time, so that little more is held than comes out."""
+    # A document adds a piece, and so does a row's end within one.
+    most = int(np.count_nonzero(lengths)) + int(lengths.sum()) // room
+    items, starts, sizes, rows = (np.empty(most, np.int64) for _ in range(4))
+    filled = position = 0
+    for first in range(0, len(lengths), _CHUNK):
+        chunk = lengths[first : first + _CHUNK]
+        pieces, of_rows = _stretch(chunk, room, position)
+        here = slice(filled, filled + len(pieces))
+        items[here], starts[here], sizes[here], rows[here] = (
+            pieces.items + first,
+            pieces.starts,
+            pieces.lengths,
+            of_rows,
+        )
+        filled += len(pieces)
+        position += int(chunk.sum())
+    return Pieces(items[:filled], starts[:filled], sizes[:filled]), rows[:filled]
+
+
+def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Pieces, NDArray[np.int64]]:
+    """The same of some documents, whose first token is number ``position`` of all."""
     items = np.flatnonzero(lengths)
-    ends = np.cumsum(lengths)[items]
+    ends = position + np.cumsum(lengths)[items]
     begins = ends - lengths[items]
     first_row = begins // room
     document, nth = _expand((ends - 1) // room - first_row + 1)

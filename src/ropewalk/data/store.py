@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ropewalk.data.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
 from ropewalk.data.corpus import Corpus, tokenise_portions
-from ropewalk.data.describe import description, versions
+from ropewalk.data.describe import description, length_states, versions
 from ropewalk.data.documents import SourceSpec
 from ropewalk.data.files import hidden_entries
 from ropewalk.data.framing import DocumentEnds
@@ -261,6 +261,8 @@ def _planned(job: Job, tokenizer: Any, corpus: Corpus) -> tuple[Packed, dict[str
     if job.mixture is not None and not job.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, job.mixture)
         documents = documents[mixture.documents]
+    # Before the plan is there: both take memory by the document.
+    lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
     ends = DocumentEnds(
         corpus.lengths[documents],
         corpus.first_ids[documents],
@@ -271,7 +273,7 @@ def _planned(job: Job, tokenizer: Any, corpus: Corpus) -> tuple[Packed, dict[str
     packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
-    told = description(corpus, split, mixture, documents, counts, settings.context)
+    told = {**description(corpus, split, mixture, documents, counts), **lengths}
     return packed, told, split.validation
 
 
