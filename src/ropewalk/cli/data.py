@@ -255,7 +255,8 @@ def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
             print_json({"folder": str(rows.folder), "complete": False, **told})
         else:
             results().print(
-                f"{rows.rows:,} of {rows.total:,} rows are there; other shards have yet to write theirs"
+                f"{rows.rows:,} of {rows.total:,} rows are there; other shards have yet to write theirs: into this "
+                "folder, or into others, to be put together by `ropewalk data merge`"
             )
             results().print(f"\n{rows.folder}", soft_wrap=True, markup=False)
         return
