@@ -13,8 +13,6 @@ from ropewalk.cli.output import notes
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
-MOST_WORKERS = 8
-
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
@@ -30,9 +28,7 @@ SourceFieldOption = Annotated[
 MaxDocumentsOption = Annotated[
     int, typer.Option(help="Read no more documents than this of each of PATHS; 0 reads all.")
 ]
-WorkersOption = Annotated[
-    int, typer.Option(help=f"Tokenisation processes; 0 takes a core each, up to {MOST_WORKERS}.")
-]
+WorkersOption = Annotated[int, typer.Option(help="Tokenisation processes; 0 takes one for each core.")]
 Number = TypeVar("Number", int, float)
 
 
@@ -120,7 +116,7 @@ def processes(workers: int) -> int:
     """Tokenisation processes for the option ``--workers``."""
     if workers:
         return workers
-    return min(MOST_WORKERS, os.cpu_count() or 1)
+    return os.cpu_count() or 1
 
 
 @contextmanager
