@@ -26,6 +26,7 @@ TABLES = (
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Optimiser", "optimizer.", recipe.Optimizer),
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
+    ("Parallel processes", "parallel.", recipe.Parallel),
     ("Evaluation", "evaluation.", recipe.Evaluation),
 )
 

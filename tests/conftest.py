@@ -38,3 +38,21 @@ def stories() -> Path:
     if not file.is_file():
         pytest.skip("stories.jsonl is not beside this checkout")
     return file
+
+
+@pytest.fixture(scope="session")
+def two_ranks():
+    """Two processes over gloo, started once."""
+    from ropewalk.testing.ranks import Ranks
+
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def four_ranks():
+    """Four processes over gloo, started once."""
+    from ropewalk.testing.ranks import Ranks
+
+    with Ranks(4) as ranks:
+        yield ranks

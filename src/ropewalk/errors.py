@@ -15,3 +15,15 @@ class EngineError(RopewalkError):
 
 class RunFailure(RopewalkError):
     """A run that began well and cannot go on (a loss that is no number, say); exit status 1."""
+
+
+class Echo(RopewalkError):
+    """What rank 0 raised and says, told to the other processes of a run: they end in silence, with its status.
+
+    Attributes:
+        failed: whether it was a :class:`RunFailure`.
+    """
+
+    def __init__(self, message: str, failed: bool = False) -> None:
+        super().__init__(message)
+        self.failed = failed

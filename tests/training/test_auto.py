@@ -200,16 +200,16 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
 
 def interrupted(values, monkeypatch) -> Path:
     """The folder of a run that broke off after the first checkpoint of its auto stage."""
-    import ropewalk.training.stage as stage
+    import ropewalk.training.checkpointing as checkpointing
 
-    save = stage.save_checkpoint
+    save = checkpointing.save_checkpoint
 
     def cut_off(folder, model, tokenizer, optimizer, position, keep):
         save(folder, model, tokenizer, optimizer, position, keep)
         raise InterruptedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "save_checkpoint", cut_off)
+        patched.setattr(checkpointing, "save_checkpoint", cut_off)
         with pytest.raises(InterruptedError):
             extend(recipe_of(values))
     return Path(values["output"])

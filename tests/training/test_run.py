@@ -285,13 +285,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_p
     file = write(tmp_path / "recipe.yaml", recipe_values)
     program = (
         "import resource, sys\n"
-        "import ropewalk.training.stage as stage\n"
-        "save = stage.save_checkpoint\n"
+        "import ropewalk.training.checkpointing as checkpointing\n"
+        "save = checkpointing.save_checkpoint\n"
         "def full(folder, model, tokenizer, optimizer, position, keep):\n"
         "    if position.step == 4:\n"
         "        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
         "    return save(folder, model, tokenizer, optimizer, position, keep)\n"
-        "stage.save_checkpoint = full\n"
+        "checkpointing.save_checkpoint = full\n"
         "from ropewalk.cli.app import main\n"
         "sys.exit(main(['extend', sys.argv[1]]))\n"
     )
@@ -373,20 +373,20 @@ def test_validation_sources_hold_nothing_out(recipe_values, tiny_documents):
 
 def unfinished(recipe_values) -> Path:
     """The folder of a run whose training was cut off after its second step."""
-    import ropewalk.training.stage as stage
+    import ropewalk.training.checkpointing as checkpointing
 
-    save = stage.save_checkpoint
+    save = checkpointing.save_checkpoint
 
     def cut_off(folder, model, tokenizer, optimizer, position, keep):
         save(folder, model, tokenizer, optimizer, position, keep)
         raise InterruptedError
 
-    stage.save_checkpoint = cut_off
+    checkpointing.save_checkpoint = cut_off
     try:
         with pytest.raises(InterruptedError):
             extend(recipe_of(recipe_values))
     finally:
-        stage.save_checkpoint = save
+        checkpointing.save_checkpoint = save
     return Path(recipe_values["output"])
 
 

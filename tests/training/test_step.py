@@ -6,10 +6,9 @@ import torch.nn.functional as F
 import transformers
 
 from ropewalk import PackedLayout, RopewalkError, Row
-from ropewalk.integrations.losses import OutputHead
+from ropewalk.integrations.losses import LossModel, OutputHead
 from ropewalk.integrations.models import attach
 from ropewalk.packing import IGNORED, next_token_labels
-from ropewalk.parallel import Shard
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe import Optimizer
 from ropewalk.training.step import train_step
@@ -28,7 +27,7 @@ def tiny_model():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
     attach(model)
-    return model.train()
+    return LossModel(model, OutputHead.of(model)).train()
 
 
 def rows_of_uneven_targets():
@@ -45,7 +44,7 @@ def rows_of_uneven_targets():
 def one_step(rows_per_batch, rows, precision="float32"):
     model = tiny_model()
     optimizer = MasterAdamW(model.named_parameters(), Optimizer())
-    result = train_step(model, OutputHead.of(model), rows, optimizer, 1e-2, rows_per_batch, precision)
+    result = train_step(model, rows, optimizer, 1e-2, rows_per_batch, precision)
     return result, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -56,7 +55,7 @@ def test_loss_is_the_sum_over_all_tokens_by_their_number():
     total = count = 0
     for row in rows:
         with torch.no_grad():
-            logits = model(row.input_ids[None], layout=row.layout).logits[0]
+            logits = model.model(row.input_ids[None], layout=row.layout).logits[0]
         total += float(F.cross_entropy(logits, row.labels, reduction="sum", ignore_index=IGNORED))
         count += int((row.labels != IGNORED).sum())
     assert result.trained_tokens == count
@@ -86,11 +85,10 @@ def test_bfloat16_autocast_is_close_to_float32():
 def test_a_loss_that_is_no_number_leaves_the_weights_alone():
     model = tiny_model()
     optimizer = MasterAdamW(model.named_parameters(), Optimizer())
-    head = OutputHead.of(model)
     with torch.no_grad():
-        model.model.norm.weight[0] = float("nan")
+        model.model.model.norm.weight[0] = float("nan")
     before = [p.detach().clone() for p in model.parameters()]
-    result = train_step(model, head, rows_of_uneven_targets(), optimizer, 1e-2)
+    result = train_step(model, rows_of_uneven_targets(), optimizer, 1e-2)
     assert not result.applied
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -102,14 +100,3 @@ def test_rows_without_a_target_are_refused():
     row = Row(ids, next_token_labels(ids, layout), layout)
     with pytest.raises(RopewalkError, match="every document is one token"):
         one_step(1, [row])
-
-
-def test_shards_are_slices_that_add_up_to_the_row():
-    row = torch.arange(24)
-    parts = [Shard(rank, 4).take(row) for rank in range(4)]
-    assert torch.equal(torch.cat(parts), row)
-    assert torch.equal(Shard().take(row), row)
-    with pytest.raises(RopewalkError, match="24 tokens cannot be cut into 5"):
-        Shard(0, 5).take(row)
-    with pytest.raises(RopewalkError, match="rank 4 is not in a world of 4"):
-        Shard(4, 4)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import ropewalk
-from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.errors import Echo, RopewalkError, RunFailure
 
 INTERRUPTED = 130
 
@@ -65,6 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(args=arguments, prog_name="ropewalk", standalone_mode=False)
         # typer turns Ctrl-C into this status of its own.
         return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+    except Echo as error:
+        # The first of several processes says it.
+        return 1 if error.failed else 2
     except RopewalkError as error:
         if debug:
             traceback.print_exc()

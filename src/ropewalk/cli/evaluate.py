@@ -194,6 +194,15 @@ def evaluate_command(
             help="Float64 angles and float32 rotation, or transformers' own RoPE.", rich_help_panel=HOW
         ),
     ] = True,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=DEGREE",
+            help="Under torchrun, how its processes share model and rows: shard=2,sequence=4. All are sequence if not "
+            "given.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -258,66 +267,77 @@ def evaluate_command(
 ) -> None:
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
     from ropewalk.cli.evaluate_run import Loading, Output, Serving, measure
+    from ropewalk.cli.evaluate_sharded import check_processes, measure_sharded
     from ropewalk.evaluation.settings import Materials, Settings, check_settings
     from ropewalk.lengths import parse_length
+    from ropewalk.parallel import World, joined
 
-    settings = Settings(
-        suites=tuple(names(suite)),
-        lengths=tuple(lengths_in(lengths)),
-        tasks=tuple(names(tasks)),
-        exclude=tuple(names(exclude)),
-        samples=samples,
-        rows=rows,
-        seed=seed,
-        compat=compat,  # type: ignore[arg-type]
-        chat=chat,
-        depths=depths,
-        haystack=haystack,  # type: ignore[arg-type]
-        lines=tuple(whole_numbers(lines)),
-        stride=stride,
-        most_windows=windows,
-        short_context=parse_length(short_context),
-        evaluator=evaluator,
-        threshold=threshold,
-        beyond_config=beyond_config,
-        materials=Materials(essays, squad, hotpotqa, local_data(lm_eval_data), lm_eval_include),
-        harness_names=tuple(names(lm_eval_tasks)),
-        harness_limit=lm_eval_limit,
-    )
-    check_settings(settings)
-    if dtype not in DTYPES:
-        raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-    if out is not None and out.exists() and not out.is_dir():
-        raise RopewalkError(f"{out} is a file; --out names a folder")
-    if samples_dir is not None and samples_dir.exists() and not samples_dir.is_dir():
-        raise RopewalkError(f"{samples_dir} is a file; --samples-dir names a folder")
-    for option, value, needed in (
-        ("--lm-eval-tasks", lm_eval_tasks, "lm_eval"),
-        ("--lines", lines, "longeval"),
-        ("--evaluator", evaluator, "longppl"),
-    ):
-        if value is not None and needed not in settings.suites:
-            raise RopewalkError(
-                f"{option} {value} has no effect without the suite {needed}; add it to --suite"
-            )
-    if essays is not None and not essays.expanduser().exists():
-        raise RopewalkError(f"--essays names {essays}, which does not exist")
-    if average and server is not None:
-        raise RopewalkError(
-            "--average measures checkpoints one after the other; a server holds one: leave one out"
+    def asked(world: World) -> tuple[Settings, Loading, Serving | None, Output]:
+        """The options as values, or what is wrong with them."""
+        settings = Settings(
+            suites=tuple(names(suite)),
+            lengths=tuple(lengths_in(lengths)),
+            tasks=tuple(names(tasks)),
+            exclude=tuple(names(exclude)),
+            samples=samples,
+            rows=rows,
+            seed=seed,
+            compat=compat,  # type: ignore[arg-type]
+            chat=chat,
+            depths=depths,
+            haystack=haystack,  # type: ignore[arg-type]
+            lines=tuple(whole_numbers(lines)),
+            stride=stride,
+            most_windows=windows,
+            short_context=parse_length(short_context),
+            evaluator=evaluator,
+            threshold=threshold,
+            beyond_config=beyond_config,
+            materials=Materials(essays, squad, hotpotqa, local_data(lm_eval_data), lm_eval_include),
+            harness_names=tuple(names(lm_eval_tasks)),
+            harness_limit=lm_eval_limit,
         )
-    if send not in ("ids", "text"):
-        raise RopewalkError(f"unknown --send {send!r}; choose ids or text")
-    if server is None and server_model is not None:
-        raise RopewalkError(f"--server-model {server_model} needs --server URL")
-    loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk))
-    serving = None
-    if server is not None:
-        how: Any = send
-        serving = Serving(server, server_model, concurrency, timeout, retries, how)
-    measure(
-        model, settings, text, loading, serving, last if average else None, Output(out, samples_dir, as_json)
-    )
+        check_settings(settings)
+        if dtype not in DTYPES:
+            raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+        if out is not None and out.exists() and not out.is_dir():
+            raise RopewalkError(f"{out} is a file; --out names a folder")
+        if samples_dir is not None and samples_dir.exists() and not samples_dir.is_dir():
+            raise RopewalkError(f"{samples_dir} is a file; --samples-dir names a folder")
+        for option, value, needed in (
+            ("--lm-eval-tasks", lm_eval_tasks, "lm_eval"),
+            ("--lines", lines, "longeval"),
+            ("--evaluator", evaluator, "longppl"),
+        ):
+            if value is not None and needed not in settings.suites:
+                raise RopewalkError(
+                    f"{option} {value} has no effect without the suite {needed}; add it to --suite"
+                )
+        if essays is not None and not essays.expanduser().exists():
+            raise RopewalkError(f"--essays names {essays}, which does not exist")
+        if average and server is not None:
+            raise RopewalkError(
+                "--average measures checkpoints one after the other; a server holds one: leave one out"
+            )
+        if send not in ("ids", "text"):
+            raise RopewalkError(f"unknown --send {send!r}; choose ids or text")
+        if server is None and server_model is not None:
+            raise RopewalkError(f"--server-model {server_model} needs --server URL")
+        loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk))
+        serving = None
+        if server is not None:
+            how: Any = send
+            serving = Serving(server, server_model, concurrency, timeout, retries, how)
+        check_processes(world.size, parallel, average, server, device)
+        return settings, loading, serving, Output(out, samples_dir, as_json)
+
+    with joined(device) as world:
+        # Every process reads the same command; what is wrong with it is said once.
+        settings, loading, serving, output = world.lead(lambda: asked(world))
+        if world.size == 1:
+            measure(model, settings, text, loading, serving, last if average else None, output)
+        else:
+            measure_sharded(model, settings, text, loading, parallel, output, world)
 
 
 def names(text: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -64,11 +65,8 @@ def measure(
     output: Output,
 ) -> None:
     """Measure one model, or the mean of the last checkpoints of a folder; write and print what came out."""
-    from ropewalk.cli.evaluate_output import show, write
     from ropewalk.data.embedded import resolve_model
     from ropewalk.evaluation.aggregate import mean_over_checkpoints
-    from ropewalk.evaluation.record import summarise
-    from ropewalk.versions import software_versions
 
     path = resolve_model(model)
     paths = last_checkpoints(Path(path), last) if last is not None else [Path(path)]
@@ -83,8 +81,33 @@ def measure(
         found[each.name] = results
         identities.append({"name": each.name, **identity} if last is not None else identity)
     results = mean_over_checkpoints(found, settings.seed) if last is not None else found[paths[0].name]
+    own = list(zip(identities, found.values(), strict=True)) if last is not None else []
+    finish(model, settings, text, identities, results, own, output)
+
+
+def finish(
+    model: str,
+    settings: Settings,
+    text: str,
+    identities: Sequence[Mapping[str, Any]],
+    results: Sequence[TaskResult],
+    checkpoints: Sequence[tuple[Mapping[str, Any], Sequence[TaskResult]]],
+    output: Output,
+) -> None:
+    """Write and print results.
+
+    Args:
+        model, settings, text, output: as for :func:`measure`.
+        identities: what each checkpoint's results depend on.
+        results: of the model, or the mean of the checkpoints'.
+        checkpoints: of a mean, what each is known by and its own results; empty for one model.
+    """
+    from ropewalk.cli.evaluate_output import show, write
+    from ropewalk.evaluation.record import summarise
+    from ropewalk.versions import software_versions
+
     record = {
-        **({"checkpoints": identities} if last is not None else identities[0]),
+        **({"checkpoints": list(identities)} if checkpoints else identities[0]),
         "model": model,
         "suites": list(settings.suites),
         "lengths": settings.lengths_of(""),
@@ -96,8 +119,7 @@ def measure(
         "versions": software_versions(),
     }
     if output.out is not None:
-        own = zip(identities, found.values(), strict=True) if last is not None else ()
-        write(output.out, record, results, list(own))
+        write(output.out, record, results, checkpoints)
     show(record, results, output)
     if all(result.status != "ok" for result in results):
         raise RunFailure(f"nothing could be run: {results[0].reason}")
@@ -182,7 +204,7 @@ def _one(
         # Before a folder is made: what is refused leaves nothing behind.
         check(subject, settings, documents)
         with ExitStack() as stack:
-            stores, identity = _stores(path, tokenizer, settings, text, facts, output, stack)
+            stores, identity = stores_of(path, tokenizer, settings, text, facts, output, stack)
             advance = stack.enter_context(ConsoleReporter(notes).bar(f"{label}evaluation", None))
             results = measured(
                 subject,
@@ -246,7 +268,7 @@ def _stated(path: str) -> int | None:
     return None if stated is None else int(stated)
 
 
-def _stores(
+def stores_of(
     path: str,
     tokenizer: Any,
     settings: Settings,
@@ -272,9 +294,10 @@ def _stores(
     samples = output.samples_dir or default_samples_folder()
     if output.out is None:
         return Stores(PredictionLog(), FinishedResults(), samples), identity
-    decides = {k: v for k, v in facts.items() if k not in ("device", "backend")}
-    # A server may come back at another port, a run on another device.
-    decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in ("address", "device")}
+    # A server may come back at another port, a run on another device or on more of them.
+    where = ("address", "device", "parallel")
+    decides = {k: v for k, v in facts.items() if k not in (*where, "backend")}
+    decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
     known = {
         **identity,
         **decides,

@@ -27,14 +27,21 @@ def extend(
 ) -> None:
     """Extend a model's context: measure, change RoPE, train, measure again, save.
 
+    Over several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
+
     Example: [bold]ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k[/bold]
     """
     from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.parallel import joined
     from ropewalk.training import extend as run
     from ropewalk.training import load_recipe
     from ropewalk.training.report import run_tables, write_run_report
 
-    summary = run(load_recipe(recipe, overrides or []), resume=resume, reporter=ConsoleReporter(notes))
+    with joined() as world:
+        read = world.lead(lambda: load_recipe(recipe, overrides or []))
+        summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
+        if not world.leads:
+            return
     files = write_run_report(Path(summary["output"]))
     if json:
         print_json({**summary, "files": [str(path) for path in files]})

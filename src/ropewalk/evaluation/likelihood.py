@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.longppl import Evaluator, check_long_perplexity, long_perplexity, longppl_task
-from ropewalk.evaluation.perplexity import default_bins, perplexity_by_position
+from ropewalk.evaluation.perplexity import default_bins, perplexity_by_position, perplexity_task
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.rows import EvaluationRows, Ids, evaluation_rows
 from ropewalk.evaluation.running import Progress
@@ -104,28 +103,7 @@ def _by_position(
     text = _rows(subject.tokenizer, settings, documents, length)
     edges = default_bins(length, settings.trained_length or subject.max_position_embeddings)
     measured = perplexity_by_position(subject.model, subject.head, text.rows, edges, progress, settings.seed)
-    overall = measured.overall
-    finite = math.isfinite(overall.perplexity)
-    return TaskResult(
-        suite="perplexity",
-        task="perplexity",
-        length=length,
-        n=overall.n_windows,
-        score=overall.perplexity,
-        ci95=overall.ci95,
-        reason=None if finite else "the perplexity is not a finite number",
-        details={
-            "rows": text.kind,
-            "n_tokens": overall.n_tokens,
-            SAMPLES: digest([row.input_ids.tolist() for row in text.rows]),
-        },
-        positions=measured.bins,
-        unit="perplexity",
-        samples=tuple(
-            {"index": index, "nats": nats if math.isfinite(nats) else None, "tokens": tokens}
-            for index, (nats, tokens) in enumerate(measured.rows)
-        ),
-    )
+    return perplexity_task(text, measured)
 
 
 def _sliding(

@@ -252,7 +252,7 @@ def forced_result(
     prompts: list[str] = []
     shares: list[float] = []
     stream = iter(samples)
-    while group := _next_group(stream):
+    while group := next_group(stream):
         for done, sample in enumerate(group, start=len(asked) + 1):
             ids, start = forced_ids(encoder, sample)
             matches = argmax_matches(subject.model, ids, start, sample.length, subject.prefill_chunk)
@@ -262,24 +262,39 @@ def forced_result(
         prompts += map(prompt_digest, group)
         # The texts are long and have done their work.
         asked += [replace(each, text="") for each in group]
-    if not asked:
-        raise RopewalkError("a result needs at least one sample, got none")
-    return _forced(asked, prompts, shares)
+    return forced_task(asked, prompts, shares)
 
 
-def _next_group(stream: Iterator[Sample]) -> list[Sample]:
+def next_group(stream: Iterator[Sample]) -> list[Sample]:
+    """As many samples of one length as are held at once; none where the stream has ended."""
     first = next(stream, None)
     if first is None:
         return []
     return [first, *islice(stream, max(1, READ_TOKENS // first.length) - 1)]
 
 
-def _forced(asked: Sequence[Sample], prompts: Sequence[str], shares: Sequence[float]) -> TaskResult:
+def forced_task(
+    asked: Sequence[Sample], prompts: Sequence[str], shares: Sequence[float], suite: str = "needle"
+) -> TaskResult:
+    """The result of teacher-forced samples.
+
+    Args:
+        asked: samples of one length, at least one.
+        prompts: digest of each.
+        shares: share of each target's tokens that were the likeliest; right is 1 alone.
+        suite: of the samples; scores by depth are for the grid's.
+
+    Raises:
+        RopewalkError: if there are no samples.
+    """
+    if not asked:
+        raise RopewalkError("a result needs at least one sample, got none")
     scores = [float(share == 1) for share in shares]
     low, high = wilson_interval(sum(scores), len(scores))
     tokens = [each.prompt_tokens for each in asked]
+    by_depth = scores_by_depth([float(each.details["depth"]) for each in asked], scores)
     return TaskResult(
-        suite="needle",
+        suite=suite,
         task=FORCED,
         length=asked[0].length,
         n=len(asked),
@@ -291,7 +306,7 @@ def _forced(asked: Sequence[Sample], prompts: Sequence[str], shares: Sequence[fl
             "bos_count": sorted({each.bos_count for each in asked}),
             SAMPLES: digest(list(prompts)),
             "tokens_right": 100 * sum(shares) / len(shares),
-            "depths": scores_by_depth([float(each.details["depth"]) for each in asked], scores),
+            **({"depths": by_depth} if suite == "needle" else {}),
         },
         samples=tuple(
             {"index": each.index, "score": 100 * score} for each, score in zip(asked, scores, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ropewalk.data.identity import digest
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation.results import PositionBin
+from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
+from ropewalk.evaluation.rows import EvaluationRows
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import bootstrap_interval
 from ropewalk.integrations.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
@@ -96,24 +98,81 @@ def perplexity_by_position(
         RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
         EngineError: if the model or its engine cannot take such rows, or such chunks.
     """
-    edges = list(bin_edges)
     check_rows(rows)
     check_prefill_chunk(model, prefill_chunk)
-    if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
-        raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
-    scored = []
+    check_edges(bin_edges)
+    losses = []
     with evaluating(model):
         for done, row in enumerate(rows, start=1):
-            scored.append(row_losses(model, head, row, prefill_chunk))
+            losses.append(row_losses(model, head, row, prefill_chunk)[0])
             if progress is not None:
                 progress(done, len(rows))
-    longest = max(row.layout.total_length for row in rows)
-    bins = [_bin(scored, start, end, seed) for start, end in pairwise(edges)]
-    of_rows = tuple((float(losses.sum()), int(has_target.sum())) for losses, has_target in scored)
-    return PerplexityResult(tuple(bins), _bin(scored, 0, longest, seed), of_rows)
+    return perplexity_of(losses, rows, bin_edges, seed)
 
 
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
+
+RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
+"""What gives the losses of rows, in order: ``[total_length]`` each in nats, 0 where there is no target."""
+
+
+def perplexity_of(
+    losses: Iterable[NDArray[np.float64]], rows: Sequence[Row], bin_edges: Sequence[int], seed: int = 0
+) -> PerplexityResult:
+    """What the losses of rows amount to, wherever they were computed.
+
+    Args:
+        losses: of each row, as :func:`row_losses` gives them.
+        rows, bin_edges, seed: as for :func:`perplexity_by_position`, checked.
+    """
+    scored = [(of_row, has_target(row)) for of_row, row in zip(losses, rows, strict=True)]
+    longest = max(row.layout.total_length for row in rows)
+    bins = [_bin(scored, start, end, seed) for start, end in pairwise(bin_edges)]
+    of_rows = tuple((float(of_row.sum()), int(targets.sum())) for of_row, targets in scored)
+    return PerplexityResult(tuple(bins), _bin(scored, 0, longest, seed), of_rows)
+
+
+def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskResult:
+    """The perplexity of rows of one length as a result.
+
+    Args:
+        text: the rows and what they are made of.
+        measured: what was found of them.
+    """
+    overall = measured.overall
+    finite = math.isfinite(overall.perplexity)
+    return TaskResult(
+        suite="perplexity",
+        task="perplexity",
+        length=text.rows[0].layout.total_length,
+        n=overall.n_windows,
+        score=overall.perplexity,
+        ci95=overall.ci95,
+        reason=None if finite else "the perplexity is not a finite number",
+        details={
+            "rows": text.kind,
+            "n_tokens": overall.n_tokens,
+            SAMPLES: digest([row.input_ids.tolist() for row in text.rows]),
+        },
+        positions=measured.bins,
+        unit="perplexity",
+        samples=tuple(
+            {"index": index, "nats": nats if math.isfinite(nats) else None, "tokens": tokens}
+            for index, (nats, tokens) in enumerate(measured.rows)
+        ),
+    )
+
+
+def check_edges(bin_edges: Sequence[int]) -> None:
+    """Raise for edges that are no bins."""
+    edges = list(bin_edges)
+    if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
+        raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
+
+
+def has_target(row: Row) -> NDArray[np.bool_]:
+    """Where a row has something to score, ``[total_length]``."""
+    return (row.labels != IGNORED).numpy()
 
 
 def check_rows(rows: Sequence[Row]) -> None:
@@ -137,7 +196,7 @@ def row_losses(model: Any, head: OutputHead, row: Row, prefill_chunk: int | None
         losses = token_losses(model, ids, labels, [row.layout], head)[0]
     else:
         losses = causal_losses(model, head, ids, labels, prefill_chunk)[0]
-    return losses.double().cpu().numpy(), (row.labels != IGNORED).numpy()
+    return losses.double().cpu().numpy(), has_target(row)
 
 
 def chunked_row_losses(
@@ -236,7 +295,7 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
 
 def _bin(scored: list[_Scored], start: int, end: int, seed: int) -> PositionBin:
     totals = np.array([losses[start:end].sum() for losses, _ in scored])
-    counts = np.array([has_target[start:end].sum() for _, has_target in scored])
+    counts = np.array([targets[start:end].sum() for _, targets in scored])
     n_tokens = int(counts.sum())
     mean = float(totals.sum()) / n_tokens if n_tokens else math.nan
     low, high = bootstrap_interval(totals, counts, seed)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.perplexity import check_rows, row_losses
+from ropewalk.evaluation.perplexity import RowLosses, check_rows, has_target, row_losses
 from ropewalk.evaluation.results import Status
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, bootstrap_interval
@@ -115,6 +115,7 @@ def probe(
     trained_length: int,
     seed: int = 0,
     progress: Progress | None = None,
+    losses_of: RowLosses | None = None,
 ) -> list[ProbeResult]:
     """Measure the same rows under each setting with the same weights; nothing of the model is changed.
 
@@ -125,7 +126,9 @@ def probe(
         rows: pattern ``full``; one forward pass each and setting.
         trained_length: tokens; the loss at index t, of the token that follows, is beyond it from there on.
         seed: of the bootstrap.
-        progress: called after each forward pass.
+        progress: called after each row's losses.
+        losses_of: gives the losses of rows, where ``model`` is part of something that has to run as a whole (see
+            ``ropewalk.evaluation.sharded``); a forward pass of the model alone if None.
 
     Returns:
         A result for each setting, the lowest loss first, settings of equal loss as given. One whose loss is not
@@ -140,14 +143,15 @@ def probe(
     if trained_length < 1:
         raise RopewalkError(f"trained_length must be 1 token or more, got {trained_length}")
     check_rows(rows)
-    with evaluating(model):
-        head = OutputHead.of(model)
+    if losses_of is None:
+        with evaluating(model):
+            losses_of = _own_losses(model, OutputHead.of(model))
     scored = {}
     for method_number, (name, method) in enumerate(candidates.items()):
         with rope_of(model, method), evaluating(model):
-            sums = []
-            for row in rows:
-                sums.append(_sums(*row_losses(model, head, row), trained_length))
+            sums: list[Floats] = []
+            for row, losses in zip(rows, losses_of(rows), strict=True):
+                sums.append(_sums(losses, has_target(row), trained_length))
                 if progress is not None:
                     progress(method_number * len(rows) + len(sums), len(candidates) * len(rows))
         scored[name] = np.array(sums)
@@ -156,10 +160,14 @@ def probe(
     return sorted(results, key=lambda result: _rank(result.loss))
 
 
-def _sums(losses: Floats, has_target: NDArray[np.bool_], trained_length: int) -> Floats:
+def _own_losses(model: Any, head: OutputHead) -> RowLosses:
+    return lambda rows: (row_losses(model, head, row)[0] for row in rows)
+
+
+def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Floats:
     """``[2, 2]``: within and beyond the trained length, the summed loss and the number of targets."""
     parts = (slice(None, trained_length), slice(trained_length, None))
-    return np.array([[losses[part].sum(), has_target[part].sum()] for part in parts], dtype=np.float64)
+    return np.array([[losses[part].sum(), targets[part].sum()] for part in parts], dtype=np.float64)
 
 
 def _result(name: str, method: RopeMethod, sums: Floats, best: Floats, seed: int) -> ProbeResult:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from ropewalk.attention import attend
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.packing import PackedLayout
+from ropewalk.parallel import ShardedLayouts, sharded_attend
+from ropewalk.rope import RotaryEmbedding, methods_from_config
 
 OVER_SDPA = "ropewalk"
 """Registered name; calls without a layout (generation) go to SDPA."""
@@ -36,10 +39,17 @@ class LayoutCall:
     Attributes:
         layouts: one layout a row of the batch.
         engine: the attention engine's name, or ``auto``.
+        sharded: how the rows are cut over ranks; None where this process holds them whole.
     """
 
     layouts: tuple[PackedLayout, ...]
     engine: str
+    sharded: ShardedLayouts | None = None
+
+    @property
+    def total_length(self) -> int:
+        """Tokens of a whole row."""
+        return self.layouts[0].total_length
 
 
 _current: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", default=None)
@@ -79,10 +89,14 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             return _stock_attention(
                 stock, module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
             )
-        _refuse_options(type(module).__name__, query.shape[2], dropout, options)
+        _refuse_options(type(module).__name__, layout.total_length, dropout, options)
         # The rotation ran in float32; queries and keys are rounded to the values' dtype once, here.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        output = attend(query, key, value, layout.layouts, layout.engine, scaling, options.get("softcap"))
+        softcap = options.get("softcap")
+        if layout.sharded is None:
+            output = attend(query, key, value, layout.layouts, layout.engine, scaling, softcap)
+        else:
+            output = sharded_attend(query, key, value, layout.sharded, layout.engine, scaling, softcap)
         return output.transpose(1, 2).contiguous(), None
 
     return attention
@@ -150,7 +164,7 @@ class LayoutHooks:
     def __init__(self, engine: str, window: int | None):
         """``window``: the model's shortest sliding window in tokens, None where every layer sees all."""
         self.engine, self.window = engine, window
-        self._marks: list[Token[LayoutCall | None]] = []
+        self._marks: list[tuple[Token[LayoutCall | None], ExitStack]] = []
 
     def install(self, model: nn.Module) -> None:
         """Hook the module that users call and, where it is another, the decoder inside that losses call."""
@@ -165,18 +179,23 @@ class LayoutHooks:
         call = kwargs.get("layout")
         if call is None and _current.get() is None:
             _refuse_restarts(kwargs)
+        pinned = ExitStack()
         if call is not None and not isinstance(call, LayoutCall):
             kwargs = self._checked(args, kwargs)
             call = kwargs["layout"]
+            if call.sharded is not None:
+                _pin_length(module, call.layouts, pinned)
         if call is None and kwargs.get("past_key_values") is not None:
             _round_keys_into(kwargs["past_key_values"])
         # An inner module that a layout does not reach keeps the outer mark: its attention will raise.
-        self._marks.append(_current.set(call if call is not None else _current.get()))
+        self._marks.append((_current.set(call if call is not None else _current.get()), pinned))
         return args, kwargs
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._marks:
-            _current.reset(self._marks.pop())
+            mark, pinned = self._marks.pop()
+            _current.reset(mark)
+            pinned.close()
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         ids = args[0] if args else kwargs.get("input_ids")
@@ -184,10 +203,18 @@ class LayoutHooks:
         if ids is None:
             raise RopewalkError("a model call with a layout needs input_ids or inputs_embeds")
         given = kwargs["layout"]
-        layouts = (given,) * len(ids) if isinstance(given, PackedLayout) else tuple(given)
+        sharded = given if isinstance(given, ShardedLayouts) else None
+        if sharded is not None:
+            layouts = sharded.layouts
+        else:
+            layouts = (given,) * len(ids) if isinstance(given, PackedLayout) else tuple(given)
         if len(layouts) != len(ids):
             raise RopewalkError(f"got {len(layouts)} layouts for a batch of {len(ids)} rows")
-        length = ids.shape[1]
+        if sharded is not None and ids.shape[1] != sharded.shard_length:
+            raise RopewalkError(
+                f"this rank's shards have {sharded.shard_length} places, the batch has {ids.shape[1]}"
+            )
+        length = ids.shape[1] if sharded is None else layouts[0].total_length
         for layout in layouts:
             if layout.total_length != length:
                 raise RopewalkError(
@@ -204,13 +231,32 @@ class LayoutHooks:
             raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
-            position_ids = torch.stack([layout.position_ids for layout in layouts]).to(ids.device)
+            whole = [layout.position_ids for layout in layouts]
+            position_ids = (torch.stack(whole) if sharded is None else sharded.position_ids()).to(ids.device)
         return {
             **kwargs,
-            "layout": LayoutCall(layouts, self.engine),
+            "layout": LayoutCall(layouts, self.engine, sharded),
             "position_ids": position_ids,
             "use_cache": False,
         }
+
+
+def _pin_length(module: nn.Module, layouts: tuple[PackedLayout, ...], pinned: ExitStack) -> None:
+    """Frequencies that depend on the length follow the whole row's, or each shard would take its own."""
+    ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
+    length = max(int(layout.position_ids.max()) for layout in layouts) + 1
+    for rotary in ours:
+        pinned.enter_context(rotary.pinned(rotary.total_length or length))
+    if ours:
+        return
+    config: Any = module.config
+    methods = methods_from_config(config.get_text_config().to_dict())
+    dependent = [method.name for method in methods.values() if method.length_dependent]
+    if dependent:
+        raise EngineError(
+            f"transformers' own RoPE of {type(module).__name__} is {dependent[0]}, which would take the length of a "
+            "shard for the row's; load the model with exact_rope=True"
+        )
 
 
 def _round_keys_into(cache: Any) -> None:

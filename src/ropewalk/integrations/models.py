@@ -59,12 +59,7 @@ def load_model(
 
     require_engine_name(engine)
     attention_hooks.register()
-    config = read_config(path_or_id, trust_remote_code)
-    methods = methods_from_config(config.to_dict())
-    if rope is not None:
-        methods = {None: rope}
-        in_config = replace(rope, start_tokens=0) if isinstance(rope, LongRope) else rope
-        config = with_rope(config, in_config, max_position_embeddings)
+    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path_or_id,
@@ -90,6 +85,54 @@ def load_model(
         model.to(device)
     attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
     return model.eval()
+
+
+def empty_model(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None = None,
+    engine: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    exact_rope: bool = True,
+    max_position_embeddings: int | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """What :func:`load_model` gives, but its parameters have no memory (device ``meta``): to be sharded, then filled.
+
+    Args:
+        path_or_id, rope, engine, exact_rope, max_position_embeddings, trust_remote_code: as for load_model.
+        dtype: of the parameters.
+    """
+    from transformers import AutoModelForCausalLM
+
+    require_engine_name(engine)
+    attention_hooks.register()
+    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=_implementation(config),
+            trust_remote_code=trust_remote_code,
+        )
+    # The rotary module computes its frequencies when it is made, and has none on the device meta.
+    parent, attribute, stock = rotary_module(model)
+    setattr(parent, attribute, type(stock)(config=config.get_text_config()))
+    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    return model.eval()
+
+
+def _configured(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None,
+    max_position_embeddings: int | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Mapping[str | None, RopeMethod]]:
+    """The config to build a model with, and the RoPE method of each layer type."""
+    config = read_config(path_or_id, trust_remote_code)
+    if rope is None:
+        return config, methods_from_config(config.to_dict())
+    in_config = replace(rope, start_tokens=0) if isinstance(rope, LongRope) else rope
+    return with_rope(config, in_config, max_position_embeddings), {None: rope}
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:

@@ -1,5 +1,24 @@
-"""Sharding rows over ranks: pure index arithmetic, rank and world size as arguments."""
+"""Rows that are cut over ranks: the mesh, shards of a row, and attention that computes the same numbers."""
 
-from ropewalk.parallel.shards import Shard
+from ropewalk.parallel.attention import sharded_attend
+from ropewalk.parallel.mesh import Mesh, MeshShape, Place, SequenceGroups, make_mesh
+from ropewalk.parallel.shards import BALANCES, NO_TOKEN, Balance, RowShards, ShardedLayouts, row_shards
+from ropewalk.parallel.world import World, joined, world_from_environment
 
-__all__ = ["Shard"]
+__all__ = [
+    "BALANCES",
+    "NO_TOKEN",
+    "Balance",
+    "Mesh",
+    "MeshShape",
+    "Place",
+    "RowShards",
+    "SequenceGroups",
+    "ShardedLayouts",
+    "World",
+    "joined",
+    "make_mesh",
+    "row_shards",
+    "sharded_attend",
+    "world_from_environment",
+]

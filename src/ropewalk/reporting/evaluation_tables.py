@@ -38,6 +38,7 @@ ORDER = ("ruler", "passkey", "longeval", "needle", "perplexity", "longppl", "sho
 OVERALL = "overall"
 TITLES = {
     ("passkey", "passkey"): "Passkey retrieval",
+    ("passkey", "forced"): "Passkey retrieval, teacher-forced",
     ("longeval", "lines"): "LongEval lines",
     ("needle", "generated"): "Needle, generated answers",
     ("needle", "forced"): "Needle, teacher-forced",

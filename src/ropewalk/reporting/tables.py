@@ -69,8 +69,10 @@ def result_tables(series: Series) -> list[ResultTable]:
     """
     names = list(series)
     tables = perplexity_tables(series)
-    by_length = side_by_side(series, "passkey", "passkey")
-    if by_length:
+    for task, how in (("passkey", ""), ("forced", ", teacher-forced")):
+        by_length = side_by_side(series, "passkey", task)
+        if not by_length:
+            continue
         marks = note_marks(chain(*by_length.values()))
         rows = []
         for length, columns in by_length.items():
@@ -78,7 +80,7 @@ def result_tables(series: Series) -> list[ResultTable]:
             rows.append(
                 (length_words(length), counts_text([r.n for r in columns if ran(r)]), *chain(*scores))
             )
-        title = "Passkey retrieval: right answers with 95 % interval"
+        title = f"Passkey retrieval{how}: right answers with 95 % interval"
         header = ("length in tokens", "samples", *headings(names, "right"))
         tables.append(ResultTable(title, header, tuple(rows), notes=note_lines(marks)))
     return tables

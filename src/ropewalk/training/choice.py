@@ -14,8 +14,8 @@ import torch
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.probe import ProbeResult, probe
+from ropewalk.evaluation.sharded_rows import row_losses_of
 from ropewalk.files import write_json
-from ropewalk.integrations.models import load_model
 from ropewalk.packing import Row
 from ropewalk.rope import Default
 from ropewalk.training.documents import probe_rows
@@ -23,7 +23,9 @@ from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.reporter import Reporter
 from ropewalk.training.ropes import AUTO_ROWS
+from ropewalk.training.sharded_checkpoint import load_weights
 from ropewalk.training.step import autocast
+from ropewalk.training.team import Team
 
 CHOICES = "rope-choices.json"
 
@@ -73,29 +75,32 @@ def choose_base(
     recipe: Recipe,
     chosen: Plan,
     candidates: Mapping[str, Default],
-    source: str,
+    latest: Path | None,
     length: int,
     rows: PackedRows,
     output: Path,
     begun: bool,
     reporter: Reporter,
+    team: Team,
 ) -> Choice:
     """The base of a stage: as chosen before, or by a probe whose result is on disk before this returns.
 
     Args:
         number: of the stage, counted from 0.
         candidates: bases by name.
-        source: the checkpoint that the stage starts from, with its own RoPE.
+        latest: checkpoint whose weights the stage starts from; the model's own if None.
         length: tokens that it is trained for.
         rows: the stage's packed rows.
         output: folder of the run.
         begun: whether the stage has a checkpoint already; it is never probed for again.
+        reporter: progress.
+        team: the processes that take part.
 
     Raises:
         RopewalkError: if the choice of a stage that has begun is gone.
         RunFailure: if no candidate has a finite loss.
     """
-    choices = _read(output / CHOICES)
+    choices = team.world.lead(lambda: _read(output / CHOICES))
     if number in choices:
         choice = choices[number]
         if candidates.get(choice.name) != choice.method:
@@ -111,7 +116,7 @@ def choose_base(
         )
     stage = recipe.stages[number]
     measured_on, text = probe_rows(recipe, chosen, rows, stage.context, stage.rope.probe_rows or AUTO_ROWS)
-    results = _probe(source, recipe, chosen, candidates, measured_on, length, number, reporter)
+    results = _probe(latest, recipe, chosen, candidates, measured_on, length, number, reporter, team)
     if not math.isfinite(results[0].loss):
         raise RunFailure(
             f"stage {number + 1}: no candidate of rope auto has a finite loss ({', '.join(candidates)}); the "
@@ -120,7 +125,8 @@ def choose_base(
     best = results[0].name
     found = tuple(result.to_json() for result in results)
     choice = Choice(number, best, candidates[best], len(measured_on), text, found)
-    write_json(output / CHOICES, [each.to_json() for each in (*choices.values(), choice)])
+    if team.leads:
+        write_json(output / CHOICES, [each.to_json() for each in (*choices.values(), choice)])
     reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
     return choice
 
@@ -160,7 +166,7 @@ def _read(path: Path) -> dict[int, Choice]:
 
 
 def _probe(
-    source: str,
+    latest: Path | None,
     recipe: Recipe,
     chosen: Plan,
     candidates: Mapping[str, Default],
@@ -168,17 +174,21 @@ def _probe(
     length: int,
     number: int,
     reporter: Reporter,
+    team: Team,
 ) -> list[ProbeResult]:
-    model = load_model(
-        source,
-        engine=recipe.engine,
-        dtype=torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32,
-        device=chosen.device,
-        trust_remote_code=recipe.trust_remote_code,
-    )
+    dtype = torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32
+    model = team.load(chosen.model, recipe, chosen, dtype=dtype)
+    if latest is not None:
+        load_weights(latest, model, team.world, team.mesh)
     label = f"stage {number + 1} choosing its base"
     with (
         reporter.bar(label, len(candidates) * len(rows)) as advance,
         autocast(chosen.device, chosen.precision),
     ):
-        return probe(model, candidates, rows, length, recipe.seed, lambda done, total: advance(done, "rows"))
+
+        def progress(done: int, total: int) -> None:
+            advance(done, "rows")
+
+        return probe(
+            model.model, candidates, rows, length, recipe.seed, progress, row_losses_of(model, team.mesh)
+        )

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ropewalk.training.recipe import Optimizer
 
 Schedule = Literal["constant", "linear", "cosine"]
+STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of every parameter."""
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, steps: int, schedule: Schedule) -> float:
@@ -89,6 +91,9 @@ class MasterAdamW:
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         self.adamw.step()
+        self._round()
+
+    def _round(self) -> None:
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
@@ -99,10 +104,18 @@ class MasterAdamW:
                 tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on beside the weights (:meth:`weights`), as named tensors."""
+        """What the next step depends on beside the weights (:meth:`weights`), as named tensors.
+
+        Zeros, as AdamW begins with, for what has not been updated yet.
+        """
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
+            there = self.adamw.state.get(master) or {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
+            for key, value in there.items():
                 tensors[f"{key}.{name}"] = value.detach()
         return tensors
 
@@ -113,13 +126,16 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave, for the same parameters and masters.
+        """Put back what :meth:`state` gave, for the same parameters and masters, and round those into the parameters.
+
+        The tensors become the optimiser's own: later steps change them.
 
         Raises:
             KeyError: if a tensor is missing.
         """
         for name, master in self.masters.items():
             self.adamw.state[master] = {
-                key: tensors[f"{key}.{name}"].to(master.device if key != "step" else "cpu", copy=True)
-                for key in ("step", "exp_avg", "exp_avg_sq")
+                key: tensors[f"{key}.{name}"].to(master.device if key != "step" else "cpu")
+                for key in STATE_KINDS
             }
+        self._round()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ from ropewalk.integrations.models import (
     with_rope,
 )
 from ropewalk.integrations.trackers import require_trackers
+from ropewalk.parallel import MeshShape, World
+from ropewalk.parallel.ring_blocks import check_ring_engine
+from ropewalk.planning.mesh_choice import check_mesh, choose_mesh
+from ropewalk.planning.model_shape import ModelShape
 from ropewalk.rope import RopeMethod, methods_from_config
-from ropewalk.training.recipe import Recipe, Stage
+from ropewalk.training.recipe import Parallel, Recipe, Stage
 from ropewalk.training.ropes import possible_methods
 
 
@@ -41,6 +46,7 @@ class Plan:
         device: where to train.
         precision: float32, bfloat16-autocast or bfloat16.
         engine: the attention engine that ``auto`` stands for.
+        mesh: how the processes are arranged.
     """
 
     model: str
@@ -53,14 +59,20 @@ class Plan:
     device: torch.device
     precision: str
     engine: str
+    mesh: MeshShape = field(default_factory=MeshShape)
 
 
-def plan(recipe: Recipe) -> Plan:
-    """Check a recipe against the checkpoint and the machine.
+def plan(recipe: Recipe, world: World | None = None) -> Plan:
+    """Check a recipe against the checkpoint, the machine, and the processes that there are.
+
+    Args:
+        recipe: what to do.
+        world: this process among those of the run; alone if None.
 
     Raises:
         RopewalkError: for the first thing that would fail later, with what would work instead.
     """
+    world = world or World()
     model = resolve_model(recipe.model)
     config = read_config(model, recipe.trust_remote_code)
     text = config.get_text_config()
@@ -78,6 +90,8 @@ def plan(recipe: Recipe) -> Plan:
             f"the model has attention dropout {dropout}, which no engine has; set it to 0 in config.json"
         )
     device = choose_device(recipe.device)
+    if world.size > 1 and device.type == "cuda":
+        device = torch.device("cuda", world.local_rank)
     precision = recipe.precision
     if precision == "auto":
         precision = "bfloat16-autocast" if device.type == "cuda" else "float32"
@@ -92,6 +106,9 @@ def plan(recipe: Recipe) -> Plan:
                 f"{stage.context}: no engine combines a window with a layout; such a model cannot be extended yet"
             )
         check_engine(recipe.engine, device, compute, stage.context, head_dim=head_dim, softcap=softcap)
+    mesh = _mesh(recipe, text, world, device, compute)
+    if mesh.ring > 1:
+        check_ring_engine(recipe.engine, device, compute, head_dim=head_dim, softcap=softcap)
     tokenizer = load_tokenizer(model)
     special = special_ids(tokenizer)
     for length in recipe.evaluation.lengths or ():
@@ -108,7 +125,51 @@ def plan(recipe: Recipe) -> Plan:
         settings.bos_policy(special)
     engine = resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
-    return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine)
+    return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine, mesh)
+
+
+def _mesh(recipe: Recipe, config: Any, world: World, device: torch.device, compute: torch.dtype) -> MeshShape:
+    """The mesh that a recipe asks for, or what ``auto`` stands for; every stage must fit it."""
+    if isinstance(recipe.parallel, Parallel):
+        asked = MeshShape(**recipe.parallel.model_dump())
+        if world.size == 1 and asked.world_size > 1:
+            raise RopewalkError(
+                f"parallel asks for {asked.world_size} processes ({asked}) and this is one; start it with torchrun "
+                f"--nproc-per-node {asked.world_size} -m ropewalk"
+            )
+    elif world.size == 1:
+        return MeshShape()
+    else:
+        longest = recipe.stages[-1]
+        asked = choose_mesh(
+            ModelShape.from_config(config.to_dict()),
+            world.size,
+            world.local_size,
+            longest.context,
+            longest.rows_per_step,
+            longest.rows_per_batch,
+            device_bytes(device) // (world.local_size if device.type == "cpu" else 1),
+            checkpointing=longest.gradient_checkpointing,
+            offload=longest.offload_activations,
+            dtype=str(compute).removeprefix("torch."),
+        )
+    for stage in recipe.stages:
+        check_mesh(
+            asked,
+            world.size,
+            config.num_attention_heads,
+            stage.context,
+            stage.rows_per_step,
+            stage.rows_per_batch,
+        )
+    return asked
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _current(config: Any) -> RopeMethod:

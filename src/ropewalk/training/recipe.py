@@ -17,6 +17,7 @@ __all__ = [
     "Length",
     "Mixture",
     "Optimizer",
+    "Parallel",
     "Precision",
     "Recipe",
     "Rope",
@@ -115,9 +116,14 @@ class Stage(Strict):
     gradient_checkpointing: bool = Field(
         False, description="keep only each layer's input and compute the layer again in the backward"
     )
+    offload_activations: bool = Field(
+        False, description="keep those inputs in CPU memory until the backward; with gradient_checkpointing"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
+        if self.offload_activations and not self.gradient_checkpointing:
+            raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.rows_per_step % self.rows_per_batch:
             raise ValueError(
                 f"rows_per_step {self.rows_per_step} is not a multiple of rows_per_batch {self.rows_per_batch}"
@@ -142,6 +148,20 @@ class Checkpoints(Strict):
         10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
     )
     keep: int = Field(5, ge=1, description="checkpoints kept, the latest ones")
+    asynchronous: Literal["auto"] | bool = Field(
+        "auto", description="several processes: train on while files are written; auto: on cuda"
+    )
+
+
+class Parallel(Strict):
+    """How the processes of a run are arranged; the product of the four is their number."""
+
+    replicate: int = Field(1, ge=1, description="copies of the sharded model, with different rows")
+    shard: int = Field(1, ge=1, description="processes with different rows that share one model's parameters")
+    sequence: int = Field(
+        1, ge=1, description="processes that share a row by attention heads (Ulysses); divides the heads"
+    )
+    ring: int = Field(1, ge=1, description="parts of a row between which keys and values travel")
 
 
 class Evaluation(Strict):
@@ -168,6 +188,9 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
     seed: int = Field(0, ge=0, lt=2**32, description="row order, passkey samples, bootstrap")
+    parallel: Literal["auto"] | Parallel = Field(
+        "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
+    )
     engine: Literal["auto", "reference", "segments", "flex", "varlen"] = Field(
         "auto", description="attention engine; auto: segments on a CPU, varlen or flex on CUDA"
     )

@@ -79,8 +79,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def changed_keys(old: Recipe, new: Recipe) -> list[str]:
-    """Dotted keys in which two recipes differ."""
-    return _differences(old.model_dump(mode="json"), new.model_dump(mode="json"), "")
+    """Dotted keys in which two recipes differ that decide what is computed: not how processes share the work."""
+    before, after = (each.model_dump(mode="json", exclude={"parallel"}) for each in (old, new))
+    return _differences(before, after, "")
 
 
 def describe(error: ValidationError) -> str:

@@ -54,7 +54,8 @@ def write_run_report(output: Path) -> list[Path]:
     passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
     if any(passkey.values()):
         figures.append(output / "passkey.png")
-        passkey_figure(passkey, figures[-1], "Passkey retrieval")
+        forced = any(result.task == "forced" for found in passkey.values() for result in found)
+        passkey_figure(passkey, figures[-1], "Passkey retrieval" + (", teacher-forced" if forced else ""))
     figures.append(output / "training.png")
     training_figure(MetricsLog(output / METRICS).read(), figures[-1], "Training loss", x_key="tokens")
     page = output / "report.html"

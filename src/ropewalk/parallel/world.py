@@ -1,0 +1,222 @@
+"""World: the processes of a run that torchrun started, what one of them does for all, and how they end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from ropewalk.errors import Echo, RopewalkError, RunFailure
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(days=30)
+"""How long the others wait for what rank 0 does alone: packing a large corpus takes hours."""
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """This process among all of a run.
+
+    Attributes:
+        rank, size: over all machines.
+        local_rank, local_size: on this machine.
+        control: process group for messages between the processes themselves; None where there is one.
+        restarts: how often torchrun has started the processes anew after a failure.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    control: Any = None
+    restarts: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which writes the run's files and talks to the user."""
+        return self.rank == 0
+
+    def lead(self, function: Callable[[], T]) -> T:
+        """What a function returned on rank 0, which alone calls it; every rank must call this.
+
+        Raises:
+            RopewalkError: what it raised there; on the other ranks as an :class:`~ropewalk.errors.Echo` of it.
+        """
+        if self.size == 1:
+            return function()
+        if not self.leads:
+            box: list[Any] = [None, None]
+            dist.broadcast_object_list(box, src=0, group=self.control)
+            value, error = box
+            if error is not None:
+                raise Echo(error, failed=box[0])
+            return value  # type: ignore[no-any-return]
+        try:
+            result = function()
+        except RopewalkError as error:
+            dist.broadcast_object_list([isinstance(error, RunFailure), str(error)], src=0, group=self.control)
+            raise
+        dist.broadcast_object_list([result, None], src=0, group=self.control)
+        return result
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+
+def world_from_environment() -> World:
+    """What torchrun says in the environment; one process where it says nothing.
+
+    Raises:
+        RopewalkError: if only some of its variables are there, or one is no number.
+    """
+    given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if "WORLD_SIZE" not in given and "RANK" not in given:
+        return World()
+    missing = [name for name in VARIABLES if name not in given]
+    if missing:
+        raise RopewalkError(
+            f"the environment has {', '.join(given)} but no {', '.join(missing)}; start several processes with torchrun"
+        )
+    try:
+        rank, size, local_rank, local_size = (int(given[name]) for name in VARIABLES)
+    except ValueError:
+        told = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise RopewalkError(f"the environment says {told}, which are not all whole numbers") from None
+    return World(
+        rank, size, local_rank, local_size, None, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    )
+
+
+@contextmanager
+def joined(device_type: str = "auto") -> Iterator[World]:
+    """Join the run's processes while the context is open: nothing to do where there is one.
+
+    Args:
+        device_type: ``cpu``, ``cuda``, or ``auto``: CUDA where there is one.
+
+    Raises:
+        RunFailure: where the block raised because another process ended.
+        RopewalkError: what the block raised, on ranks but the first with the rank's number before it.
+    """
+    world = world_from_environment()
+    if world.size == 1:
+        yield world
+        return
+    started = not dist.is_initialized()
+    if started:
+        _start(world, device_type)
+    world = World(
+        world.rank, world.size, world.local_rank, world.local_size, _control_group(), world.restarts
+    )
+    try:
+        with _ending_on_sigterm():
+            yield world
+    except _Ended:
+        raise RunFailure(
+            f"rank {world.rank} was told to end, because another process failed or the job was cancelled; the run can "
+            "go on from its last checkpoint with --resume"
+        ) from None
+    except Echo:
+        raise
+    except RopewalkError as error:
+        if world.leads:
+            raise
+        raise type(error)(f"rank {world.rank}: {error}") from error
+    except RuntimeError as error:
+        if not _is_lost_contact(error):
+            raise
+        raise RunFailure(lost_contact(world.rank)) from error
+    finally:
+        if started:
+            # A group whose other processes have died cannot be left in good order.
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+def lost_contact(rank: int) -> str:
+    """What a process says when another one has gone."""
+    return (
+        f"rank {rank} lost contact with the other processes: one of them has ended or hangs; its own message says why, "
+        "and the run can go on from its last checkpoint with --resume"
+    )
+
+
+def _start(world: World, device_type: str) -> None:
+    if device_type == "auto":
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if device_type == "cuda":
+        if world.local_rank >= torch.cuda.device_count():
+            raise RopewalkError(
+                f"{world.local_size} processes on this machine need as many CUDA devices, torch sees "
+                f"{torch.cuda.device_count()}; lower --nproc-per-node"
+            )
+        torch.cuda.set_device(world.local_rank)
+    try:
+        store = _fresh_store(world)
+        where: dict[str, Any] = (
+            {} if store is None else {"store": store, "rank": world.rank, "world_size": world.size}
+        )
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", **where)
+    except (RuntimeError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise RopewalkError(f"rank {world.rank} cannot join the other processes: {reason}") from error
+
+
+def _fresh_store(world: World) -> Any:
+    """A store without what processes before a restart have left in it; None where torch's own does.
+
+    torchrun keeps one store over its restarts, and gloo would look for its neighbours where the last ones were. The
+    count of restarts names an attempt on one machine only: of several, each counts the failures of its own processes.
+    """
+    if not world.restarts or world.local_size < world.size:
+        return None
+    store, _, _ = next(iter(rendezvous("env://")))
+    return PrefixStore(f"attempt{world.restarts}", store)
+
+
+def _control_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def _is_lost_contact(error: RuntimeError) -> bool:
+    """gloo says it as a plain RuntimeError, NCCL and the store as torch's own kinds."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return "gloo" in text or "connection closed by peer" in text or "connection reset" in text
+
+
+class _Ended(BaseException):
+    """SIGTERM came; not an Exception, so that nothing on the way mistakes it for its own failure."""
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """torchrun ends the other processes with SIGTERM when one has failed: they say so, and files stay whole."""
+
+    def end(*_: Any) -> None:
+        raise _Ended
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:
+        # Only the main thread may; elsewhere whoever started the thread decides.
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,139 @@
+"""Ranks: a pool of processes on this machine that talk over gloo, to test what several ranks compute together.
+
+The processes stay alive between calls, since starting one costs the import of torch. Public, like the oracles: users
+test their own collectives with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SECONDS = 300.0
+"""How long a call may take; collectives give up after as long."""
+
+
+class RankFailure(AssertionError):
+    """A function raised on some rank; the message holds every rank's traceback that came in."""
+
+
+class Ranks:
+    """``world_size`` processes with a default process group over gloo.
+
+    Example:
+        >>> with Ranks(2) as ranks:
+        ...     ranks.run(torch.distributed.get_rank)
+        [0, 1]
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> list[Any]:
+        """Call a function on every rank at once, and give what each returned, in order of rank.
+
+        Args:
+            function: defined at the top of an importable module; it, its arguments and its results are pickled.
+            args: the same for all ranks; a function asks torch.distributed for its rank.
+            seconds: after which the call fails.
+
+        Raises:
+            RankFailure: if it raises on a rank, or a rank dies or is late. The pool starts afresh at the next call.
+        """
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        waiting = dict(zip(self._pipes, range(self.world_size), strict=True))
+        while waiting and not failures:
+            ready = wait(list(waiting), timeout=seconds)
+            if not ready:
+                failures = dict.fromkeys(waiting.values(), f"no answer within {seconds:g} seconds")
+            for pipe in [each for each in waiting if each in ready]:
+                rank = waiting.pop(pipe)
+                try:
+                    ok, value = pipe.recv()
+                except EOFError:
+                    ok, value = False, "the process died"
+                (results if ok else failures)[rank] = value
+        if failures:
+            self.close()
+            raise RankFailure("\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items())))
+        return [results[rank] for rank in range(self.world_size)]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.world_size, self._folder.name), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+
+def _serve(pipe: Connection, rank: int, world_size: int, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # As torchrun says it to its processes.
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world_size)):
+        os.environ[name] = str(value)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    # Ranks share the machine's cores; gloo needs some of them too.
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{Path(folder) / 'store'}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=SECONDS),
+    )
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, function(*args))
+        except Exception:
+            # The test reads what went wrong, whatever it was.
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)

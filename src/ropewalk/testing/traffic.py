@@ -1,0 +1,98 @@
+"""Counting what ranks send each other: every collective that passes torch's dispatcher, whoever calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass
+class Traffic:
+    """What this rank sent to others, in bytes and messages by the kind of collective.
+
+    A collective is counted as an algorithm with the least volume sends it: of all-to-all everything but a rank's own
+    part, of all-gather and reduce-scatter (P - 1) / P of the whole, of all-reduce twice that.
+
+    Attributes:
+        bytes, calls: by ``all_to_all``, ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``.
+    """
+
+    bytes: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, sent: int) -> None:
+        self.bytes[kind] = self.bytes.get(kind, 0) + sent
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+@contextmanager
+def counted_traffic() -> Iterator[Traffic]:
+    """Count this rank's collectives while the context is open, those of a backward pass included.
+
+    ``TorchDispatchMode`` is where torch's own ``CommDebugMode`` counts them; it lies in a private module, and a test
+    compares with that class.
+    """
+    traffic = Traffic()
+    with _Counter(traffic):
+        yield traffic
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self.traffic = traffic
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name() if hasattr(func, "name") else ""
+        if name.startswith("c10d::"):
+            kind = _KINDS.get(name.removeprefix("c10d::").partition(".")[0])
+            if kind is not None:
+                self.traffic.add(kind, _sent(kind, func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_KINDS = {
+    "alltoall_base_": "all_to_all",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "broadcast_": "broadcast",
+}
+
+
+def _sent(kind: str, func: Any, args: Any, kwargs: Any) -> int:
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    size, rank = group.size(), group.rank()
+    if kind == "all_to_all":
+        sent: Tensor = given["input"]
+        splits = given.get("input_split_sizes") or []
+        row = _bytes(sent) // sent.shape[0] if sent.shape[0] else 0
+        own = splits[rank] if splits else sent.shape[0] // size
+        return row * (sent.shape[0] - own)
+    if kind == "all_gather":
+        return _bytes(given.get("input_tensor", given.get("input_tensors"))) * (size - 1)
+    if kind == "reduce_scatter":
+        return _bytes(given.get("input_tensor", given.get("input_tensors"))) * (size - 1) // size
+    whole = _bytes(given["tensors"])
+    return 2 * whole * (size - 1) // size if kind == "all_reduce" else whole
+
+
+def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(each) for each in tensors)

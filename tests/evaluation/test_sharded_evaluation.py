@@ -1,0 +1,416 @@
+"""Four processes measure what one measures: perplexity, teacher-forced retrieval, the probe, and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ropewalk.cli.evaluate_sharded import check_processes, degrees_in, shape_for
+from ropewalk.cli.text import documents_of
+from ropewalk.data import load_tokenizer
+from ropewalk.data.embedded import demo_model_path
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.evaluation import PromptEncoder, Settings, Subject, evaluate, evaluation_rows
+from ropewalk.evaluation.backends import argmax_matches
+from ropewalk.evaluation.backends.decoding import greedy_ids
+from ropewalk.evaluation.needle import forced_ids
+from ropewalk.evaluation.passkey import PasskeyTask
+from ropewalk.evaluation.perplexity import row_losses
+from ropewalk.evaluation.probe import probe
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.sharded import ShardedBackend, check_sharded, chosen_suites
+from ropewalk.evaluation.sharded_rows import row_losses_of
+from ropewalk.integrations.losses import LossModel, OutputHead
+from ropewalk.integrations.models import load_model
+from ropewalk.packing import IGNORED
+from ropewalk.parallel import MeshShape
+from ropewalk.rope import Default, DynamicNtk, LongRope
+from sharded_evaluation_cases import command, damaged, evaluated, likeliest, losses, probed, without_memory
+
+FOLDER = demo_model_path()
+MESHES = [{"sequence": 4}, {"shard": 2, "sequence": 2}, {"ring": 2, "sequence": 2}]
+SETTINGS = Settings(
+    suites=("perplexity", "needle", "passkey"),
+    tasks=("perplexity", "forced"),
+    # Odd ones: no degree divides them. At 321 the demo model says some keys and some not.
+    lengths={"perplexity": (61, 401), "needle": (251,), "passkey": (321,)},
+    samples=5,
+    depths=2,
+    rows=3,
+    beyond_config=True,
+)
+LOSS_TOLERANCE = 1e-5
+"""Relative, of a perplexity: losses of about 4 nats in float32 differ by 1e-6 each where products have other shapes."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def documents(tokenizer: Any) -> Any:
+    return documents_of("embedded:validation", tokenizer, 401, 3)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Any, tokenizer: Any, documents: Any) -> dict[Any, TaskResult]:
+    """What one process finds; passkeys are generated there."""
+    asked = Settings(**{**SETTINGS.__dict__, "tasks": ("perplexity", "forced", "passkey")})
+    found = evaluate(Subject.in_memory(model, tokenizer), asked, documents)
+    return {(result.suite, result.length): result for result in found}
+
+
+def assert_same_perplexity(result: TaskResult, other: TaskResult) -> None:
+    assert (result.n, result.details, result.reason) == (other.n, other.details, other.reason)
+    assert result.score == pytest.approx(other.score, rel=LOSS_TOLERANCE)
+    assert result.ci95 == pytest.approx(other.ci95, rel=LOSS_TOLERANCE)
+    for one, two in zip(result.positions, other.positions, strict=True):
+        assert (one.start, one.end, one.n_tokens, one.n_windows) == (
+            two.start,
+            two.end,
+            two.n_tokens,
+            two.n_windows,
+        )
+        assert one.perplexity == pytest.approx(two.perplexity, rel=LOSS_TOLERANCE)
+        assert one.ci95 == pytest.approx(two.ci95, rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_a_mesh_measures_what_one_process_does(
+    four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, shape: dict[str, int]
+) -> None:
+    found = four_ranks.run(evaluated, shape, FOLDER, SETTINGS, documents, shape != MESHES[1])
+    for other, untouched in found:
+        assert untouched
+        assert other == found[0][0]
+    values, calls = found[0][0]
+    results = [TaskResult.from_json(value) for value in values]
+    assert [(r.suite, r.task, r.length) for r in results] == [
+        ("perplexity", "perplexity", 61),
+        ("perplexity", "perplexity", 401),
+        ("needle", "forced", 251),
+        ("passkey", "forced", 321),
+    ]
+    for result in results[:2]:
+        assert_same_perplexity(result, alone["perplexity", result.length])
+    assert results[2].to_json() == alone["needle", 251].to_json()
+    # Some digits are right and others are not, or the equality would say nothing.
+    assert 0 < results[2].details["tokens_right"] < 100
+    assert calls[:3] == [("perplexity at 61 tokens", done, 3) for done in (1, 2, 3)]
+    assert calls[-1] == ("passkey forced at 321 tokens", 5, 5)
+
+
+def test_passkey_is_right_where_generation_says_it(
+    four_ranks: Any, model: Any, tokenizer: Any, alone: dict[Any, TaskResult]
+) -> None:
+    asked = Settings(suites=("passkey",), lengths=(321,), samples=5, beyond_config=True)
+    result = TaskResult.from_json(four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, None)[0][0][0][0])
+    encoder = PromptEncoder(tokenizer)
+    said, shares = [], []
+    for sample in PasskeyTask().samples(encoder, 321, 5, 0):
+        ids, start = forced_ids(encoder, sample)
+        matches = argmax_matches(model, ids, start, 321)
+        shares.append(sum(matches) / len(matches))
+        new = greedy_ids(model, [ids[:start]], len(ids) - start, 321, frozenset())[0]
+        said.append(100.0 * (new == list(ids[start:])))
+    assert [each["score"] for each in result.samples] == said
+    assert {0.0, 100.0} == set(said)
+    assert result.details["tokens_right"] == pytest.approx(100 * sum(shares) / 5)
+    generated = alone["passkey", 321]
+    assert [each["score"] for each in generated.samples] == said
+    # Nobody takes the one for the other.
+    assert (result.task, generated.task) == ("forced", "passkey")
+    assert result.details["scored"] == "teacher-forced"
+    assert "depths" not in result.details
+    assert result.details["samples_sha256"] == generated.details["samples_sha256"]
+
+
+@pytest.mark.parametrize("mutation", ["positions", "order"])
+def test_a_mesh_that_is_wrong_measures_something_else(
+    four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, mutation: str
+) -> None:
+    asked = Settings(**{**SETTINGS.__dict__, "lengths": {"perplexity": (61,), "needle": (251,)}})
+    asked = Settings(**{**asked.__dict__, "suites": ("perplexity", "needle")})
+    found = four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, documents, True, mutation)
+    perplexity, needle = (TaskResult.from_json(value) for value in found[0][0][0])
+    pairs = zip(perplexity.positions, alone["perplexity", 61].positions, strict=True)
+    worst = max(abs(one.perplexity / two.perplexity - 1) for one, two in pairs)
+    assert not worst <= 100 * LOSS_TOLERANCE
+    assert needle.details["tokens_right"] != alone["needle", 251].details["tokens_right"]
+
+
+def test_likeliest_tokens_are_those_of_greedy_generation(four_ranks: Any, model: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+    prompts, expected = [], []
+    for length in (37, 20, 5, 64, 11):
+        prompt = torch.randint(3, 1500, (length,), generator=generator).tolist()
+        said = greedy_ids(model, [prompt], 9, length + 9, frozenset())[0]
+        for wrong in (None, 0, 4, 8):
+            row = [*prompt, *said]
+            if wrong is not None:
+                row[length + wrong] = (row[length + wrong] + 1) % 1536
+            prompts.append((row, length))
+            expected.append((said, wrong))
+    for shape in ({"shard": 2, "sequence": 2}, {"sequence": 4}):
+        for rank, (found, untouched) in enumerate(four_ranks.run(likeliest, shape, FOLDER, prompts)):
+            assert untouched, rank
+            for tokens, (row, length), (said, wrong) in zip(found, prompts, expected, strict=True):
+                upto = 9 if wrong is None else wrong + 1
+                assert tokens[:upto] == said[:upto]
+                matches = [token == true for token, true in zip(tokens, row[length:], strict=True)]
+                assert matches == argmax_matches(model, row, length)
+                assert all(matches) == (wrong is None)
+
+
+@pytest.mark.parametrize("shape", [{"replicate": 2, "sequence": 2}, {"shard": 4}], ids=str)
+def test_rows_of_any_lengths_have_the_losses_of_one_process(
+    four_ranks: Any, model: Any, documents: Any, shape: dict[str, int]
+) -> None:
+    rows = [evaluation_rows(documents, length, 0, None, 1).rows[0] for length in (33, 60, 7, 8, 41)]
+    head = OutputHead.of(model)
+    with torch.no_grad():
+        expected = [row_losses(model, head, row)[0] for row in rows]
+    for found, untouched in four_ranks.run(losses, shape, FOLDER, rows):
+        assert untouched
+        for one, two, row in zip(found, expected, rows, strict=True):
+            assert one.shape == two.shape
+            # Logits of 10 in float32: an ulp is 1e-6, and the loss is a difference of two of them.
+            assert one == pytest.approx(two, abs=1e-5)
+            assert (one[(row.labels == IGNORED).numpy()] == 0).all()
+
+
+def test_probe_finds_the_same_over_ranks(four_ranks: Any, model: Any, documents: Any) -> None:
+    rows = evaluation_rows(documents, 301, 0, None, 3).rows
+    candidates = {
+        "current": Default(32, 1e4),
+        "theta": Default(32, 2e4),
+        "dynamic": DynamicNtk(32, 1e4, 4.0, 256),
+    }
+    alone = probe(model, candidates, rows, 256)
+    for (found, calls), untouched in four_ranks.run(
+        probed, {"shard": 2, "sequence": 2}, FOLDER, candidates, rows, 256
+    ):
+        assert untouched
+        assert calls == [(done, 9) for done in range(1, 10)]
+        assert [each.name for each in found] == [each.name for each in alone]
+        for one, two in zip(found, alone, strict=True):
+            # A loss in nats is the logarithm of what the tolerance is of.
+            assert one.loss == pytest.approx(two.loss, abs=LOSS_TOLERANCE)
+            assert one.beyond_loss == pytest.approx(two.beyond_loss, abs=LOSS_TOLERANCE)
+            assert one.difference_ci95 == pytest.approx(two.difference_ci95, abs=2 * LOSS_TOLERANCE)
+    assert row_losses_of(LossModel(model, OutputHead.of(model)), None) is None
+
+
+def test_a_rope_that_depends_on_the_length_is_that_of_the_whole_length(
+    four_ranks: Any, tokenizer: Any
+) -> None:
+    """Prompt and answer are up to 256 tokens, and the length is 260: the long factors, also for the shards."""
+    rope = LongRope(32, 1e4, (1.0,) * 16, (2.0,) * 16, 1.0, 256)
+    model, encoder = load_model(FOLDER, rope=rope, max_position_embeddings=1024), PromptEncoder(tokenizer)
+    asked = Settings(suites=("passkey",), lengths=(260,), samples=3, beyond_config=True)
+    found = four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, None, True, None, rope)[0][0][0][0]
+    shares = {}
+    for length in (260, 256):
+        matches = []
+        for sample in PasskeyTask().samples(encoder, 260, 3, 0):
+            ids, start = forced_ids(encoder, sample)
+            assert len(ids) <= 256
+            right = argmax_matches(model, ids, start, length)
+            matches.append(sum(right) / len(right))
+        shares[length] = 100 * sum(matches) / 3
+    assert found["details"]["tokens_right"] == pytest.approx(shares[260])
+    assert abs(shares[260] - shares[256]) > 10
+
+
+def test_logits_that_are_no_numbers_are_said_once(four_ranks: Any) -> None:
+    found = four_ranks.run(damaged, {"sequence": 4}, FOLDER, list(range(3, 20)))
+    assert [name for name, _ in found] == ["RunFailure", "Echo", "Echo", "Echo"]
+    assert "logits are no numbers" in found[0][1]
+
+
+def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
+    for said in four_ranks.run(without_memory, {"sequence": 4}, FOLDER, list(range(3, 20))):
+        assert said.startswith(
+            "out of memory on cpu with 5 of the 17 tokens of a row: cut rows over more processes"
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"suites": ("perplexity", "ruler")}, "the suite ruler: run it in one process, or against a server"),
+        ({"suites": ("longppl",)}, "the suite longppl: run it in one process$"),
+        ({"suites": ("short",)}, "the suite short: run it in one process$"),
+        ({"tasks": ("sliding",)}, "the task sliding, but perplexity of the suite perplexity"),
+        (
+            {"tasks": ("generated",)},
+            "the task generated, but forced of the suite needle: name that; for generated run",
+        ),
+        ({"tasks": ("passkey",)}, "the task passkey, but forced of the suite passkey"),
+        ({"tasks": ("forcd",)}, "unknown task 'forcd'; did you mean forced"),
+        ({"exclude": ("forced", "perplexity")}, "--exclude forced,perplexity leaves no task to run"),
+        ({"lengths": ()}, "the suite perplexity needs lengths"),
+        ({"lengths": (512,)}, "states max_position_embeddings 256, and the lengths go up to 512"),
+        (
+            {"lengths": (100,)},
+            r"prompts of the suite needle do not fit in 100 tokens .*; the shortest length is \d+",
+        ),
+        (
+            {"lengths": {"perplexity": (250,), "needle": (250,), "passkey": (60,)}},
+            "prompts of the suite passkey",
+        ),
+        ({"samples": 0}, "samples must be 1 or more, got 0"),
+    ],
+)
+def test_what_several_processes_cannot_measure_is_refused(
+    tokenizer: Any, documents: Any, fields: dict[str, Any], message: str
+) -> None:
+    asked = {
+        "suites": ("perplexity", "needle", "passkey"),
+        "lengths": (250,),
+        "samples": 2,
+        "depths": 2,
+        **fields,
+    }
+    with pytest.raises(RopewalkError, match=message):
+        check_sharded(tokenizer, Settings(**asked), documents, 256)
+
+
+def test_texts_that_are_too_short_are_refused_and_none_is_said(
+    four_ranks: Any, tokenizer: Any, documents: Any
+) -> None:
+    asked = Settings(suites=("perplexity",), lengths=(250,))
+    with pytest.raises(RopewalkError, match="too few for one row of 250"):
+        check_sharded(tokenizer, asked, [documents[0][:9]], 256)
+    check_sharded(tokenizer, asked, None, 256)
+    found = four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, None)[3][0][0][0]
+    assert (found["status"], found["reason"], found["unit"]) == ("not run", "no text was given", "perplexity")
+
+
+def test_tasks_narrow_and_exclude() -> None:
+    suites = ("passkey", "perplexity", "needle")
+    assert chosen_suites(Settings(suites=suites)) == list(suites)
+    assert chosen_suites(Settings(suites=suites, tasks=("forced",))) == list(suites)
+    assert chosen_suites(Settings(suites=suites, exclude=("forced", "generated"))) == ["perplexity"]
+
+
+def test_a_sharded_model_generates_nothing() -> None:
+    with pytest.raises(EngineError, match="over several processes generates no answers"):
+        ShardedBackend({}).answers([])
+
+
+def test_degrees_of_the_option() -> None:
+    assert degrees_in("sequence=4") == MeshShape(sequence=4)
+    assert degrees_in(" shard=2, ring=3 ,sequence=4") == MeshShape(1, 2, 3, 4)
+    for wrong in (
+        "",
+        "sequence",
+        "sequence=0",
+        "sequence=-1",
+        "heads=2",
+        "sequence=2,sequence=2",
+        "ring=1.5",
+        "ring=²",
+    ):
+        with pytest.raises(RopewalkError, match=r"--parallel .* holds .*; write KEY=DEGREE once each"):
+            degrees_in(wrong)
+
+
+def test_the_mesh_suits_processes_and_heads() -> None:
+    assert shape_for(None, 4, 8) == MeshShape(sequence=4)
+    assert shape_for("shard=2,sequence=2", 4, 8) == MeshShape(shard=2, sequence=2)
+    with pytest.raises(
+        RopewalkError, match=r"sequence=2 makes 2 processes and torchrun started 4; say torchrun .* 2 "
+    ):
+        shape_for("sequence=2", 4, 8)
+    told = r"12 attention heads cannot be divided over sequence=8; say --parallel ring=2,sequence=4 or"
+    with pytest.raises(RopewalkError, match=told):
+        shape_for(None, 8, 12)
+    assert shape_for("ring=2,sequence=4", 8, 12).sequence_degree == 8
+
+
+def test_options_that_need_one_process_or_several() -> None:
+    check_processes(1, None, True, None, "cuda:1")
+    check_processes(2, "sequence=2", False, None, "cpu")
+    with pytest.raises(
+        RopewalkError, match="needs several processes; start them with torchrun --nproc-per-node 8 -m"
+    ):
+        check_processes(1, "shard=2,sequence=4", False, None, "auto")
+    with pytest.raises(RopewalkError, match="--average is for one process, and torchrun started 2"):
+        check_processes(2, None, True, None, "cpu")
+    with pytest.raises(RopewalkError, match="--server is for one process"):
+        check_processes(2, None, False, "http://localhost", "cpu")
+    with pytest.raises(RopewalkError, match="unknown device 'gpu'"):
+        check_processes(2, None, False, None, "gpu")
+
+
+def test_the_command_writes_and_says_everything_once(
+    two_ranks: Any, tmp_path: Path, alone: dict[Any, TaskResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results"
+    asked = [
+        "eval",
+        "embedded",
+        "--suite",
+        "perplexity,needle",
+        "--lengths",
+        "251",
+        "--rows",
+        "3",
+        "--depths",
+        "2",
+    ]
+    asked += [
+        "--samples",
+        "5",
+        "--samples-dir",
+        str(tmp_path / "samples"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
+    (status, said, _), second = two_ranks.run(command, asked)
+    assert status == 0
+    assert second == (0, "", "")
+    assert "Needle, teacher-forced" in said
+    record = json.loads((out / "results.json").read_text())
+    assert record["parallel"] == record["backend"]["parallel"] == "2 sequence"
+    perplexity, needle = (TaskResult.from_json(each) for each in record["results"])
+    assert perplexity.score > 1
+    assert needle.details == alone["needle", 251].details | {"beyond_config": False}
+    # The same command goes on, on another mesh too: what was measured is not measured again.
+    finished = (out / "finished.jsonl").read_bytes()
+    (status, said, _), second = two_ranks.run(command, [*asked, "--parallel", "shard=2", "--json"])
+    assert (status, second) == (0, (0, "", ""))
+    assert json.loads(said)["results"] == record["results"]
+    assert (out / "finished.jsonl").read_bytes() == finished
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--suite", "ruler"), "error: several processes do not measure the suite ruler"),
+        (("--dtype", "int"), "error: unknown dtype 'int'"),
+        (
+            ("--parallel", "sequence=4"),
+            "error: --parallel sequence=4 makes 4 processes and torchrun started 2",
+        ),
+        (("--average",), "error: --average is for one process"),
+        (("--parallel", "ring=2", "--engine", "flex"), "error: engine flex needs all keys of a row at once"),
+    ],
+)
+def test_the_command_refuses_once(two_ranks: Any, options: tuple[str, ...], message: str) -> None:
+    first, second = two_ranks.run(command, ["eval", "embedded", "--lengths", "251", *options])
+    assert second == (2, "", "")
+    assert (first[0], first[1]) == (2, "")
+    assert first[2].startswith(message)
+    assert first[2].count("error") == 1

@@ -1,0 +1,256 @@
+"""The ring against the float64 oracle and one process, in one process and in four."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from ring_cases import (
+    Case,
+    differences_from_attend,
+    errors_of_merging,
+    largest_tensor,
+    same_twice,
+    sent_bytes,
+    with_empty_ranks,
+    worst_shares,
+)
+from ropewalk import attend
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.packing import PackedLayout
+from ropewalk.parallel import RowShards, ShardedLayouts
+from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel.ring import Merged, ring_attend
+from ropewalk.parallel.ring_blocks import Part, check_ring_engine, resolve_ring_engine
+
+RING, PRODUCT = {"ring": 4}, {"ring": 2, "sequence": 2}
+
+
+def assert_within_budget(shares):
+    assert max(max(found) for found in shares) <= 1, shares
+
+
+@pytest.mark.parametrize("shape", [RING, PRODUCT], ids=["ring 4", "ring 2 x sequence 2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_ranks_together_are_within_the_error_budget(four_ranks, shape, dtype):
+    cases = [Case(seed, kv_heads=(4, 2, 1)[seed % 3], dtype=dtype) for seed in range(12)]
+    assert_within_budget(four_ranks.run(worst_shares, shape, cases))
+
+
+@pytest.mark.parametrize("balance", ["contiguous", "zigzag", "cost", "auto"])
+def test_every_pattern_and_balance(four_ranks, balance):
+    patterns = product(("full", "intra_document", "anchor"), (False, True))
+    cases = [
+        Case(seed, total=61, patterns=(pattern,), interleaved=interleaved, balance=balance, batch=2)
+        for seed, (pattern, interleaved) in enumerate(patterns)
+    ]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases))
+
+
+def test_widths_of_values_and_soft_caps(four_ranks):
+    cases = [
+        Case(seed, value_dim=value_dim, softcap=softcap, dtype=dtype)
+        for seed, (value_dim, softcap, dtype) in enumerate(
+            product((8, 5, 12), (None, 1.5), (torch.float32, torch.bfloat16))
+        )
+    ]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases))
+
+
+def test_documents_that_straddle_one_to_all_shards(four_ranks):
+    cases = [Case(seed, total=80, max_documents=seed + 1, balance="contiguous") for seed in range(8)]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases))
+
+
+def test_rows_as_short_as_the_ring(four_ranks):
+    # All places of Ulysses' second half are padding where a ring rank holds a single token.
+    cases = [Case(seed, total=total) for seed, total in enumerate([7, 8, 9, 10])]
+    assert_within_budget(four_ranks.run(worst_shares, PRODUCT, cases))
+
+
+def test_ranks_that_hold_nothing(four_ranks):
+    assert max(four_ranks.run(with_empty_ranks)) <= 1
+
+
+@pytest.mark.parametrize("shape", [RING, PRODUCT], ids=["ring 4", "ring 2 x sequence 2"])
+def test_float64_differs_from_one_process_by_rounding(four_ranks, shape):
+    cases = [
+        Case(seed, kv_heads=(4, 1)[seed % 2], dtype=torch.float64, softcap=(None, 2.0)[seed // 4 % 2])
+        for seed in range(12)
+    ]
+    # Sums of up to 130 terms in another order: a rounding for each term at the very worst.
+    budget = 130 * torch.finfo(torch.float64).eps
+    for found in four_ranks.run(differences_from_attend, shape, cases):
+        assert max(found) <= budget, found
+
+
+def test_merging_in_bfloat16_is_far_outside_the_budget_of_float32(four_ranks):
+    cases = [Case(seed, total=130, patterns=("full",), kv_heads=1) for seed in range(3)]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases))
+    for found in four_ranks.run(worst_shares, RING, cases, torch.bfloat16):
+        # A bfloat16 has 16 bits fewer than a float32: 65,536 times its rounding, less what the budget grants.
+        assert min(found) > 1000, found
+
+
+def test_merging_in_bfloat16_is_worse_for_bfloat16_tensors_too(four_ranks):
+    cases = [
+        Case(seed, total=130, patterns=("full",), dtype=torch.bfloat16, kv_heads=1, batch=1)
+        for seed in range(3)
+    ]
+    wide = four_ranks.run(errors_of_merging, RING, cases, None)[0]
+    narrow = four_ranks.run(errors_of_merging, RING, cases, torch.bfloat16)[0]
+    for (output, *gradients), (worse, *worse_gradients) in zip(wide, narrow, strict=True):
+        # Merged in float32 the output has a single rounding; in bfloat16 one for each of four rounds and its weights.
+        assert worse > 2 * output
+        assert all(bad > good for bad, good in zip(worse_gradients, gradients, strict=True))
+
+
+def test_bytes_sent_are_those_of_the_formula(four_ranks):
+    cases = [
+        Case(seed, value_dim=5, dtype=dtype)
+        for seed, dtype in enumerate([torch.float32, torch.float64, torch.bfloat16, torch.float16] * 3)
+    ]
+    results = four_ranks.run(sent_bytes, cases)
+    for found in results:
+        for counted, expected in found:
+            assert counted == expected
+    assert max(counted[0] for found in results for counted, _ in found) > 0
+
+
+def test_no_tensor_is_as_long_as_the_row(four_ranks):
+    case = Case(0, heads=2, kv_heads=2, total=256, patterns=("full",), batch=1, balance="zigzag")
+    for largest, queries, keys_and_values in four_ranks.run(largest_tensor, case):
+        assert largest <= max(queries, keys_and_values)
+
+
+def test_the_same_bits_twice(four_ranks):
+    assert four_ranks.run(same_twice, Case(3, total=130, dtype=torch.bfloat16)) == [True] * 4
+
+
+def ring_of_one(layouts):
+    """A ring of one rank: plans, blocks and merges without messages."""
+    rows = tuple(RowShards(each.storage_in_order, (((0, each.total_length),),)) for each in layouts)
+    return ShardedLayouts(tuple(layouts), rows, SequenceGroups())
+
+
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_blocks_of_few_queries_give_the_same(monkeypatch, softcap):
+    layout = PackedLayout.from_lengths([13, 1, 20], "anchor", 3)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, h, 37, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    expected = attend(q, k, v, layout, "segments", softcap=softcap)
+    for scores in (1, 1000, 2**26):
+        monkeypatch.setattr("ropewalk.parallel.ring_blocks.CPU_SCORE_BYTES", scores)
+        output = ring_attend(q, k, v, ring_of_one([layout]), softcap=softcap)
+        for a, b in zip(
+            (output, *torch.autograd.grad(output.square().sum(), (q, k, v))),
+            (expected, *torch.autograd.grad(expected.square().sum(), (q, k, v), retain_graph=True)),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=0, atol=37 * 2**-52 * float(b.detach().abs().max()))
+
+
+def test_gradients_by_finite_differences():
+    layout = PackedLayout.from_segments([3, 2, 3], [0, 1, 0], "anchor", 1)
+    row = RowShards(layout.storage_in_order, (((0, 9),),))
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, 9, d, dtype=torch.float64, requires_grad=True) for h, d in ((2, 3), (1, 3), (1, 2))
+    )
+    sharded = ShardedLayouts((layout,), (row,), SequenceGroups())
+    assert torch.autograd.gradcheck(lambda *qkv: ring_attend(*qkv, sharded, softcap=2.0), (q, k, v))
+
+
+def test_merging_does_not_overflow_and_starts_from_nothing():
+    merged = Merged.nothing(torch.zeros(3, 1, 4), 1, torch.float32)
+
+    def add(where, values, lse):
+        shift = torch.tensor(lse)[:, None]
+        merged.add(Part(where, torch.tensor(values)[:, None, None], shift, torch.ones_like(shift)))
+
+    add(slice(0, 2), [1.0, 3.0], [1000.0, -1000.0])
+    add(torch.tensor([1, 0]), [5.0, 2.0], [-1000.0, 5000.0])
+    out, lse = merged.finished()
+    assert out.flatten().tolist() == [2.0, 4.0, 0.0]
+    assert lse.flatten().tolist() == [5000.0, pytest.approx(-1000 + math.log(2)), -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "dtype", "options", "message"),
+    [
+        (
+            "reference",
+            "cpu",
+            torch.float32,
+            {},
+            r"engine reference needs all keys of a row at once.*auto or segments",
+        ),
+        ("flex", "cuda", torch.bfloat16, {}, r"engine flex needs all keys.*parallel.ring 1 and a larger"),
+        (
+            "varlen",
+            "cpu",
+            torch.bfloat16,
+            {},
+            r"engine varlen under parallel.ring needs CUDA, the tensors are on cpu",
+        ),
+        (
+            "varlen",
+            "cuda",
+            torch.float32,
+            {},
+            r"needs bfloat16 or float16, got torch.float32; use engine auto or seg",
+        ),
+        ("varlen", "cuda", torch.bfloat16, {"softcap": 50.0}, r"has no soft cap \(softcap=50.0\)"),
+        ("varlen", "cuda", torch.bfloat16, {"head_dim": 320}, r"a multiple of 8 up to 256, got 320 and 320"),
+        ("varlen", "cuda", torch.bfloat16, {"value_dim": 32}, r"equal head and value widths.*got 64 and 32"),
+        ("fast", "cuda", torch.bfloat16, {}, r"unknown attention engine 'fast'"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_said_before_anything_loads(engine, device, dtype, options, message):
+    with pytest.raises(EngineError, match=message):
+        check_ring_engine(engine, device, dtype, **{"head_dim": 64, **options})
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "options", "engine"),
+    [
+        ("cpu", torch.bfloat16, {}, "segments"),
+        ("cuda", torch.bfloat16, {}, "varlen"),
+        ("cuda", torch.float16, {"head_dim": 256}, "varlen"),
+        ("cuda", torch.float32, {}, "segments"),
+        ("cuda", torch.bfloat16, {"softcap": 30.0}, "segments"),
+        ("cuda", torch.bfloat16, {"head_dim": 60}, "segments"),
+        ("cuda", torch.bfloat16, {"value_dim": 128}, "segments"),
+    ],
+)
+def test_what_auto_stands_for(device, dtype, options, engine):
+    assert resolve_ring_engine("auto", device, dtype, **{"head_dim": 64, **options}) == engine
+
+
+def test_tensors_that_contradict_each_other_are_refused():
+    layout = PackedLayout.from_lengths([7], "full", 0)
+    sharded = ring_of_one([layout])
+    q, k = torch.zeros(1, 4, 7, 8), torch.zeros(1, 2, 7, 8)
+    for tensors, message in [
+        ((q[:, :, :6], k, k), r"query must be .* with 1 rows of 7 places, got shape \(1, 4, 6, 8\)"),
+        ((q, k.double(), k), r"key is torch.float64 on cpu, query is torch.float32 on cpu"),
+        ((q, k[..., :4], k), r"do not fit query"),
+        ((q[:, :3], k, k), r"num_heads 3 is not a multiple of num_kv_heads 2"),
+        ((q.to(torch.int64), k.to(torch.int64), k.to(torch.int64)), r"got torch.int64"),
+    ]:
+        with pytest.raises(RopewalkError, match=message):
+            ring_attend(*tensors, sharded)
+    groups = SequenceGroups(ring=2)
+    with pytest.raises(RopewalkError, match=r"cut over a ring of 1 ranks, the mesh has 2"):
+        ring_attend(q, k, k, ShardedLayouts(sharded.layouts, sharded.rows, groups))
+
+
+def test_seeds_cover_what_they_are_for():
+    drawn = [Case(seed).batch_of(SequenceGroups(ring=4)) for seed in range(12)]
+    layouts = [layout for _, found, _ in drawn for layout in found]
+    assert {layout.pattern for layout in layouts} == {"full", "intra_document", "anchor"}
+    assert any(layout.is_interleaved for layout in layouts)
+    assert any(layout.anchor_length > 1 and layout.pattern == "anchor" for layout in layouts)
+    assert {len(found) for _, found, _ in drawn} == {1, 2}
+    assert any(row.padding for _, _, sharded in drawn for row in sharded.rows)

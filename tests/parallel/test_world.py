@@ -1,0 +1,73 @@
+"""The processes of a run: what rank 0 does for all, and how errors reach every rank once."""
+
+import os
+
+import pytest
+
+from ropewalk.errors import Echo, RopewalkError
+from ropewalk.parallel import World, joined, world_from_environment
+from world_cases import led, refused_by, unexpectedly_failing
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def no_torchrun(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_is_a_world_of_its_own():
+    with joined() as world:
+        assert (world.rank, world.size, world.leads) == (0, 1, True)
+        assert world.lead(lambda: 7) == 7
+
+
+def test_half_an_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(
+        RopewalkError, match=r"has RANK but no WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; .* torchrun"
+    ):
+        world_from_environment()
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "one")
+    with pytest.raises(RopewalkError, match=r"RANK=one, .* not all whole numbers"):
+        world_from_environment()
+
+
+def test_restarts_are_read_from_torchrun(monkeypatch):
+    for name, value in zip(VARIABLES, "1412", strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    world = world_from_environment()
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.restarts) == (1, 4, 1, 2, 3)
+
+
+def test_what_rank_0_returns_every_rank_gets(four_ranks):
+    assert four_ranks.run(led) == [
+        (os_pid, os_pid) for os_pid, _ in [four_ranks.run(led)[0]] for _ in range(4)
+    ]
+    assert os.getpid() not in {pid for pid, _ in four_ranks.run(led)}
+
+
+def test_what_rank_0_refuses_is_said_once_and_ends_all(four_ranks):
+    found = four_ranks.run(refused_by, 0)
+    assert found == [("RopewalkError", "no such thing"), *[("Echo", "no such thing")] * 3]
+
+
+def test_what_another_rank_refuses_comes_with_its_number(four_ranks):
+    found = four_ranks.run(refused_by, 2)
+    assert found[2] == ("RopewalkError", "rank 2: no such thing")
+
+
+def test_lost_contact_is_one_sentence(two_ranks):
+    (kind, text), _ = two_ranks.run(unexpectedly_failing)
+    assert kind == "RunFailure"
+    assert text.startswith("rank 0 lost contact with the other processes")
+    assert "--resume" in text
+
+
+def test_an_echo_remembers_whether_it_was_a_failure():
+    assert Echo("x", failed=True).failed
+    assert not Echo("x").failed
+    assert World().size == 1

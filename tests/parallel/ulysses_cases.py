@@ -1,0 +1,41 @@
+"""What ranks run in the tests of Ulysses; spawned processes import it by name."""
+
+import random
+
+import torch
+
+from ropewalk import attend
+from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, sharded_attend
+from ropewalk.testing import random_layout
+
+
+def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
+    """For some random batches: differences of output and of gradients from attend on whole rows, on this rank."""
+    mesh = make_mesh(MeshShape(**shape), "cpu")
+    found = []
+    for seed in cases:
+        rng = random.Random(seed)
+        total, batch = rng.choice([7, 16, 33, 64, 130]), rng.choice([1, 2])
+        layouts = [random_layout(total, rng, interleaved=rng.random() < 0.3) for _ in range(batch)]
+        torch.manual_seed(seed)
+        q, k, v = (
+            torch.randn(batch, n, total, 8, dtype=dtype, requires_grad=True)
+            for n in (heads, kv_heads, kv_heads)
+        )
+        cotangent = torch.randn(batch, heads, total, 8, dtype=dtype)
+        whole = attend(q, k, v, layouts, engine)
+        gradients = torch.autograd.grad(whole, (q, k, v), cotangent)
+        sharded = ShardedLayouts.of(layouts, mesh.groups)
+
+        def shard(x, sharded=sharded):
+            """``[B, H, T, D]`` to this rank's ``[B, H, s, D]``."""
+            per_head = x.detach().permute(1, 3, 0, 2)
+            held = [[sharded.take(list(head), 0) for head in dim] for dim in per_head]
+            return torch.stack([torch.stack(dims, -1) for dims in held], 1)
+
+        mine = [shard(x).requires_grad_() for x in (q, k, v)]
+        output = sharded_attend(*mine, sharded, engine)
+        own = torch.autograd.grad(output, mine, shard(cotangent))
+        pairs = zip((output, *own), (whole, *gradients), strict=True)
+        found.append([float((a - shard(b)).abs().max()) for a, b in pairs])
+    return found

@@ -1,0 +1,120 @@
+"""What ranks run in the tests of communication on paper; spawned processes import it by name."""
+
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from ropewalk import PackedLayout
+from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, sharded_attend
+from ropewalk.planning.model_shape import ModelShape
+
+LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
+LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)
+
+SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "intermediate_size": 37,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "vocab_size": 53,
+}
+
+
+def sent_bytes(operation, output, given, ranks):
+    """What one rank sends to the others in a collective, from the sizes of its tensors."""
+    if operation == "all_gather":
+        return (ranks - 1) * given.numel() * given.element_size()
+    if operation == "reduce_scatter":
+        return (ranks - 1) * output.numel() * output.element_size()
+    return (ranks - 1) * given.numel() * given.element_size() // ranks
+
+
+def counting(total):
+    """Patches of torch.distributed that add up what FSDP sends."""
+
+    def patched(name, operation):
+        original = getattr(dist, name)
+
+        def call(*args, **kwargs):
+            output = kwargs.get("output_tensor", kwargs.get("output", args[0] if args else None))
+            given = kwargs.get("input_tensor", kwargs.get("input", args[1] if len(args) > 1 else None))
+            total.append(sent_bytes(operation, output, given, dist.get_world_size(kwargs.get("group"))))
+            return original(*args, **kwargs)
+
+        return mock.patch.object(dist, name, call)
+
+    names = {"all_gather_single": "all_gather", "reduce_scatter_single": "reduce_scatter"}
+    older = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+    found = names if hasattr(dist, "all_gather_single") else older
+    return [patched(name, operation) for name, operation in found.items()]
+
+
+def counted_fsdp_bytes(tied, checkpointing):
+    """Bytes that this rank sends in one forward and backward of a sharded Llama in bfloat16."""
+    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
+    model = transformers.LlamaForCausalLM(config).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    ids = torch.arange(10)[None]
+    total = []
+    patches = counting(total)
+    for patch in patches:
+        patch.start()
+    try:
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    finally:
+        for patch in patches:
+            patch.stop()
+    return sum(total)
+
+
+def counted_ulysses_bytes(rows, length):
+    """Bytes that this rank sends in one layer's forward and backward; its shard length, too."""
+    ranks = dist.get_world_size()
+    mesh = make_mesh(MeshShape(sequence=ranks), "cpu")
+    sharded = ShardedLayouts.of(
+        [PackedLayout.from_lengths([length], "full", anchor_length=0)] * rows, mesh.groups
+    )
+    places, dim = sharded.shard_length, SMALL["head_dim"]
+    heads, kv_heads = SMALL["num_attention_heads"], SMALL["num_key_value_heads"]
+    q, k, v = (torch.randn(rows, n, places, dim, requires_grad=True) for n in (heads, kv_heads, kv_heads))
+    total = []
+    original = dist.all_to_all_single
+
+    def call(output, given, **kwargs):
+        total.append(sent_bytes("all_to_all", output, given, ranks))
+        return original(output, given, **kwargs)
+
+    with mock.patch.object(dist, "all_to_all_single", call):
+        sharded_attend(q, k, v, sharded, "segments").sum().backward()
+    return places, sum(total)
+
+
+def saved_by_a_layer(places):
+    """Bytes a token that autograd keeps of one Llama layer in bfloat16, its input and parameters left out."""
+    config = transformers.LlamaConfig(**SMALL, attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM(config).train().bfloat16()
+    layer = model.model.layers[0]
+    x = torch.randn(1, places, SMALL["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    angles = model.model.rotary_emb(x, torch.arange(places)[None])
+    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *angles, *model.parameters())}
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x, position_embeddings=angles, attention_mask=None)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(size for where, size in storages.items() if where not in known) / places

@@ -1,0 +1,225 @@
+"""The automatic mesh: what it returns can be trained and fits by the estimate; what it refuses, it says how to mend."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk import EngineError, RopewalkError
+from ropewalk.parallel import MeshShape
+from ropewalk.planning.memory import estimate_memory
+from ropewalk.planning.mesh_choice import USABLE, WORTH, check_mesh, choose_mesh
+from ropewalk.planning.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.scaling import H100, estimate_step
+from scaling_cases import LLAMA_8B, LLAMA_70B
+
+SMALL = ModelShape(4, 256, 512, 12, 4, 32, 1000)
+H100_BYTES = 80 * 10**9
+
+
+def choose(model=LLAMA_8B, world=8, length=2**17, rows=128, **changes):
+    given_ = {"ranks_per_node": 8, "rows_per_batch": 1, "bytes_per_rank": H100_BYTES, **changes}
+    return choose_mesh(model, world, row_length=length, rows_per_step=rows, **given_)
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "world": st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]),
+        "ranks_per_node": st.sampled_from([1, 2, 4, 8]),
+        "length": st.integers(1, 200_000),
+        "rows": st.sampled_from([1, 2, 3, 4, 6, 8, 16, 48, 64, 128]),
+        "bytes_per_rank": st.sampled_from([10**8, 3 * 10**8, 10**9, 10**10]),
+        "checkpointing": st.booleans(),
+        "dtype": st.sampled_from(["bfloat16", "float32"]),
+    }
+)
+
+
+def chosen(case):
+    """The mesh, or None where it is refused; a refusal is one sentence that says what would do."""
+    try:
+        return choose(SMALL, **case)
+    except RopewalkError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert re.search(r"would do|would not do either|use a multiple of", said)
+    return None
+
+
+def candidates(case):
+    """Every mesh without replicas that could be taken, by definition: (degree, mesh) pairs, ascending."""
+    world, node = case["world"], case["ranks_per_node"]
+    for degree in range(1, min(world, case["length"]) + 1):
+        if world % degree == 0:
+            sequence = max(
+                d
+                for d in range(1, degree + 1)
+                if degree % d == 0 and SMALL.heads % d == 0 and d <= node and (world <= node or node % d == 0)
+            )
+            yield MeshShape(shard=world // degree, ring=degree // sequence, sequence=sequence)
+
+
+def suits(mesh, case):
+    run = ShardedRun(SMALL, mesh, case["length"], 1, case["checkpointing"], False, case["dtype"])
+    return (
+        estimate_memory(run).peak <= USABLE * case["bytes_per_rank"] and case["rows"] % mesh.data_degree == 0
+    )
+
+
+@given(CASES)
+def test_the_least_degree_that_suits_is_chosen(case):
+    mesh = chosen(case)
+    first = next((each for each in candidates(case) if suits(each, case)), None)
+    assert (mesh is None) == (first is None)
+    if mesh is not None:
+        assert (mesh.ring, mesh.sequence) == (first.ring, first.sequence)
+        check_mesh(mesh, case["world"], SMALL.heads, case["length"], case["rows"], 1)
+        assert suits(mesh, case)
+
+
+def test_the_mesh_grows_with_the_row():
+    degrees = [choose(world=16, length=2**n, rows=16).sequence_degree for n in range(13, 21)]
+    assert degrees == sorted(degrees)
+    assert degrees[0] == 1
+    assert choose(world=16, length=2**20, rows=16) == MeshShape(ring=2, sequence=8)
+
+
+def test_rows_that_are_few_are_cut_finer():
+    assert choose(world=64, rows=64, length=8192) == MeshShape(shard=64)
+    assert choose(world=64, rows=16, length=8192) == MeshShape(shard=16, sequence=4)
+    assert choose(world=64, rows=1, length=8192) == MeshShape(ring=8, sequence=8)
+
+
+def test_replicas_are_taken_where_they_save_time_alone():
+    assert choose(world=64, length=8192, rows=64).replicate == 1
+    slow = replace(H100, network=5e9, network_latency=1e-3)
+    mesh = choose(world=64, length=8192, rows=64, cluster=slow)
+    assert mesh.replicate > 1
+    assert mesh.shard_degree % 8 == 0
+    run = ShardedRun(LLAMA_8B, mesh, 8192)
+    alone = replace(run, mesh=MeshShape(shard=64))
+    assert estimate_step(run, 64, slow).seconds < (1 - WORTH) * estimate_step(alone, 64, slow).seconds
+    # Within a node there are none, however slow its steps.
+    assert choose(world=8, length=8192, rows=8, cluster=replace(H100, nvlink_latency=1e-2)).replicate == 1
+    # A 70B model does not fit on one node, so its shards span several.
+    assert choose(LLAMA_70B, world=64, length=8192, rows=64, cluster=slow).shard_degree > 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"length": 2**20, "rows": 16},
+            r"rows of 1048576 tokens do not fit on 8 ranks: 8 sequence needs an estimated \d+ GB a rank, where 72 of "
+            r"80 may be used; offloaded layer inputs would do",
+        ),
+        ({"length": 2**17, "checkpointing": False}, r"; gradient checkpointing would do$"),
+        (
+            {"length": 2**22, "rows": 4},
+            r"; 64 ranks or 32 ranks with offloaded layer inputs would do$",
+        ),
+        ({"bytes_per_rank": 10**9}, r"; 65536 ranks would not do either$"),
+        ({"rows": 3, "rows_per_batch": 2}, r"rows_per_step 3 is not a multiple of rows_per_batch 2$"),
+        ({"rows": 0}, r"rows_per_step 0 is not a multiple"),
+        ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
+        ({"world": 0}, r"the number of ranks must be 1 or more, got 0"),
+        (
+            {"world": 8, "length": 4, "rows": 3},
+            r"rows_per_step 3 divides over no mesh of 8 ranks that rows of 4 tokens fit on; use a multiple of 2 for "
+            r"2 shard x 4 sequence$",
+        ),
+    ],
+)
+def test_what_does_not_suit_is_said_with_what_would(changes, message):
+    with pytest.raises(RopewalkError, match=message):
+        choose(**changes)
+
+
+def test_what_is_proposed_would_do():
+    assert choose(length=2**20, rows=16, offload=True) == MeshShape(sequence=8)
+    assert choose(length=2**22, rows=4, world=64)
+    assert choose(length=2**22, rows=4, world=32, offload=True)
+    with pytest.raises(RopewalkError, match=r"do not fit"):
+        choose(length=2**22, rows=4, world=32)
+
+
+def check(mesh, world=8, heads=32, length=1024, rows=16, rows_per_batch=1):
+    check_mesh(mesh, world, heads, length, rows, rows_per_batch)
+
+
+def test_a_mesh_that_suits_passes():
+    check(MeshShape(replicate=2, shard=2, sequence=2))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes", "message"),
+    [
+        (
+            MeshShape(sequence=4),
+            {},
+            r"parallel 4 sequence makes 4 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+        ),
+        (
+            MeshShape(replicate=3, sequence=4),
+            {},
+            r"parallel 3 replicate x 4 sequence makes 12 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+        ),
+        (
+            MeshShape(ring=3, sequence=4),
+            {},
+            r"parallel 3 ring x 4 sequence makes 12 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+        ),
+        (MeshShape(shard=2), {"world": 1}, r"makes 2 ranks, and 1 was started; 1 rank would do$"),
+        (
+            MeshShape(sequence=8),
+            {"heads": 12},
+            r"parallel.sequence 8 does not divide the model's 12 attention heads; use one of 1, 2, 3, 4, 6, 12, and",
+        ),
+        (
+            MeshShape(ring=2, sequence=4),
+            {"length": 7},
+            r"a row of 7 tokens cannot be cut over 8 ranks \(parallel.ring x parallel.sequence\); use at most 7$",
+        ),
+        (
+            MeshShape(replicate=2, shard=4),
+            {"rows": 20},
+            r"rows_per_step 20 is not a multiple of 8, which is 8 groups of ranks with rows_per_batch 1; use 16 or 24$",
+        ),
+        (
+            MeshShape(shard=4, sequence=2),
+            {"rows": 6, "rows_per_batch": 2},
+            r"rows_per_step 6 is not a multiple of 8, which is 4 groups of ranks with rows_per_batch 2; use 8$",
+        ),
+        (MeshShape(shard=8), {"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0$"),
+    ],
+)
+def test_a_mesh_that_does_not_suit_is_refused_with_one_that_would(mesh, changes, message):
+    with pytest.raises(RopewalkError, match=message):
+        check(mesh, **changes)
+
+
+def test_heads_are_an_engine_error():
+    with pytest.raises(EngineError):
+        check(MeshShape(sequence=8), heads=4)
+
+
+@given(
+    st.builds(
+        MeshShape,
+        replicate=st.integers(1, 4),
+        shard=st.integers(1, 4),
+        ring=st.integers(1, 4),
+        sequence=st.integers(1, 4),
+    ),
+    st.integers(1, 64),
+)
+def test_the_proposed_mesh_has_as_many_ranks_as_were_started(mesh, world):
+    if mesh.world_size == world:
+        return
+    with pytest.raises(RopewalkError) as caught:
+        check_mesh(mesh, world, 12, 10**6, 64, 1)
+    proposed = re.search(r"started; (.*) would do", str(caught.value))[1]
+    degrees = dict(reversed(part.split(" ")) for part in proposed.split(" x ") if part != "1 rank")
+    assert MeshShape(**{name: int(degree) for name, degree in degrees.items()}).world_size == world

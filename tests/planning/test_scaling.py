@@ -1,0 +1,189 @@
+"""Parameters, operations and expected time on paper, against small cases that are counted otherwise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropewalk import PackedLayout, RopewalkError
+from ropewalk.parallel import MeshShape
+from ropewalk.planning.model_shape import ModelShape, ShardedRun, numel
+from ropewalk.planning.scaling import H100, Cluster, estimate_step, flops, visible_pairs
+from scaling_cases import LLAMA_8B, LLAMA_70B, SMALL
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_those_of_a_transformers_model(tied):
+    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
+    model = transformers.LlamaForCausalLM(config)
+    shape = ModelShape.from_config(config.to_dict())
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert sorted(shape.layer_sizes) == sorted(tuple(p.shape) for p in model.model.layers[0].parameters())
+    matrices = [p.numel() for p in model.model.layers.parameters() if p.dim() == 2]
+    assert shape.layer_matrices == sum(matrices)
+    assert shape.head_parameters == model.lm_head.weight.numel()
+
+
+def test_parameters_are_the_published_ones():
+    assert round(LLAMA_8B.parameters / 1e9, 2) == 8.03
+    assert round(LLAMA_70B.parameters / 1e9, 1) == 70.6
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes():
+    config = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
+    shape = ModelShape.from_config(config)
+    assert (shape.kv_heads, shape.head_dim) == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"num_local_experts": 8},
+            r"this one has num_local_experts 8; give the degrees of parallel one by one",
+        ),
+        ({"hidden_size": None}, r"has no hidden_size, which an estimate needs"),
+        ({"num_hidden_layers": 0}, r"layers of a model must be a whole number from 1 on, got 0"),
+        ({"num_attention_heads": [4, 8]}, r"heads of a model must be a whole number from 1 on, got \[4, 8\]"),
+    ],
+)
+def test_a_config_that_cannot_be_estimated_is_refused(change, message):
+    with pytest.raises(RopewalkError, match=message):
+        ModelShape.from_config({**SMALL, **change})
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_padding_makes_the_first_dimension_a_multiple(first, ranks, other):
+    padded = numel(((first, other),), ranks)
+    assert padded == sum(chunk.numel() for chunk in torch.zeros(padded // other, other).chunk(ranks))
+    assert padded % (ranks * other) == 0
+    assert 0 <= padded - first * other < ranks * other
+
+
+@given(st.integers(1, 60), st.integers(1, 70))
+def test_visible_pairs_are_those_of_the_dense_mask(length, document):
+    whole, rest = divmod(length, document)
+    lengths = [document] * whole + [rest] * (rest > 0)
+    layout = PackedLayout.from_lengths(lengths, "intra_document", anchor_length=0)
+    assert visible_pairs(length, document) == int(layout.dense_mask().sum())
+    one = PackedLayout.from_lengths([length], "full", anchor_length=0)
+    assert visible_pairs(length) == int(one.dense_mask().sum())
+
+
+def test_operations_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = ModelShape.from_config(SMALL)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, attn_implementation="eager"))
+    length = 16
+    ids = torch.arange(length)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    counted = flops(shape, length, checkpointing=False)
+    # Eager attention computes masked pairs, too.
+    square = counted.attention * length**2 // visible_pairs(length)
+    assert counter.get_total_flops() == counted.dense + square
+
+
+def test_dense_operations_keep_the_rule_of_six():
+    for shape in (LLAMA_8B, LLAMA_70B):
+        tokens = 8192
+        counted = flops(shape, tokens)
+        # All but the embedding and the norms are matrices that a token is multiplied with.
+        embedding = shape.vocab * shape.hidden
+        norms = (2 * shape.layers + 1) * shape.hidden
+        assert counted.dense == 6 * tokens * (shape.parameters - embedding - norms)
+        assert counted.hardware_dense * 6 == counted.dense * 8
+        assert 0 < 1 - counted.dense / (6 * tokens * shape.parameters) < 0.07
+
+
+def test_recomputation_is_no_work_of_the_model():
+    kept, again = (flops(LLAMA_8B, 4096, checkpointing=checkpointing) for checkpointing in (False, True))
+    assert kept.model == again.model
+    assert again.hardware_attention - kept.hardware_attention == kept.attention // 3
+    assert again.hardware_dense - kept.hardware_dense == 2 * 4096 * LLAMA_8B.layer_matrices
+    assert flops(LLAMA_8B, 4096, rows=3).model == 3 * kept.model
+
+
+def run(world=8, length=2**17, **changes):
+    return ShardedRun(
+        **{"model": LLAMA_8B, "mesh": MeshShape(sequence=world), "row_length": length, **changes}
+    )
+
+
+def test_expected_time_is_the_sum_of_its_parts():
+    one = estimate_step(run(1, 4096, checkpointing=False), 2)
+    work = one.flops
+    assert one.exchange_seconds == one.exposed_seconds == one.sent.total == 0
+    seconds = work.hardware_dense / (989.4e12 * 0.55) + work.hardware_attention / (989.4e12 * 0.35)
+    assert one.seconds == pytest.approx(seconds, rel=1e-12)
+    assert one.tokens_per_second == pytest.approx(8192 / seconds, rel=1e-12)
+    assert one.model_flops_utilisation == pytest.approx(work.model / seconds / 989.4e12, rel=1e-12)
+
+
+def test_ulysses_takes_its_bytes_by_the_bandwidth_and_a_latency_a_step():
+    expected = estimate_step(run(), 1)
+    # Two exchanges in forward, recomputation and backward of 32 layers, with seven ranks to send to.
+    assert expected.exchange_seconds == pytest.approx(
+        expected.sent.ulysses / (450e9 * 0.8) + 6 * 32 * 7 * 3.4e-6, rel=1e-12
+    )
+
+
+def test_what_stays_within_a_node_is_not_bound_by_the_network():
+    slow = replace(H100, network=1e9, network_latency=1.0)
+    assert estimate_step(run(), 1, slow) == estimate_step(run(), 1)
+    across = ShardedRun(LLAMA_8B, MeshShape(ring=2, sequence=8), 2**17)
+    assert estimate_step(across, 1, slow).seconds > estimate_step(across, 1).seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "slower"),
+    [
+        ("peak_flops", 5e14),
+        ("matmul_efficiency", 0.3),
+        ("attention_efficiency", 0.2),
+        ("nvlink", 1e11),
+        ("network", 1e10),
+        ("host_link", 1e9),
+        ("link_efficiency", 0.4),
+        ("overlap", 0.1),
+        ("nvlink_latency", 1e-3),
+        ("network_latency", 1e-3),
+    ],
+)
+def test_every_assumption_of_speed_matters(name, slower):
+    mesh = MeshShape(replicate=2, shard=2, ring=2, sequence=8)
+    each = ShardedRun(LLAMA_8B, mesh, 2**17, offload=True)
+    assert (
+        estimate_step(each, 4, replace(Cluster(), **{name: slower})).seconds > estimate_step(each, 4).seconds
+    )
+
+
+@given(st.integers(10, 22), st.integers(0, 3))
+def test_no_more_than_the_peak_is_expected(exponent, degree):
+    expected = estimate_step(run(2**degree, 2**exponent), 1)
+    assert 0 < expected.model_flops_utilisation < 0.55
+    documents = estimate_step(run(2**degree, 2**exponent), 1, document_length=1024)
+    assert documents.seconds <= expected.seconds
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(RopewalkError, match=r"rows_per_step 3 is not a multiple of 4, the rows of one pass"):
+        estimate_step(run(mesh=MeshShape(shard=2, sequence=2), rows_per_batch=2), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 0}, r"row_length must be 1 or more, got 0"),
+        ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
+        ({"dtype": "int8"}, r"unknown dtype 'int8'; choose one of bfloat16, float16, float32"),
+        ({"offload": True, "checkpointing": False}, r"checkpointing is off; set gradient_checkpointing"),
+    ],
+)
+def test_an_impossible_run_is_refused(change, message):
+    with pytest.raises(RopewalkError, match=message):
+        run(**change)

@@ -1,0 +1,127 @@
+"""N ranks compute what one process does: losses, gradient norms and weights of two steps."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from ropewalk.parallel import MeshShape
+from ropewalk.planning.communication import fsdp_bytes, replica_bytes, ulysses_bytes
+from ropewalk.planning.model_shape import ModelShape
+from sharded_cases import (
+    packed_rows,
+    save_tied_llama,
+    step_traffic,
+    trained,
+    trained_on_ranks,
+    trained_wrongly,
+)
+
+MESHES = [
+    {"sequence": 4},
+    {"ring": 4},
+    {"ring": 2, "sequence": 2},
+    {"shard": 4},
+    {"shard": 2, "sequence": 2},
+    {"replicate": 2, "sequence": 2},
+    {"replicate": 2, "shard": 2},
+]
+PLAIN = (2, 1, "float32", False)
+"""Two steps, one row a pass, float32, no checkpointing."""
+# The gradient of a weight is a sum over 195 targets, in other orders; Adam's second step divides by its root.
+LOSS, NORM, WEIGHT = 1e-6, 1e-5, 1e-4
+
+
+@pytest.fixture(scope="module")
+def tied_llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tied") / "llama"
+    save_tied_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tied_llama):
+    """What one process computes, by the options of ``trained``."""
+
+    @cache
+    def run(options):
+        return trained(tied_llama, packed_rows(4), *options)
+
+    return run
+
+
+def assert_same(together, expected, loss=LOSS, norm=NORM, weight=WEIGHT):
+    steps, weights = expected
+    for found, _ in together:
+        for (loss_n, norm_n, *counts_n), (loss_1, norm_1, *counts_1) in zip(found, steps, strict=True):
+            assert loss_n == pytest.approx(loss_1, rel=loss)
+            assert norm_n == pytest.approx(norm_1, rel=norm)
+            assert counts_n[:2] == counts_1[:2]
+    gathered = together[0][1]
+    assert gathered.keys() == weights.keys()
+    for name, value in weights.items():
+        assert float((gathered[name] - value).abs().max()) < weight, name
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone, shape):
+    together = four_ranks.run(trained_on_ranks, shape, tied_llama, packed_rows(4), *PLAIN)
+    assert_same(together, alone(PLAIN))
+    # Only rank 0 has held the whole weights.
+    assert [bool(weights) for _, weights in together] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(2, 2, "float32", True), (2, 1, "float32", True, True), (2, 2, "float32", False)],
+    ids=["two rows a pass, checkpointed", "checkpointed and offloaded", "two rows a pass"],
+)
+def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, tied_llama, alone, options):
+    shape = {"shard": 2, "sequence": 2}
+    assert_same(four_ranks.run(trained_on_ranks, shape, tied_llama, packed_rows(4), *options), alone(PLAIN))
+
+
+def test_one_key_value_head_serves_four_ranks(four_ranks, tmp_path):
+    save_tied_llama(tmp_path, kv_heads=1)
+    rows = packed_rows(4)
+    together = four_ranks.run(trained_on_ranks, {"sequence": 4}, tmp_path, rows, *PLAIN)
+    assert_same(together, trained(tmp_path, rows, *PLAIN))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16-autocast", "bfloat16"])
+def test_bfloat16_differs_from_one_process_by_its_own_rounding(four_ranks, tied_llama, alone, precision):
+    together = four_ranks.run(
+        trained_on_ranks, {"sequence": 4}, tied_llama, packed_rows(4), 1, 1, precision, False
+    )
+    unit = torch.finfo(torch.bfloat16).eps
+    (loss_n, norm_n, *_), (loss_1, norm_1, *_) = together[0][0][0], alone((1, 1, precision, False))[0][0]
+    assert loss_n == pytest.approx(loss_1, rel=unit)
+    assert norm_n == pytest.approx(norm_1, rel=4 * unit)
+
+
+@pytest.mark.parametrize(
+    "fault", ["positions local to the shard", "labels shifted after sharding", "mean of means"]
+)
+def test_what_is_wrong_on_ranks_shows(four_ranks, tied_llama, alone, fault):
+    rows = packed_rows(4)
+    together = four_ranks.run(trained_wrongly, fault, {"sequence": 4}, tied_llama, rows, *PLAIN)
+    with pytest.raises(AssertionError):
+        assert_same(together, alone(PLAIN))
+
+
+@pytest.mark.parametrize("shape", [{"sequence": 4}, {"replicate": 2, "sequence": 2}, {"shard": 4}], ids=str)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, shape, checkpointing):
+    rows = packed_rows(4)
+    mesh = MeshShape(**shape)
+    config, found = four_ranks.run(step_traffic, shape, tied_llama, rows, checkpointing)[0]
+    model = ModelShape.from_config(config)
+    passes = len(rows) // mesh.data_degree
+    places = -(-rows[0].layout.total_length // mesh.sequence)
+    assert found.bytes.get("all_to_all", 0) == passes * ulysses_bytes(
+        model, mesh.sequence, places, 4, checkpointing
+    )
+    sent = found.bytes["all_gather"] + found.bytes["reduce_scatter"]
+    assert sent == passes * fsdp_bytes(model.units, mesh, 4)
+    # Beside the gradients of replicas, three numbers are summed over all ranks: targets, loss, and norm.
+    assert found.bytes["all_reduce"] - passes * replica_bytes(model.units, mesh) < 3 * 2 * 8

@@ -1,0 +1,123 @@
+"""Whole runs under torchrun: the numbers of one process, a killed process, and a run that starts again by itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROGRAM = """
+import os, signal, sys
+import ropewalk.training.stage as stage
+step_of, done = stage.train_step, [0]
+def steps(*arguments):
+    # The fourth step of rank 1 is its last, once.
+    if os.environ["RANK"] == "1" and done[0] == 3 and not os.path.exists(sys.argv[1]):
+        open(sys.argv[1], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    done[0] += 1
+    return step_of(*arguments)
+stage.train_step = steps
+from ropewalk.cli.app import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def torchrun(*arguments, restarts=0):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", str(restarts), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+
+
+def losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [(line["stage"], line["step"], line["loss"], line["grad_norm"]) for line in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def values(tiny_checkpoint, tiny_documents):
+    """Two stages of an odd length each, evaluated between; the data lie beside the first run."""
+    stage = {"rows_per_step": 2, "learning_rate": 1e-2}
+    return {
+        "model": str(tiny_checkpoint),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 20},
+        "stages": [{**stage, "context": 65, "steps": 3}, {**stage, "context": 129, "steps": 4}],
+        "checkpoints": {"every": 2, "keep": 2},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+        "parallel": {"sequence": 2},
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(values, tmp_path_factory):
+    """The folder of a run of two processes, and of one of one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**values, "output": str(folder / "two")}))
+    result = torchrun("-m", "ropewalk", "extend", recipe)
+    assert result.returncode == 0, result.stderr
+    alone = ["extend", str(recipe), "--set", f"output={folder / 'one'}", "--set", "parallel=auto"]
+    command = [sys.executable, "-m", "ropewalk", *alone]
+    subprocess.run(command, check=True, capture_output=True, timeout=280)
+    return folder / "two", folder / "one"
+
+
+def test_two_processes_report_what_one_does(undisturbed):
+    two, one = undisturbed
+    for (*where_2, loss_2, norm_2), (*where_1, loss_1, norm_1) in zip(losses(two), losses(one), strict=True):
+        assert where_2 == where_1
+        # Each step starts from weights that differ by the rounding of those before it.
+        assert loss_2 == pytest.approx(loss_1, rel=1e-4)
+        assert norm_2 == pytest.approx(norm_1, rel=1e-3)
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (two, one)]
+    assert [each["processes"]["number"] for each in summaries] == [2, 1]
+    for when in ("before", "after"):
+        (of_two,), (of_one,) = (each[when] for each in summaries)
+        assert of_two["score"] == pytest.approx(of_one["score"], rel=1e-4)
+    assert (two / "model" / "config.json").read_text() == (one / "model" / "config.json").read_text()
+
+
+def killed(values, tmp_path, restarts):
+    """A run whose second process dies in the fourth step."""
+    recipe, program = tmp_path / "recipe.yaml", tmp_path / "program.py"
+    recipe.write_text(yaml.safe_dump({**values, "output": str(tmp_path / "run")}))
+    program.write_text(PROGRAM)
+    return recipe, torchrun(program, tmp_path / "killed", "extend", recipe, restarts=restarts)
+
+
+def test_where_a_process_dies_the_others_say_so_and_the_run_goes_on(values, undisturbed, tmp_path):
+    recipe, result = killed(values, tmp_path, 0)
+    assert result.returncode != 0
+    assert (
+        "rank 0 lost contact with the other processes" in result.stderr
+        or "rank 0 was told to end" in result.stderr
+    )
+    assert "--resume" in result.stderr
+    # One process can go on from what two have saved, and two from there again.
+    resumed = torchrun("-m", "ropewalk", "extend", recipe, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(tmp_path / "run") == losses(undisturbed[0])
+
+
+def test_torchrun_starts_a_run_again_by_itself(values, undisturbed, tmp_path):
+    _, result = killed(values, tmp_path, 1)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "killed").exists()
+    assert losses(tmp_path / "run") == losses(undisturbed[0])
+
+
+def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        yaml.safe_dump({**values, "output": str(tmp_path / "run"), "parallel": {"sequence": 4}})
+    )
+    result = torchrun("-m", "ropewalk", "extend", recipe)
+    assert result.returncode != 0
+    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "4 ranks, and 2 were started" in said[0]
+    assert not Path(tmp_path / "run").exists()
