@@ -89,6 +89,7 @@ FLAGS = {
         "--lm-eval-limit",
         "--lm-eval-tasks",
         "--out",
+        "--parallel",
         "--prefill-chunk",
         "--retries",
         "--rows",
@@ -161,6 +162,7 @@ FLAGS = {
         "--json",
     },
     "data preview": {"--rows", "--tokenizer", "--tokens", "--json"},
+    "verify": {"--set", "--layers", "--rows", "--length", "--ranks", "--out", "--json"},
 }
 
 

@@ -498,3 +498,20 @@ def test_a_broken_line_of_metrics_ends_what_is_read(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.path.write_bytes(b'{"stage": 0, "step": 1}\n\x00\x00\n{"stage": 0, "step": 3}\n{"st')
     assert log.read() == [{"stage": 0, "step": 1}]
+
+
+def test_frequencies_of_transformers_own_are_not_rounded_with_the_weights(recipe_values, monkeypatch):
+    import ropewalk.training.stage as stage
+
+    found, step = [], stage.train_step
+
+    def look(model, *arguments):
+        weights = {parameter.dtype for parameter in model.parameters()}
+        found.append((weights, model.model.model.rotary_emb.inv_freq.dtype))
+        return step(model, *arguments)
+
+    monkeypatch.setattr(stage, "train_step", look)
+    recipe_values["evaluation"]["suites"] = []
+    recipe_values["stages"][0]["steps"] = 1
+    extend(recipe_of({**recipe_values, "exact_rope": False, "precision": "bfloat16"}))
+    assert found == [({torch.bfloat16}, torch.float32)]

@@ -9,7 +9,7 @@ def register(app: typer.Typer) -> None:
     """Add every command to the program, once."""
     if app.registered_commands or app.registered_groups:
         return
-    from ropewalk.cli import audit, data, evaluate, extend, inspect, rope
+    from ropewalk.cli import audit, data, evaluate, extend, inspect, rope, verify
 
     inspect.register(app)
     rope.register(app)
@@ -17,3 +17,4 @@ def register(app: typer.Typer) -> None:
     data.register(app)
     extend.register(app)
     evaluate.register(app)
+    verify.register(app)

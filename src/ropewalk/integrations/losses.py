@@ -76,8 +76,9 @@ class OutputHead:
         return head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., hidden_size]`` to float32 ``[..., vocab_size]``."""
-        logits: Tensor = self.linear(hidden).float()
+        """``[..., hidden_size]`` to float32 (or float64) ``[..., vocab_size]``."""
+        logits: Tensor = self.linear(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
         if self.softcap is not None:

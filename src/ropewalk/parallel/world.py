@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(days=30)
 """How long the others wait for what rank 0 does alone: packing a large corpus takes hours."""
+LAST_WORDS = 1.0
+"""Seconds that rank 0 has to print its error after it has left the group."""
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -69,6 +72,10 @@ class World:
             raise
         dist.broadcast_object_list([result, None], src=0, group=self.control)
         return result
+
+    def known_to_all(self, error: RopewalkError) -> RopewalkError:
+        """What to raise where every rank finds the same error by itself: rank 0 says it, the others end in silence."""
+        return error if self.leads else Echo(str(error), failed=isinstance(error, RunFailure))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -130,6 +137,8 @@ def joined(device_type: str = "auto") -> Iterator[World]:
             "go on from its last checkpoint with --resume"
         ) from None
     except Echo:
+        if started:
+            _outlast_rank_0(world)
         raise
     except RopewalkError as error:
         if world.leads:
@@ -144,6 +153,14 @@ def joined(device_type: str = "auto") -> Iterator[World]:
             # A group whose other processes have died cannot be left in good order.
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+
+
+def _outlast_rank_0(world: World) -> None:
+    """torchrun ends all processes as soon as one of them fails: rank 0, which says why, must be the first."""
+    with suppress(RuntimeError):
+        # Nobody comes: the wait ends when rank 0 has gone.
+        dist.barrier(group=world.control)
+    time.sleep(LAST_WORDS)
 
 
 def lost_contact(rank: int) -> str:

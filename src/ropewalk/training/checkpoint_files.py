@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ropewalk.errors import Echo, RopewalkError
+from ropewalk.errors import RopewalkError
 from ropewalk.files import write_json, writing
 from ropewalk.parallel import World
 
@@ -212,7 +212,7 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
 
 def refuse(world: World, sentence: str) -> None:
     """Raise on every rank what all of them know: rank 0 says it, the others end in silence."""
-    raise RopewalkError(sentence) if world.leads else Echo(sentence)
+    raise world.known_to_all(RopewalkError(sentence))
 
 
 def told_to_all(world: World, value: Any) -> list[Any]:

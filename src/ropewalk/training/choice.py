@@ -183,7 +183,7 @@ def _probe(
     label = f"stage {number + 1} choosing its base"
     with (
         reporter.bar(label, len(candidates) * len(rows)) as advance,
-        autocast(chosen.device, chosen.precision),
+        autocast(chosen.device, chosen.precision, team.mesh is not None),
     ):
 
         def progress(done: int, total: int) -> None:

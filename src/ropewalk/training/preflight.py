@@ -106,7 +106,7 @@ def plan(recipe: Recipe, world: World | None = None) -> Plan:
                 f"{stage.context}: no engine combines a window with a layout; such a model cannot be extended yet"
             )
         check_engine(recipe.engine, device, compute, stage.context, head_dim=head_dim, softcap=softcap)
-    mesh = _mesh(recipe, text, world, device, compute)
+    mesh = _mesh(recipe, text, world, device, precision)
     if mesh.ring > 1:
         check_ring_engine(recipe.engine, device, compute, head_dim=head_dim, softcap=softcap)
     tokenizer = load_tokenizer(model)
@@ -128,7 +128,7 @@ def plan(recipe: Recipe, world: World | None = None) -> Plan:
     return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine, mesh)
 
 
-def _mesh(recipe: Recipe, config: Any, world: World, device: torch.device, compute: torch.dtype) -> MeshShape:
+def _mesh(recipe: Recipe, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
     """The mesh that a recipe asks for, or what ``auto`` stands for; every stage must fit it."""
     if isinstance(recipe.parallel, Parallel):
         asked = MeshShape(**recipe.parallel.model_dump())
@@ -151,7 +151,8 @@ def _mesh(recipe: Recipe, config: Any, world: World, device: torch.device, compu
             device_bytes(device) // (world.local_size if device.type == "cpu" else 1),
             checkpointing=longest.gradient_checkpointing,
             offload=longest.offload_activations,
-            dtype=str(compute).removeprefix("torch."),
+            # Under autocast parameters are gathered, and hidden states handed on, in float32.
+            dtype="bfloat16" if precision == "bfloat16" else "float32",
         )
     for stage in recipe.stages:
         check_mesh(

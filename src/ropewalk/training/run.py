@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,9 @@ def extend(
     # Processes that torchrun starts again after a failure go on by themselves.
     resume = resume or world.lead(lambda: world.restarts > 0 and (output / RECIPE).is_file())
     world.lead(lambda: _check_output(output, recipe, resume))
-    world.lead(lambda: plan(recipe, world) and None)
-    chosen = plan(recipe, world)
+    # The mesh depends on the memory of the machine that is asked; one of them decides.
+    mesh = world.lead(lambda: plan(recipe, world).mesh)
+    chosen = replace(plan(recipe, world), mesh=mesh)
     team = Team(world, make_mesh(chosen.mesh, chosen.device.type) if world.size > 1 else None)
     began = time.perf_counter()
     if resume and world.restarts:
@@ -240,7 +241,11 @@ def _measure(
         beyond_config=True,
     )
     assert model is not None
-    with reporter.bar(f"evaluation {when}", None) as advance, autocast(chosen.device, chosen.precision):
+    sharded = team.mesh is not None
+    with (
+        reporter.bar(f"evaluation {when}", None) as advance,
+        autocast(chosen.device, chosen.precision, sharded),
+    ):
 
         def progress(what: str, done: int, total: int) -> None:
             advance(done, f"{what} {done}/{total}")

@@ -91,7 +91,9 @@ def run_stage(
     masters = None
     if bfloat16 and team.mesh is None:
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
-        model.to(torch.bfloat16)
+        # Parameters alone: a rotary module of transformers' own keeps its frequencies as they are.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
     model.train()
     if stage.gradient_checkpointing:
         checkpoint_activations(model.model)
@@ -133,9 +135,11 @@ def run_stage(
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1
             if skipped == MOST_SKIPPED or (skipped and done == stage.steps):
-                raise RunFailure(
-                    f"loss or gradient was not finite in the last {skipped} steps up to step {done}; the latest "
-                    "checkpoint is untouched: start again with a lower learning rate"
+                raise team.world.known_to_all(
+                    RunFailure(
+                        f"loss or gradient was not finite in the last {skipped} steps up to step {done}; the latest "
+                        "checkpoint is untouched: start again with a lower learning rate"
+                    )
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")
             if (done % recipe.checkpoints.every == 0 and not skipped) or done == stage.steps:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import Echo, RopewalkError
 from ropewalk.integrations.losses import LossModel
 from ropewalk.packing import IGNORED, Row
 from ropewalk.parallel import Mesh, ShardedLayouts
@@ -41,10 +41,11 @@ class StepResult:
     padding: int = 0
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: str, sharded: bool = False) -> AbstractContextManager[Any]:
     """The context a forward pass runs in under a recipe's precision."""
     if precision == "bfloat16-autocast":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        # The cache would keep a copy of every gathered parameter until the pass ends: the whole model on every rank.
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=not sharded)
     return nullcontext()
 
 
@@ -123,12 +124,13 @@ def train_step(
     ranks = 1 if mesh is None else mesh.shape.world_size
     trained_tokens = round(_over_ranks(sum(batch.trained_tokens for batch in batches), mesh, model.device))
     if trained_tokens == 0:
-        raise RopewalkError("none of this step's rows has a token to train on: every document is one token")
+        message = "none of this step's rows has a token to train on: every document is one token"
+        raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)
     total = 0.0
     optimizer.zero_grad()
     for batch in batches:
         with ExitStack() as stack:
-            stack.enter_context(autocast(model.device, precision))
+            stack.enter_context(autocast(model.device, precision, mesh is not None))
             if offload:
                 pinned = model.device.type == "cuda"
                 stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))

@@ -1,0 +1,291 @@
+"""Case: the user's model, rows and settings, made small enough to be computed several times over."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ropewalk.data import (
+    PackingSettings,
+    SourceSpec,
+    ValidationSettings,
+    open_rows,
+    prepare_rows,
+    read_documents,
+)
+from ropewalk.data.rows import PackedRows
+from ropewalk.data.tokenise import tokenise, tokenizer_identity
+from ropewalk.errors import RopewalkError
+from ropewalk.integrations.models import read_config
+from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.packing.row import IGNORED
+from ropewalk.parallel import MeshShape, World
+from ropewalk.rope import RopeMethod
+from ropewalk.training.preflight import Plan, plan
+from ropewalk.training.recipe import Optimizer, Recipe
+from ropewalk.training.ropes import auto_candidates
+
+WORK = 6e8
+"""Parameters times tokens of all rows: one pass forward and backward takes a CPU core about a second in float64."""
+BYTES_A_PARAMETER = 64
+"""Weights, gradients and the gradients of two steps of both sides in float64, and those of one side in float32."""
+SHORTEST = 32
+DOCUMENTS_A_ROW = 3
+"""Documents longer than a third of a row are cut, so that rows have boundaries to verify."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Everything that the checks work on; it travels to the processes of a pool.
+
+    Attributes:
+        model: folder of the model, or of its first layers.
+        rope: RoPE method of the recipe's first stage.
+        context: tokens that the stage trains for; the config says as many.
+        rows: packed rows of one length.
+        trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
+        num_heads: attention heads, which decide how rows may be cut.
+        head_dim: width of one.
+        softcap: soft cap of attention scores, or None.
+        engine: the recipe's attention engine, or ``auto``.
+        exact_rope, trust_remote_code, seed, optimizer, precision: as the recipe or its plan say.
+        device: where one process computes.
+        scratch: folder for what the checks save.
+        key: of this case, for results that several checks need.
+    """
+
+    model: str
+    rope: RopeMethod
+    context: int
+    rows: tuple[Row, ...]
+    trained: tuple[Tensor, ...]
+    num_heads: int
+    head_dim: int
+    softcap: float | None
+    engine: str
+    exact_rope: bool
+    trust_remote_code: bool
+    seed: int
+    optimizer: Optimizer
+    precision: str
+    device: str
+    scratch: str
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.rows[0].layout.total_length
+
+
+def prepare(
+    recipe: Recipe,
+    scratch: Path,
+    rows: int = 4,
+    length: int | None = None,
+    layers: int | None = None,
+    world: World | None = None,
+) -> tuple[Case, list[str], MeshShape]:
+    """Take the first stage of a recipe, a few of its rows, and its model or the first layers of it.
+
+    Args:
+        recipe: the user's.
+        scratch: folder for the copy of the model, the rows, and what checks save.
+        rows: how many.
+        length: tokens of a row; if None the first stage's context, or what a CPU computes in about a minute.
+        layers: of the model; all if None.
+        world: the processes that the recipe is to run on; this one alone if None.
+
+    Returns:
+        The case, remarks on what is not as in the recipe, and the recipe's mesh.
+
+    Raises:
+        RopewalkError: as a run of the recipe would, or for a length or a number of layers that there is not.
+    """
+    chosen = plan(recipe, world)
+    stage, remarks = recipe.stages[0], []
+    config = read_config(chosen.model, recipe.trust_remote_code)
+    method = chosen.methods[0]
+    if method is None:
+        name, method = next(iter(auto_candidates(stage, chosen.rope, chosen.trained_length, 0).items()))
+        remarks.append(f"rope auto chooses its base in the run; verified with its candidate {name}")
+    model = chosen.model
+    if layers is not None:
+        model = _first_layers(chosen, recipe, layers, scratch)
+        remarks.append(f"the first {layers} layers of {config.get_text_config().num_hidden_layers}")
+    parameters = _parameters(model, recipe)
+    _refuse_large(parameters, config.get_text_config().num_hidden_layers, layers)
+    tokens = _row_length(parameters, stage.context, length, rows)
+    if tokens < stage.context:
+        remarks.append(f"rows of {tokens:,} tokens, where the stage has {stage.context:,}")
+    if recipe.data.rows:
+        packed = _rows_of_stage(recipe, chosen)
+    else:
+        packed = _pack(recipe, chosen, replace(chosen.packing[0], context=tokens), rows, scratch)
+    if len(packed) < rows:
+        raise RopewalkError(
+            f"the documents fill {len(packed)} rows of {tokens} tokens, and verifying needs {rows}; lower --length or "
+            "--rows, or give more documents"
+        )
+    cut = [_shortened(packed[number], tokens) for number in range(rows)]
+    text = config.get_text_config()
+    case = Case(
+        model=model,
+        rope=method,
+        context=stage.context,
+        rows=tuple(cut),
+        trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
+        num_heads=text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        softcap=getattr(text, "attn_logit_softcapping", None),
+        engine=recipe.engine,
+        exact_rope=recipe.exact_rope,
+        trust_remote_code=recipe.trust_remote_code,
+        seed=recipe.seed,
+        optimizer=recipe.optimizer,
+        precision=chosen.precision,
+        device=str(chosen.device),
+        scratch=str(scratch),
+    )
+    return case, remarks, chosen.mesh
+
+
+def _refuse_large(parameters: int, there: int, layers: int | None) -> None:
+    """Float64 takes room, and a machine that runs out of memory says nothing of why."""
+    needed, memory = parameters * BYTES_A_PARAMETER, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        kept = there if layers is None else layers
+        raise RopewalkError(
+            f"verifying {parameters:,} parameters takes about {needed / 2**30:,.0f} GiB of memory in float64 and this "
+            f"machine has {memory / 2**30:,.0f}; verify the model's first layers with --layers, fewer than {kept}"
+        )
+
+
+def _row_length(parameters: int, context: int, asked: int | None, rows: int) -> int:
+    if asked is not None:
+        if not SHORTEST <= asked <= context:
+            raise RopewalkError(
+                f"--length must be from {SHORTEST} to the stage's context of {context}, got {asked}"
+            )
+        return asked
+    affordable = int(WORK / (parameters * rows))
+    # A power of two, as contexts are.
+    power: int = 1 << max(affordable, SHORTEST).bit_length() - 1
+    return min(context, power)
+
+
+def _parameters(model: str, recipe: Recipe) -> int:
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(model, recipe.trust_remote_code)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=recipe.trust_remote_code)
+    return sum(parameter.numel() for parameter in empty.parameters())
+
+
+def _first_layers(chosen: Plan, recipe: Recipe, layers: int, scratch: Path) -> str:
+    """A folder with the first layers of a model and everything around them, as transformers saves it."""
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(chosen.model, recipe.trust_remote_code)
+    text = config.get_text_config()
+    there = text.num_hidden_layers
+    if not 1 <= layers <= there:
+        raise RopewalkError(f"--layers must be from 1 to the model's {there}, got {layers}")
+    for name, value in vars(text).items():
+        # Layer types, and whatever else a config says of each layer.
+        if isinstance(value, list) and len(value) == there:
+            setattr(text, name, value[:layers])
+    text.num_hidden_layers = layers
+    folder = scratch / "first-layers"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            chosen.model,
+            config=config,
+            dtype="auto",
+            trust_remote_code=recipe.trust_remote_code,
+            use_safetensors=True,
+        )
+        model.save_pretrained(folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise RopewalkError(f"cannot take the first {layers} layers of {chosen.model}: {reason}") from error
+    chosen.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def _rows_of_stage(recipe: Recipe, chosen: Plan) -> PackedRows:
+    stage = recipe.stages[0]
+    identity = tokenizer_identity(chosen.tokenizer)
+    wanted = (stage.context, stage.pattern, stage.positions)
+    for folder in recipe.data.rows:
+        rows = open_rows(folder, tokenizer=identity)
+        if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:
+            return rows
+    raise RopewalkError(
+        f"data.rows has no folder of rows of {stage.context} tokens, pattern {stage.pattern}, positions "
+        f"{stage.positions}, which the first stage needs"
+    )
+
+
+def _pack(recipe: Recipe, chosen: Plan, settings: PackingSettings, rows: int, scratch: Path) -> PackedRows:
+    """The first documents of the recipe's sources, packed as the run would pack them."""
+    file = scratch / "documents.jsonl"
+    most = max(2, settings.context // DOCUMENTS_A_ROW)
+    wanted = (rows + 1) * settings.context
+    with file.open("w", encoding="utf-8") as lines:
+        for ids, source in _documents(recipe, chosen):
+            lines.write(json.dumps({"input_ids": ids[:most], "source": source}) + "\n")
+            wanted -= len(ids[:most])
+            if wanted <= 0:
+                break
+    return prepare_rows(
+        [SourceSpec(str(file))], chosen.tokenizer, settings, scratch / "rows", ValidationSettings(documents=0)
+    )
+
+
+def _documents(recipe: Recipe, chosen: Plan) -> Iterator[tuple[list[int], str]]:
+    specs = [
+        SourceSpec(s.path, s.name, s.text_field, s.source_field, s.max_documents) for s in recipe.data.sources
+    ]
+    # Small batches: a few documents suffice.
+    for document in tokenise(read_documents(specs), chosen.tokenizer, batch_documents=16):
+        if len(document.input_ids) > 1:
+            yield document.input_ids.tolist(), document.source
+
+
+def _trained(rows: PackedRows, number: int) -> Tensor:
+    packed = rows.packed(number)
+    trained = torch.ones(len(packed.input_ids), dtype=torch.bool)
+    for start, stop in zip(packed.masked[::2], packed.masked[1::2], strict=True):
+        trained[start:stop] = False
+    return trained
+
+
+def _shortened(row: Row, length: int) -> Row:
+    """The first tokens of a row, with the targets that lie among them."""
+    if length == row.layout.total_length:
+        return row
+    layout = row.layout
+    ends = layout.cu_seqlens.clamp(max=length).unique()
+    documents = layout.segment_documents[: len(ends) - 1]
+    short = PackedLayout(
+        ends, documents, layout.position_ids[:length].clone(), layout.anchor_length, layout.pattern
+    )
+    ids = row.input_ids[:length].clone()
+    labels = next_token_labels(ids, short)
+    return Row(ids, labels.where(row.labels[:length] == labels, torch.tensor(IGNORED)), short)
+
+
+def with_labels(row: Row, keep: Sequence[int] | Tensor) -> Row:
+    """The same row with targets at some places only."""
+    labels = torch.full_like(row.labels, IGNORED)
+    labels[keep] = row.labels[keep]
+    return Row(row.input_ids, labels, row.layout)

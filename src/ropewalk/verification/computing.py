@@ -1,0 +1,234 @@
+"""Losses and gradients of the model, in one process and on a mesh, in float64 where that tells rounding from faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from ropewalk.integrations.losses import LossModel, OutputHead
+from ropewalk.integrations.models import load_model
+from ropewalk.integrations.sharding import load_sharded
+from ropewalk.packing import Row
+from ropewalk.parallel import Mesh, World
+from ropewalk.training.step import train_step
+from ropewalk.verification.case import Case
+from ropewalk.verification.rounding import Values
+
+T = TypeVar("T")
+STRIDE = 0.1
+"""Norm of the change of all weights between two steps: large enough to show in the second step's gradients."""
+
+
+class _StayingWide(TorchFunctionMode):
+    """Inside, float64 is not rounded to float32 on the way.
+
+    Models round in the midst of a layer, in their norms and logits. That changes nothing in float32; in float64 two
+    sides that agree to 1e-16 would now and then round to neighbours, and differ by 1e-8.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        wide = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        if wide and func is Tensor.float:
+            return args[0]
+        if wide and func is Tensor.to:
+            args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        if wide and options.get("dtype") is torch.float32:
+            options["dtype"] = torch.float64
+        return func(*args, **options)
+
+
+def _widened(model: LossModel) -> AbstractContextManager[Any]:
+    """Float64 all the way, if the model is in float64."""
+    wide = model.head.linear.weight.dtype == torch.float64
+    return _StayingWide() if wide else nullcontext()
+
+
+def engine_for(case: Case, dtype: torch.dtype) -> str:
+    """The recipe's engine where it computes in a dtype; some are for 16 bits only, and segments is for all."""
+    return "segments" if dtype == torch.float64 and case.engine in ("auto", "varlen", "flex") else case.engine
+
+
+def load_whole(
+    case: Case, dtype: torch.dtype, engine: str | None = None, stored: torch.dtype | None = None
+) -> LossModel:
+    """The model in this process, with the recipe's RoPE.
+
+    Args:
+        case: whose model.
+        dtype: to compute in.
+        engine: attention engine; the recipe's if None.
+        stored: dtype that weights are rounded to before; ``dtype`` if None.
+    """
+    model = load_model(
+        case.model,
+        rope=case.rope,
+        engine=engine or engine_for(case, dtype),
+        dtype=stored or dtype,
+        exact_rope=case.exact_rope,
+        device=case.device,
+        max_position_embeddings=case.context,
+        trust_remote_code=case.trust_remote_code,
+    ).to(dtype)
+    return LossModel(model, OutputHead.unchecked(model)).train()
+
+
+def load_on(
+    case: Case, mesh: Mesh, world: World, dtype: torch.dtype, compute: torch.dtype | None = None
+) -> LossModel:
+    """The model sharded over a mesh, as a run loads it; every rank calls this."""
+    return load_sharded(
+        case.model,
+        mesh,
+        world,
+        _device(mesh, world),
+        rope=case.rope,
+        engine=engine_for(case, compute or dtype),
+        dtype=dtype,
+        compute_dtype=compute,
+        exact_rope=case.exact_rope,
+        max_position_embeddings=case.context,
+        trust_remote_code=case.trust_remote_code,
+    ).train()
+
+
+def _device(mesh: Mesh, world: World) -> torch.device:
+    kind: str = mesh.device_mesh.device_type
+    return torch.device(kind, world.local_rank) if kind == "cuda" else torch.device(kind)
+
+
+class Descent:
+    """Stands where the optimiser does: keeps the gradients of a step, then goes a fixed distance against them.
+
+    Not AdamW, which makes a whole step of the rounding of a gradient that vanishes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.gradients: list[dict[str, Tensor]] = []
+        self._norm = 1.0
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def collect_gradients(self) -> None:
+        """Gradients are wide enough where they are."""
+
+    def clip(self) -> Tensor:
+        """The norm, unclipped; the gradients stay, whole, in CPU memory."""
+        held = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        self.gradients.append({f"gradient of {name}": _whole(gradient) for name, gradient in held.items()})
+        norm: Tensor = torch.stack([gradient.norm() for gradient in self.gradients[-1].values()]).norm()
+        self._norm = float(norm) or 1.0
+        return norm
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=learning_rate / self._norm)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().clone()
+
+
+def trained_steps(
+    model: LossModel, rows: Sequence[Row], mesh: Mesh | None = None, steps: int = 2, rows_per_batch: int = 1
+) -> list[dict[str, Tensor]]:
+    """What a run's own training step computes: for each step its loss, gradient norm and gradients.
+
+    Args:
+        model: whole, or sharded over the mesh.
+        rows: of the step, over all ranks.
+        mesh: None for this process alone.
+        steps: on the same rows.
+        rows_per_batch: of one forward pass.
+    """
+    mine = rows if mesh is None else rows[mesh.data_rank :: mesh.shape.data_degree]
+    optimizer: Any = Descent(model)
+    found = []
+    for _ in range(steps):
+        with _widened(model):
+            result = train_step(model, mine, optimizer, STRIDE, rows_per_batch, "float32", mesh)
+        numbers = {"loss": result.loss, "gradient norm": result.grad_norm}
+        values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        found.append({**values, **optimizer.gradients.pop()})
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class RowResult:
+    """Token losses and gradients of rows.
+
+    Attributes:
+        losses: float64 ``[rows, length]``, 0 where there is no target.
+        values: ``loss`` and the gradients.
+    """
+
+    losses: Tensor
+    values: Values
+
+
+def row_losses(
+    model: LossModel, rows: Sequence[Row], losses_of: Callable[[LossModel, Row], Tensor]
+) -> RowResult:
+    """Mean loss of all targets of rows, its gradients, and each token's loss; row by row, in one process.
+
+    Independent of the training step: one sum, one count, nothing but autograd.
+
+    Args:
+        model: whole.
+        rows: any number.
+        losses_of: the token losses ``[length]`` of one row.
+    """
+    count = sum(int((row.labels >= 0).sum()) for row in rows)
+    model.zero_grad(set_to_none=True)
+    kept, total = [], 0.0
+    for row in rows:
+        with _widened(model):
+            losses = losses_of(model, row)
+        if losses.requires_grad:
+            (losses.sum() / count).backward()
+        kept.append(losses.detach().double().cpu())
+        total += float(kept[-1].sum())
+    gradients = {
+        f"gradient of {name}": _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None
+    }
+    model.zero_grad(set_to_none=True)
+    loss = torch.tensor(total / count, dtype=torch.float64)
+    return RowResult(torch.stack(kept), {"loss": loss, **gradients})
+
+
+def packed_losses(model: LossModel, row: Row) -> Tensor:
+    """Token losses ``[length]`` of a row as a run computes them."""
+    device = model.device
+    losses: Tensor = model(row.input_ids[None].to(device), row.labels[None].to(device), (row.layout,))
+    return losses[0]
+
+
+@lru_cache(maxsize=1)
+def _kept(key: str) -> dict[str, Any]:
+    """Results of one process that several checks compare with; of the latest case only."""
+    return {}
+
+
+def once(case: Case, name: str, compute: Callable[[], T]) -> T:
+    """What ``compute`` gave for this case in this process, computed once."""
+    kept = _kept(case.key)
+    if name not in kept:
+        kept[name] = compute()
+    value: T = kept[name]
+    return value

@@ -1,0 +1,81 @@
+"""``ropewalk verify`` as a user meets it: a table, JSON, a file, and the exit status."""
+
+import json
+
+import pytest
+import yaml
+
+from ropewalk.cli.app import main
+from verify_command_cases import command
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """The embedded model cut to one layer by --layers, on a few documents of its own kind."""
+    text = "def strand(rope):\n    return [yarn for yarn in rope if yarn.twist > 0]\n"
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text(
+        "".join(json.dumps({"text": text * n}) + "\n" for n in (1, 2, 3, 1, 4, 2, 5, 1, 2, 3, 2, 4))
+    )
+    values = {
+        "model": "embedded",
+        "output": str(tmp_path / "run"),
+        "data": {"sources": [str(documents)]},
+        "stages": [{"context": 512, "steps": 2, "rows_per_step": 2}],
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+SMALL = ["--layers", "1", "--length", "32"]
+
+
+def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
+    out = tmp_path / "verify.json"
+    assert main(["verify", recipe, *SMALL, "--out", str(out), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found == json.loads(out.read_text())
+    assert (found["failed"], found["layers"], found["length"], found["rows"]) == (0, 1, 32, 4)
+    assert {"model", "mesh", "device", "versions"} <= found.keys()
+    for check in found["checks"]:
+        assert check.keys() == {"name", "compared", "error", "budget", "passed", "seconds", "note"}
+    assert "the first 1 layers of 5" in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys):
+    # What transformers' own module loses when the whole model is cast: no fault of verify's.
+    settings = ["--set", "exact_rope=false", "--set", "precision=bfloat16"]
+    assert main(["verify", recipe, *SMALL, *settings]) == 1
+    captured = capsys.readouterr()
+    assert "failed: RoPE as loaded: in bfloat16 the model rotates by other angles" in captured.out
+    assert "NO" in captured.out
+    assert "checks failed: RoPE as loaded" in captured.err.splitlines()[-1]
+
+
+def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
+    (status, text), (other, nothing) = two_ranks.run(command, ["verify", recipe, *SMALL, "--json"])
+    assert (status, other, nothing) == (0, 0, "")
+    found = json.loads(text)
+    assert found["mesh"] == "2 processes of torchrun, cpu"
+    assert found["recipe_mesh"] in {check["name"].partition(", ")[2] for check in found["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--length", "1k"], "--length must be from 32 to the stage's context of 512, got 1024"),
+        (["--layers", "6"], "--layers must be from 1 to the model's 5, got 6"),
+        (["--length", "512"], "the documents fill"),
+        (["--out", "."], "--out names a file"),
+        (["--set", "model=nowhere/at/all"], "does not exist"),
+        (["--ranks", "1"], "--ranks"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(recipe, arguments, message, capsys):
+    assert main(["verify", recipe, *arguments]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1].startswith("error: ")
+    assert message in errors[-1]

@@ -1,0 +1,104 @@
+"""From a recipe to what is verified: rows of the user's own documents, and the model or its first layers."""
+
+import json
+import os
+
+import pytest
+import torch
+import transformers
+
+import ropewalk.verification.case as cases
+from ropewalk.data.embedded import demo_model_path
+from ropewalk.errors import RopewalkError
+from ropewalk.packing import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.training import Recipe
+from ropewalk.verification.case import _shortened, prepare
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    documents = tmp_path / "documents.jsonl"
+    text = "for strand in yarn:\n    rope.lay(strand, twist=left)\n"
+    documents.write_text("".join(json.dumps({"text": text * (1 + n % 4)}) + "\n" for n in range(24)))
+    values = {
+        "model": "embedded",
+        "output": str(tmp_path / "run"),
+        "data": {"sources": [str(documents)]},
+        "stages": [{"context": 1024, "steps": 1}],
+    }
+    return values
+
+
+def prepared(values, tmp_path, **options):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return prepare(Recipe.model_validate(values), scratch, **options)
+
+
+def test_rows_hold_several_documents_of_the_user(recipe, tmp_path):
+    case, remarks, mesh = prepared(recipe, tmp_path, rows=3, length=64)
+    assert (len(case.rows), case.length, case.context, mesh.world_size) == (3, 64, 1024, 1)
+    assert remarks == ["rows of 64 tokens, where the stage has 1,024"]
+    assert case.rope.rope_theta > 10_000
+    for row in case.rows:
+        assert len(row.layout.document_lengths) > 1
+        assert row.layout.pattern == "anchor"
+
+
+def test_the_length_is_what_a_cpu_computes(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(cases, "WORK", 1e6 * 2 * 100)
+    case, _, _ = prepared(recipe, tmp_path, rows=2)
+    assert case.length == 64
+
+
+def test_tags_are_no_targets(recipe, tmp_path):
+    recipe["data"]["tag"] = "strand:"
+    case, _, _ = prepared(recipe, tmp_path, rows=2, length=64)
+    assert not all(bool(trained.all()) for trained in case.trained)
+
+
+def test_auto_takes_its_first_candidate(recipe, tmp_path):
+    recipe["stages"][0]["rope"] = "auto"
+    _, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
+    assert "rope auto chooses its base in the run; verified with its candidate critical-dimension" in remarks
+
+
+def test_the_first_layers_are_those_of_the_model(recipe, tmp_path):
+    case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64, layers=2)
+    assert "the first 2 layers of 5" in remarks
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    cut, whole = load(case.model), load(demo_model_path())
+    assert cut.config.num_hidden_layers == 2
+    state = whole.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in cut.state_dict().items())
+
+
+def test_a_model_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 12)
+    with pytest.raises(
+        RopewalkError, match=r"takes about 0 GiB of memory in float64.*--layers, fewer than 5"
+    ):
+        prepared(recipe, tmp_path, rows=2, length=64)
+
+
+def test_too_few_documents_are_refused(recipe, tmp_path):
+    with pytest.raises(
+        RopewalkError, match=r"the documents fill \d+ rows of 1024 tokens, and verifying needs 9"
+    ):
+        prepared(recipe, tmp_path, rows=9, length=1024)
+
+
+@pytest.mark.parametrize("length", [7, 24, 31, 48])
+def test_a_shortened_row_is_the_beginning_of_the_row(length):
+    layout = PackedLayout.from_segments([9, 14, 3, 10, 11], [1, 0, 2, 1, 0], "anchor", 1, "reset")
+    ids = torch.arange(48)
+    trained = ids % 5 != 0
+    row = Row(ids, next_token_labels(ids, layout, trained), layout)
+    short = _shortened(row, length)
+    assert short.layout.document_ids.tolist() == layout.document_ids[:length].tolist()
+    assert short.layout.position_ids.tolist() == layout.position_ids[:length].tolist()
+    assert torch.equal(short.layout.dense_mask(), layout.dense_mask()[:length, :length])
+    for place, label in enumerate(short.labels.tolist()):
+        whole = int(row.labels[place])
+        # Ids count the tokens, so a target says where it lies.
+        assert label == (whole if whole < length else IGNORED)
