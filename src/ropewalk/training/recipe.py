@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from ropewalk.training.recipe_data import Data, Interleave, Length, Mixture, Source, Strict
 
@@ -164,6 +164,16 @@ class Parallel(Strict):
     ring: int = Field(1, ge=1, description="parts of a row between which keys and values travel")
 
 
+def _kind(value: Any) -> str:
+    return "_auto" if isinstance(value, str) else "_degrees"
+
+
+ParallelOrAuto = Annotated[
+    Annotated[Literal["auto"], Tag("_auto")] | Annotated[Parallel, Tag("_degrees")], Discriminator(_kind)
+]
+"""Told apart by hand, so that an error is about what was meant and not about both."""
+
+
 class Evaluation(Strict):
     """What is measured before and after."""
 
@@ -188,7 +198,7 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
     seed: int = Field(0, ge=0, lt=2**32, description="row order, passkey samples, bootstrap")
-    parallel: Literal["auto"] | Parallel = Field(
+    parallel: ParallelOrAuto = Field(
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )
     engine: Literal["auto", "reference", "segments", "flex", "varlen"] = Field(

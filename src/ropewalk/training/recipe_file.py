@@ -90,7 +90,8 @@ def describe(error: ValidationError) -> str:
 
 
 def _problem(problem: Any) -> str:
-    location = [part for part in problem["loc"] if part != "_from_path"]
+    # Names with an underscore are our own steps on the way, not keys.
+    location = [part for part in problem["loc"] if not str(part).startswith("_")]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         known = sorted(_fields_at(Recipe, location[:-1]))

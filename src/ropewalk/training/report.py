@@ -23,6 +23,15 @@ from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run import METRICS, RECIPE, SUMMARY
 
 
+def _processes(summary: dict[str, Any]) -> dict[str, object]:
+    """How the processes of a run were arranged; nothing where there was one."""
+    found = summary.get("processes", {"number": 1})
+    if found["number"] == 1:
+        return {}
+    degrees = [f"{degree} {name}" for name, degree in found.items() if name != "number" and degree > 1]
+    return {"Processes": f"{found['number']}: {' x '.join(degrees)}"}
+
+
 def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
     """The results before and after, from a summary."""
     return {when: [TaskResult.from_json(value) for value in summary[when]] for when in ("before", "after")}
@@ -70,6 +79,7 @@ def write_run_report(output: Path) -> list[Path]:
         "Model": summary["model"],
         **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
         "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
+        **_processes(summary),
     }
     mixtures = {
         f"Documents of stage {number}": "\n".join(mixture_sentences(stage["mixture"]))

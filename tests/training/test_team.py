@@ -1,0 +1,87 @@
+"""Which rows a process reads, and what is refused before several processes begin."""
+
+import re
+
+import pytest
+import yaml
+
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.parallel import Mesh, MeshShape, SequenceGroups, World
+from ropewalk.training.preflight import plan
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.team import Team
+
+WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
+
+
+@pytest.mark.parametrize(
+    "shape", [MeshShape(sequence=4), MeshShape(2, 1, 2, 1), MeshShape(2, 2), MeshShape(shard=4)]
+)
+def test_ranks_of_a_sequence_group_read_the_same_rows_and_others_other_ones(shape):
+    rows = [7, 3, 9, 1, 8, 2, 6, 4]
+    shares = {}
+    for rank in range(4):
+        team = Team(WORLD, Mesh(shape, rank, None, SequenceGroups()))
+        shares.setdefault(shape.data_rank(rank), []).append(team.share(rows))
+    for of_group in shares.values():
+        assert len(of_group) == shape.sequence_degree
+        assert all(share == of_group[0] for share in of_group)
+    read = [row for of_group in shares.values() for row in of_group[0]]
+    assert sorted(read) == sorted(rows)
+    assert Team().share(rows) == rows
+
+
+def refused(values, world=WORLD, **changed):
+    with pytest.raises(RopewalkError) as caught:
+        plan(Recipe.model_validate({**values, **changed}), world)
+    return str(caught.value)
+
+
+def test_what_does_not_divide_is_refused_before_anything_loads(recipe_values):
+    # Two heads, two rows a step, 128 tokens.
+    assert "sequence 4 does not divide the model's 2 attention heads" in refused(
+        recipe_values, parallel={"sequence": 4}
+    )
+    assert "rows_per_step 2 is not a multiple of 4" in refused(recipe_values, parallel={"shard": 4})
+    assert "makes 2 ranks, and 4 were started" in refused(recipe_values, parallel={"ring": 2})
+
+
+def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):
+    recipe = Recipe.model_validate({**recipe_values, "parallel": {"ring": 4}, "engine": "reference"})
+    with pytest.raises(EngineError, match="engine reference needs all keys of a row at once"):
+        plan(recipe, WORLD)
+
+
+def test_one_process_alone_says_how_to_start_several(recipe_values):
+    said = refused(recipe_values, World(), parallel={"ring": 2, "sequence": 2})
+    assert "parallel asks for 4 processes (2 ring x 2 sequence) and this is one" in said
+    assert "torchrun --nproc-per-node 4 -m ropewalk" in said
+
+
+def test_auto_takes_a_mesh_that_fits_ranks_heads_and_rows(recipe_values):
+    assert plan(Recipe.model_validate(recipe_values), World()).mesh == MeshShape()
+    mesh = plan(Recipe.model_validate(recipe_values), WORLD).mesh
+    assert mesh.world_size == 4
+    assert 2 % mesh.data_degree == 0
+    assert 2 % mesh.sequence == 0
+
+
+def test_offloading_needs_checkpointing(recipe_values):
+    recipe_values["stages"][0]["offload_activations"] = True
+    with pytest.raises(ValueError, match="offload_activations needs gradient_checkpointing: true"):
+        Recipe.model_validate(recipe_values)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"ring": 0}, "parallel.ring: Input should be greater than or equal to 1, got 0"),
+        ({"ulysses": 2}, "unknown key parallel.ulysses; known keys are replicate, ring, sequence, shard"),
+        ({"rings": 2}, "unknown key parallel.rings; did you mean ring?"),
+        ("best", "parallel: Input should be 'auto', got 'best'"),
+    ],
+)
+def test_an_error_in_the_degrees_names_the_key(recipe_values, parallel, said):
+    with pytest.raises(RopewalkError, match=re.escape(said)):
+        parse_recipe(yaml.safe_dump({**recipe_values, "parallel": parallel}), "recipe")
