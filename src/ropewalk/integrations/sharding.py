@@ -63,6 +63,7 @@ def load_sharded(
         """Kept where only rank 0 finds it: what lead returns travels to all ranks."""
         whole = load_model(path_or_id, dtype="auto", **options)
         OutputHead.of(whole)
+        decoder_layers(whole)
         source.append(whole)
 
     world.lead(read)
@@ -84,16 +85,9 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
             cast: cos and sin of RoPE stay float32.
 
     Raises:
-        EngineError: if the model has no decoder layers of the kind that transformers checkpoints.
+        EngineError: as :func:`decoder_layers`.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in trained.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise EngineError(
-            f"{type(trained.model).__name__} is not built of transformers' decoder layers, so it cannot be sharded; "
-            "train it with one process"
-        )
+    layers = decoder_layers(trained.model)
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=None if compute_dtype is None else torch.float32,
@@ -102,6 +96,23 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
     dimensions = mesh.device_mesh if mesh.shape.replicate > 1 else mesh.device_mesh["shard_all"]
     for module in (*layers, trained):
         fully_shard(module, mesh=dimensions, mp_policy=policy)
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The layers of a model that are sharded one by one: those that transformers checkpoints one by one.
+
+    Raises:
+        EngineError: if it has none.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise EngineError(
+            f"{type(model).__name__} is not built of transformers' decoder layers, so it cannot be sharded; train it "
+            "with one process"
+        )
+    return layers
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:

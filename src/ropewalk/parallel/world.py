@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -125,9 +125,8 @@ def joined(device_type: str = "auto") -> Iterator[World]:
     started = not dist.is_initialized()
     if started:
         _start(world, device_type)
-    world = World(
-        world.rank, world.size, world.local_rank, world.local_size, _control_group(), world.restarts
-    )
+    control = _control_group()
+    world = replace(world, control=control, restarts=_most_restarts(world.restarts, control))
     try:
         with _ending_on_sigterm():
             yield world
@@ -202,6 +201,13 @@ def _fresh_store(world: World) -> Any:
         return None
     store, _, _ = next(iter(rendezvous("env://")))
     return PrefixStore(f"attempt{world.restarts}", store)
+
+
+def _most_restarts(restarts: int, group: Any) -> int:
+    """Each machine's torchrun counts the failures of its own processes; the run has been started again for any."""
+    most = torch.tensor(restarts)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    return int(most)
 
 
 def _control_group() -> Any:
