@@ -32,6 +32,7 @@ format: $(READY)
 benchmarks: $(READY)
 	@$(BIN)/python -m benchmarks.attention_cpu
 	@$(BIN)/python -m benchmarks.training_memory
+	@$(BIN)/python -m benchmarks.parallel_cpu
 
 docs: $(READY)
 	@$(BIN)/python scripts/recipe_reference.py

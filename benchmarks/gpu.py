@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu [--out FILE] [--lengths 8192,32768,131072]
 
-Takes less than ten minutes on one data-centre GPU. Times are medians of CUDA-event times after a warm-up; the
-bound beside each is the attention's FLOPs (4·T·T/2·H·D forward, 2.5 times that backward, for the visible pairs
-only) at the device's measured rate for a large bfloat16 matrix product.
+Meant to take less than ten minutes on one data-centre GPU. The parallel part is that of ``benchmarks.parallel_gpu``: on
+one device what a rank computes, on several also what they exchange. Times are medians of CUDA-event times after a
+warm-up; the bound beside each is the attention's FLOPs (4·T·T/2·H·D forward, 2.5 times that backward, for the visible
+pairs only) at the device's measured rate for a large bfloat16 matrix product.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from benchmarks.attention_cpu import document_lengths
 from benchmarks.common import write
+from benchmarks.parallel_gpu import measure as parallel
 from ropewalk import EngineError, PackedLayout, attend
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -106,21 +108,12 @@ def audit_passes(length: int = 4096) -> list[dict[str, Any]]:
 
 
 def tests() -> dict[str, Any]:
-    """The tests that need a GPU."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-q",
-        "-x",
-        "tests",
-        "-p",
-        "no:cacheprovider",
-    ]
+    """The tests that need a GPU: pytest's status, what failed, and its last line."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "tests", "-p", "no:cacheprovider"]
     result = subprocess.run(command, capture_output=True, text=True)
-    return {"status": result.returncode, "summary": result.stdout.strip().splitlines()[-1:]}
+    lines = result.stdout.strip().splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"status": result.returncode, "failed": failed, "summary": lines[-1:]}
 
 
 def main() -> int:
@@ -137,7 +130,13 @@ def main() -> int:
     print(tested, flush=True)
     rate = matmul_rate()
     rows = [row for length in options.lengths.split(",") for row in attention(int(length), rate)]
-    found = {"tests": tested, "matmul_tflops": rate / 1e12, "attention": rows, "audit": audit_passes()}
+    found = {
+        "tests": tested,
+        "matmul_tflops": rate / 1e12,
+        "attention": rows,
+        "audit": audit_passes(),
+        "parallel": parallel(milliseconds),
+    }
     write("gpu", found, options.out)
     return int(tested["status"])
 

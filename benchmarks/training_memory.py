@@ -17,7 +17,7 @@ import transformers
 from benchmarks.attention_cpu import document_lengths
 from benchmarks.common import write
 from ropewalk import PackedLayout, Row
-from ropewalk.integrations.losses import LOGITS_BYTES, OutputHead
+from ropewalk.integrations.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.integrations.models import attach
 from ropewalk.packing import next_token_labels
 from ropewalk.training.optimizer import MasterAdamW
@@ -57,10 +57,10 @@ def main() -> None:
     ids = torch.randint(0, options.vocabulary, (options.length,))
     row = Row(ids, next_token_labels(ids, layout), layout)
     optimizer = MasterAdamW(model.named_parameters(), Optimizer())
-    head = OutputHead.of(model)
+    model = LossModel(model, OutputHead.of(model))
     before = peak()
     began = time.perf_counter()
-    result = train_step(model.train(), head, [row], optimizer, 1e-3)
+    result = train_step(model.train(), [row], optimizer, 1e-3)
     seconds = time.perf_counter() - began
     logits = options.length * options.vocabulary * 4 / GIB
     print(f"peak {peak():.2f} GiB, {before:.2f} before the step; full logits alone would be {logits:.1f} GiB")

@@ -60,7 +60,8 @@ class OutputHead:
         ids = torch.tensor([[0, 1]], device=model.device)
         # Without a layout: the head is in question, and not every engine takes a row of two tokens.
         with torch.no_grad():
-            expected = model(ids, use_cache=False).logits.float()
+            expected = model(ids, use_cache=False).logits
+            expected = expected.to(torch.promote_types(expected.dtype, torch.float32))
             hidden = decoder_of(model)(ids, use_cache=False).last_hidden_state
             difference = (head.logits(hidden) - expected).abs().max()
         if not expected.isfinite().all():

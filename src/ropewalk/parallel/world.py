@@ -147,11 +147,9 @@ def joined(device_type: str = "auto") -> Iterator[World]:
         if not _is_lost_contact(error):
             raise
         raise RunFailure(lost_contact(world.rank)) from error
-    finally:
-        if started:
-            # A group whose other processes have died cannot be left in good order.
-            with suppress(RuntimeError):
-                dist.destroy_process_group()
+    # Only in good order: a group whose other processes have died may never come back from this.
+    if started:
+        dist.destroy_process_group()
 
 
 def _outlast_rank_0(world: World) -> None:
@@ -241,5 +239,8 @@ def _ending_on_sigterm() -> Iterator[None]:
         return
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    except BaseException:
+        # What went wrong is still to be said, and this process is to end anyway: torchrun kills those that do not.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    signal.signal(signal.SIGTERM, before)
