@@ -5,7 +5,8 @@ import random
 import torch
 import transformers
 
-from ropewalk import PackedLayout, Row
+from ropewalk import PackedLayout, RopewalkError, Row
+from ropewalk.evaluation.fitting import LengthTooShort
 from ropewalk.integrations.losses import LossModel, OutputHead
 from ropewalk.integrations.models import checkpoint_activations, load_model
 from ropewalk.integrations.sharding import gathered_state, load_sharded
@@ -137,3 +138,14 @@ def step_traffic(shape, folder, rows, checkpointing):
         with counted_traffic() as traffic:
             train_step(model, mine, optimizer, 1e-2, 1, "float32", mesh)
         return model.model.config.to_dict(), traffic
+
+
+def too_short():
+    """(kind, message) of an error whose constructor takes more than a message, on rank 1."""
+    try:
+        with joined("cpu") as world:
+            if world.rank == 1:
+                raise LengthTooShort("needle", 7, 9)
+    except RopewalkError as error:
+        return type(error).__name__, str(error)
+    return None

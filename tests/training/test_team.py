@@ -1,6 +1,8 @@
 """Which rows a process reads, and what is refused before several processes begin."""
 
+import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -11,6 +13,7 @@ from ropewalk.training.preflight import plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_file import parse_recipe
 from ropewalk.training.team import Team
+from sharded_cases import too_short
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
 
@@ -85,3 +88,40 @@ def test_offloading_needs_checkpointing(recipe_values):
 def test_an_error_in_the_degrees_names_the_key(recipe_values, parallel, said):
     with pytest.raises(RopewalkError, match=re.escape(said)):
         parse_recipe(yaml.safe_dump({**recipe_values, "parallel": parallel}), "recipe")
+
+
+@pytest.mark.parametrize("key", ["resid_pdrop", "hidden_dropout"])
+def test_dropout_is_refused_on_a_mesh(recipe_values, tiny_checkpoint, tmp_path, key):
+    shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: 0.1, "classifier_dropout": 0.1}))
+    values = {**recipe_values, "model": str(tmp_path / "model")}
+    assert f"the model has {key} 0.1" in refused(values, parallel={"ring": 4})
+    assert plan(Recipe.model_validate(values), World()).mesh == MeshShape()
+
+
+def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(recipe_values):
+    factors = [1.0, 1.0, 1.0, 2.0]
+    rope = {"method": "longrope", "short_factor": [1.0] * 4, "long_factor": factors}
+    recipe_values["stages"][0]["rope"] = rope
+    recipe_values["exact_rope"] = False
+    assert "RoPE longrope would take the length of a shard" in refused(recipe_values, parallel={"ring": 4})
+    recipe_values["stages"][0]["rows_per_step"] = 4
+    assert plan(Recipe.model_validate({**recipe_values, "parallel": {"shard": 4}}), WORLD).mesh.shard == 4
+
+
+def test_auto_suits_every_stage_or_is_refused(recipe_values):
+    (stage,) = recipe_values["stages"]
+    # By themselves four rows would be read by four groups, and two rows by two groups of two.
+    both = [{**stage, "context": 64, "rows_per_step": 4}, {**stage, "rows_per_step": 2}]
+    mesh = plan(Recipe.model_validate({**recipe_values, "stages": both}), WORLD).mesh
+    assert mesh.data_degree == 2
+    thirds = [{**stage, "context": 64, "rows_per_step": 4}, {**stage, "rows_per_step": 1, "context": 128}]
+    mesh = plan(Recipe.model_validate({**recipe_values, "stages": thirds}), WORLD).mesh
+    assert mesh.data_degree == 1
+
+
+def test_errors_keep_their_kind_and_get_the_rank(four_ranks):
+    kind, said = four_ranks.run(too_short)[1]
+    assert kind == "RopewalkError"
+    assert said.startswith("rank 1: needle does not fit in 7 tokens")

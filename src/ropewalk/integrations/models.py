@@ -293,6 +293,15 @@ def checkpoint_activations(model: Any) -> None:
         model.gradient_checkpointing_enable(options)
 
 
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Put a model's parameters into a dtype, in place, and nothing else.
+
+    ``model.to(dtype)`` would round buffers as well, the frequencies of transformers' own rotary modules among them.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 def shortest_window(config: Any) -> int | None:
     """The shortest sliding window of a model's layers in tokens, or None where every layer sees all."""
     window = getattr(config, "sliding_window", None)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ropewalk.errors import Echo, RopewalkError, RunFailure
+from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def joined(device_type: str = "auto") -> Iterator[World]:
     """Join the run's processes while the context is open: nothing to do where there is one.
 
     Args:
-        device_type: ``cpu``, ``cuda``, or ``auto``: CUDA where there is one.
+        device_type: ``cpu``, ``cuda``, or ``auto``: CUDA where there is a device for each process of this machine.
 
     Raises:
         RunFailure: where the block raised because another process ended.
@@ -142,7 +142,8 @@ def joined(device_type: str = "auto") -> Iterator[World]:
     except RopewalkError as error:
         if world.leads:
             raise
-        raise type(error)(f"rank {world.rank}: {error}") from error
+        kind = next(each for each in (RunFailure, EngineError, RopewalkError) if isinstance(error, each))
+        raise kind(f"rank {world.rank}: {error}") from error
     except RuntimeError as error:
         if not _is_lost_contact(error):
             raise
@@ -170,13 +171,8 @@ def lost_contact(rank: int) -> str:
 
 def _start(world: World, device_type: str) -> None:
     if device_type == "auto":
-        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        device_type = "cuda" if torch.cuda.device_count() >= world.local_size else "cpu"
     if device_type == "cuda":
-        if world.local_rank >= torch.cuda.device_count():
-            raise RopewalkError(
-                f"{world.local_size} processes on this machine need as many CUDA devices, torch sees "
-                f"{torch.cuda.device_count()}; lower --nproc-per-node"
-            )
         torch.cuda.set_device(world.local_rank)
     try:
         store = _fresh_store(world)

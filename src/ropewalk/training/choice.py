@@ -100,34 +100,45 @@ def choose_base(
         RopewalkError: if the choice of a stage that has begun is gone.
         RunFailure: if no candidate has a finite loss.
     """
-    choices = team.world.lead(lambda: _read(output / CHOICES))
-    if number in choices:
-        choice = choices[number]
-        if candidates.get(choice.name) != choice.method:
-            raise RopewalkError(
-                f"{output / CHOICES} says that stage {number + 1} trains with {choice.name} and rope_theta "
-                f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
-            )
-        return choice
-    if begun:
-        raise RopewalkError(
-            f"stage {number + 1} has begun, and {output / CHOICES} does not say with which base; restore the file, "
-            "or start again"
-        )
+    before = team.world.lead(lambda: _chosen_before(number, candidates, output, begun))
+    if before is not None:
+        return before
     stage = recipe.stages[number]
-    measured_on, text = probe_rows(recipe, chosen, rows, stage.context, stage.rope.probe_rows or AUTO_ROWS)
+    limit = stage.rope.probe_rows or AUTO_ROWS
+    measured_on, text = team.world.lead(lambda: probe_rows(recipe, chosen, rows, stage.context, limit))
     results = _probe(latest, recipe, chosen, candidates, measured_on, length, number, reporter, team)
     if not math.isfinite(results[0].loss):
-        raise RunFailure(
-            f"stage {number + 1}: no candidate of rope auto has a finite loss ({', '.join(candidates)}); the "
-            "checkpoint is damaged, or give the base itself with method theta"
+        raise team.world.known_to_all(
+            RunFailure(
+                f"stage {number + 1}: no candidate of rope auto has a finite loss ({', '.join(candidates)}); the "
+                "checkpoint is damaged, or give the base itself with method theta"
+            )
         )
     best = results[0].name
     found = tuple(result.to_json() for result in results)
     choice = Choice(number, best, candidates[best], len(measured_on), text, found)
     if team.leads:
-        write_json(output / CHOICES, [each.to_json() for each in (*choices.values(), choice)])
+        choices = [*_read(output / CHOICES).values(), choice]
+        write_json(output / CHOICES, [each.to_json() for each in choices])
     reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
+    return choice
+
+
+def _chosen_before(
+    number: int, candidates: Mapping[str, Default], output: Path, begun: bool
+) -> Choice | None:
+    """What is on the disk of an earlier choice, if it was made and fits the recipe."""
+    choice = _read(output / CHOICES).get(number)
+    if choice is not None and candidates.get(choice.name) != choice.method:
+        raise RopewalkError(
+            f"{output / CHOICES} says that stage {number + 1} trains with {choice.name} and rope_theta "
+            f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
+        )
+    if choice is None and begun:
+        raise RopewalkError(
+            f"stage {number + 1} has begun, and {output / CHOICES} does not say with which base; restore the file, "
+            "or start again"
+        )
     return choice
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +22,10 @@ from ropewalk.integrations.models import (
 )
 from ropewalk.integrations.trackers import require_trackers
 from ropewalk.parallel import MeshShape, World
-from ropewalk.parallel.ring_blocks import check_ring_engine
-from ropewalk.planning.mesh_choice import check_mesh, choose_mesh
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.parallel.ring_blocks import resolve_ring_engine
 from ropewalk.rope import RopeMethod, methods_from_config
-from ropewalk.training.recipe import Parallel, Recipe, Stage
+from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
+from ropewalk.training.recipe import Recipe, Stage
 from ropewalk.training.ropes import possible_methods
 
 
@@ -62,12 +60,13 @@ class Plan:
     mesh: MeshShape = field(default_factory=MeshShape)
 
 
-def plan(recipe: Recipe, world: World | None = None) -> Plan:
+def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> Plan:
     """Check a recipe against the checkpoint, the machine, and the processes that there are.
 
     Args:
         recipe: what to do.
         world: this process among those of the run; alone if None.
+        mesh: what rank 0 has decided on; chosen here if None.
 
     Raises:
         RopewalkError: for the first thing that would fail later, with what would work instead.
@@ -94,7 +93,10 @@ def plan(recipe: Recipe, world: World | None = None) -> Plan:
         device = torch.device("cuda", world.local_rank)
     precision = recipe.precision
     if precision == "auto":
-        precision = "bfloat16-autocast" if device.type == "cuda" else "float32"
+        # Sharded parameters are float32 masters already, and gathered in bfloat16 they take half the memory.
+        precision = "float32"
+        if device.type == "cuda":
+            precision = "bfloat16-autocast" if world.size == 1 else "bfloat16"
     compute = torch.float32 if precision == "float32" else torch.bfloat16
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     softcap = getattr(text, "attn_logit_softcapping", None)
@@ -106,9 +108,9 @@ def plan(recipe: Recipe, world: World | None = None) -> Plan:
                 f"{stage.context}: no engine combines a window with a layout; such a model cannot be extended yet"
             )
         check_engine(recipe.engine, device, compute, stage.context, head_dim=head_dim, softcap=softcap)
-    mesh = _mesh(recipe, text, world, device, precision)
-    if mesh.ring > 1:
-        check_ring_engine(recipe.engine, device, compute, head_dim=head_dim, softcap=softcap)
+    mesh = mesh or mesh_of(recipe, text, world, device, precision)
+    if mesh.world_size > 1:
+        refuse_on_mesh(mesh, text, recipe.exact_rope, [current, *(m for ends in possible for m in ends)])
     tokenizer = load_tokenizer(model)
     special = special_ids(tokenizer)
     for length in recipe.evaluation.lengths or ():
@@ -123,54 +125,14 @@ def plan(recipe: Recipe, world: World | None = None) -> Plan:
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
-    engine = resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
+    if mesh.ring > 1:
+        engine = resolve_ring_engine(recipe.engine, device, compute, head_dim=head_dim, softcap=softcap)
+    else:
+        engine = (
+            resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
+        )
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
     return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine, mesh)
-
-
-def _mesh(recipe: Recipe, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
-    """The mesh that a recipe asks for, or what ``auto`` stands for; every stage must fit it."""
-    if isinstance(recipe.parallel, Parallel):
-        asked = MeshShape(**recipe.parallel.model_dump())
-        if world.size == 1 and asked.world_size > 1:
-            raise RopewalkError(
-                f"parallel asks for {asked.world_size} processes ({asked}) and this is one; start it with torchrun "
-                f"--nproc-per-node {asked.world_size} -m ropewalk"
-            )
-    elif world.size == 1:
-        return MeshShape()
-    else:
-        longest = recipe.stages[-1]
-        asked = choose_mesh(
-            ModelShape.from_config(config.to_dict()),
-            world.size,
-            world.local_size,
-            longest.context,
-            longest.rows_per_step,
-            longest.rows_per_batch,
-            device_bytes(device) // (world.local_size if device.type == "cpu" else 1),
-            checkpointing=longest.gradient_checkpointing,
-            offload=longest.offload_activations,
-            # Under autocast parameters are gathered, and hidden states handed on, in float32.
-            dtype="bfloat16" if precision == "bfloat16" else "float32",
-        )
-    for stage in recipe.stages:
-        check_mesh(
-            asked,
-            world.size,
-            config.num_attention_heads,
-            stage.context,
-            stage.rows_per_step,
-            stage.rows_per_batch,
-        )
-    return asked
-
-
-def device_bytes(device: torch.device) -> int:
-    """Memory of a CUDA device, or of this machine."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _current(config: Any) -> RopeMethod:

@@ -208,7 +208,10 @@ class Recipe(Strict):
         True, description="float64 angles and float32 rotation; false: transformers' own"
     )
     device: str = Field("auto", description="auto: cuda where there is one, else cpu")
-    precision: Precision = Field("auto", description="auto: bfloat16-autocast on cuda, float32 elsewhere")
+    precision: Precision = Field(
+        "auto",
+        description="auto: on cuda bfloat16-autocast in one process, bfloat16 in several; float32 elsewhere",
+    )
     trackers: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]] = (
         Field([], description="where metrics go beside metrics.jsonl; their packages must be installed")
     )

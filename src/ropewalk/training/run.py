@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def extend(
     world.lead(lambda: _check_output(output, recipe, resume))
     # The mesh depends on the memory of the machine that is asked; one of them decides.
     mesh = world.lead(lambda: plan(recipe, world).mesh)
-    chosen = replace(plan(recipe, world), mesh=mesh)
+    chosen = plan(recipe, world, mesh)
     team = Team(world, make_mesh(chosen.mesh, chosen.device.type) if world.size > 1 else None)
     began = time.perf_counter()
     if resume and world.restarts:

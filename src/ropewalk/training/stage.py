@@ -12,7 +12,7 @@ import torch
 
 from ropewalk.data import PackedRows, rows_for_step
 from ropewalk.errors import RunFailure
-from ropewalk.integrations.models import checkpoint_activations
+from ropewalk.integrations.models import cast_parameters, checkpoint_activations
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint_files import Position
 from ropewalk.training.checkpointing import checkpointing
@@ -91,9 +91,7 @@ def run_stage(
     masters = None
     if bfloat16 and team.mesh is None:
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
-        # Parameters alone: a rotary module of transformers' own keeps its frequencies as they are.
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
+        cast_parameters(model, torch.bfloat16)
     model.train()
     if stage.gradient_checkpointing:
         checkpoint_activations(model.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,8 @@ class Team:
         if self.mesh is None:
             model = load_model(path, dtype=dtype, device=chosen.device, **options)
             return LossModel(model, OutputHead.of(model)).eval()
+        # A sharded model that went out of scope refers to itself: its shards live until the collector comes by.
+        gc.collect()
         shards = chosen.dtype if isinstance(dtype, str) else dtype
         return load_sharded(
             path, self.mesh, self.world, chosen.device, dtype=shards, compute_dtype=compute_dtype, **options
