@@ -3,7 +3,11 @@
 import contextlib
 import io
 
+import pytest
+
+import ropewalk.verification.effective_rope as effective_rope
 from ropewalk.cli.app import main
+from ropewalk.verification.running import run_planned
 
 
 def command(arguments):
@@ -12,3 +16,10 @@ def command(arguments):
     with contextlib.redirect_stdout(stdout):
         status = main(arguments)
     return status, stdout.getvalue()
+
+
+def run_with_a_cast(planned, case):
+    """A check where the whole model is cast, which rounds the frequencies that transformers' own module holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(effective_rope, "cast_parameters", lambda model, dtype: model.to(dtype))
+        return run_planned(planned, case)

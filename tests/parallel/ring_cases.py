@@ -37,6 +37,7 @@ class Case:
     max_documents: int = 8
     balance: str = ""
     batch: int = 0
+    score_std: float = 1.0
 
     def batch_of(self, groups):
         """q, k, v of whole rows, their layouts and how they are cut."""
@@ -57,6 +58,7 @@ class Case:
             (self.kv_heads, self.value_dim),
         ]
         qkv = [torch.randn(len(layouts), h, total, d).to(self.dtype) for h, d in widths]
+        qkv[0] *= self.score_std
         return qkv, layouts, ShardedLayouts.of(layouts, groups, balance)
 
 
@@ -121,7 +123,12 @@ def merging(dtype, softcap, q, k, v, sharded):
     return ring_attend_merging(q, k, v, sharded, "segments", None, softcap, dtype)
 
 
-def worst_shares(shape, cases, merge_dtype=None):
+def under_autocast(attention, *arguments, **options):
+    with torch.autocast("cpu", torch.bfloat16):
+        return attention(*arguments, **options)
+
+
+def worst_shares(shape, cases, merge_dtype=None, autocast=False):
     """For each case the largest error against the float64 oracle, as a share of its budget."""
     mesh = make_mesh(MeshShape(**shape), "cpu")
     found = []
@@ -130,6 +137,8 @@ def worst_shares(shape, cases, merge_dtype=None):
         attention = partial(sharded_attend, softcap=case.softcap)
         if merge_dtype is not None:
             attention = partial(merging, merge_dtype, case.softcap)
+        if autocast:
+            attention = partial(under_autocast, attention)
         engine = partial(on_whole_rows, attention, sharded)
         found.append(attention_errors(engine, *qkv, layouts, softcap=case.softcap).worst_share)
     return found
@@ -241,6 +250,21 @@ def same_twice(case):
         output = sharded_attend(*mine, sharded)
         runs.append((output, *torch.autograd.grad(output.square().sum(), mine)))
     return all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def autocast_changes(case):
+    """Whether autocast, around the forward alone and around the backward too, changes a bit of output or gradients."""
+    mesh = make_mesh(MeshShape(ring=4), "cpu")
+    qkv, _, sharded = case.batch_of(mesh.groups)
+    runs = []
+    for forward, backward in ((False, False), (True, False), (True, True)):
+        mine = [_take(x, sharded).requires_grad_() for x in qkv]
+        with torch.autocast("cpu", torch.bfloat16, enabled=forward):
+            output = sharded_attend(*mine, sharded)
+        loss = output.float().square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=backward):
+            runs.append((output, *torch.autograd.grad(loss, mine)))
+    return [any(not torch.equal(a, b) for a, b in zip(each, runs[0], strict=True)) for each in runs[1:]]
 
 
 class _Largest(TorchDispatchMode):

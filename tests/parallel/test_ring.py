@@ -8,6 +8,7 @@ import torch
 
 from ring_cases import (
     Case,
+    autocast_changes,
     differences_from_attend,
     errors_of_merging,
     largest_tensor,
@@ -126,6 +127,18 @@ def test_no_tensor_is_as_long_as_the_row(four_ranks):
 
 def test_the_same_bits_twice(four_ranks):
     assert four_ranks.run(same_twice, Case(3, total=130, dtype=torch.bfloat16)) == [True] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_changes_nothing(four_ranks, dtype):
+    # Where scores are large, products in bfloat16 are off by more than one in the exponent.
+    case = Case(3, total=130, patterns=("full",), dtype=dtype, score_std=8.0)
+    assert four_ranks.run(autocast_changes, case) == [[False, False]] * 4
+
+
+def test_large_scores_under_autocast_are_within_the_error_budget(four_ranks):
+    cases = [Case(seed, total=130, dtype=torch.bfloat16, score_std=8.0) for seed in range(4)]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases, None, True))
 
 
 def ring_of_one(layouts):

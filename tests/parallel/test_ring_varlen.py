@@ -2,6 +2,7 @@
 
 import math
 import random
+import weakref
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from ropewalk.packing import PackedLayout
 from ropewalk.parallel import ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring_blocks import PlainBlocks
-from ropewalk.parallel.ring_plan import ring_plan
+from ropewalk.parallel.ring_plan import ring_plan, sent_on
 from ropewalk.parallel.ring_varlen import VarlenBlocks, layers_of, varlen_forward
 from ropewalk.testing import random_layout
 from ropewalk.testing.attention import attention_errors
@@ -132,6 +133,24 @@ def test_layers_hold_no_more_keys_than_the_buffer_and_the_anchors():
                     assert layer.keys.numel() <= each.received + copies
                     assert layer.keys[layer.own].unique().numel() == layer.own.numel()
     assert several
+
+
+def test_indices_on_a_device_die_with_their_plan():
+    def indices(seed, device):
+        layouts, rows, _ = batch(seed)
+        plan = ring_plan(tuple(layouts), tuple(rows), 3)
+        for each in plan.rounds:
+            assert layers_of(each, device) is layers_of(each, device)
+            assert sent_on(each, device) is sent_on(each, device)
+        made = [layer for each in plan.rounds for layer in layers_of(each, device)]
+        assert {layer.keys.device for layer in made} == {device}
+        return [weakref.ref(x) for x in made + [sent_on(each, device) for each in plan.rounds]]
+
+    # On the meta device all indices are tensors apart from the plan's own, as on a GPU.
+    for device in (torch.device("cpu"), torch.device("meta")):
+        found = [indices(seed, device) for seed in range(12)]
+        alive = [any(each() is not None for each in refs) for refs in found]
+        assert alive == [False] * 10 + [True] * 2
 
 
 def test_a_log_sum_exp_of_another_shape_is_refused(kernels, monkeypatch):

@@ -1,15 +1,17 @@
 """Memory and communication on paper: against counted tensors and keys, and how they move with the mesh."""
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk import EngineError, PackedLayout
 from ropewalk.integrations import losses
-from ropewalk.parallel import MeshShape, row_shards
+from ropewalk.parallel import BALANCES, MeshShape, row_shards
+from ropewalk.parallel.ring_keys import most_ring_keys
 from ropewalk.parallel.ring_plan import ring_bytes as planned_ring_bytes
 from ropewalk.parallel.ring_plan import ring_plan
 from ropewalk.planning import memory as memory_module
@@ -24,6 +26,7 @@ from ropewalk.planning.communication import (
 )
 from ropewalk.planning.memory import estimate_memory
 from ropewalk.planning.model_shape import ModelShape, ShardedRun
+from ropewalk.testing import random_layout
 from scaling_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
 
 GB = 10**9
@@ -178,23 +181,81 @@ def test_the_ring_sends_what_its_plan_says(ring, sequence, balance):
     assert step_communication(ShardedRun(shape, mesh, length)).ring == most
 
 
-@pytest.mark.parametrize("balance", ["contiguous", "zigzag"])
-@pytest.mark.parametrize("document", [1, 3, 8, 11, 16, 40, 96])
-def test_packed_documents_send_no_more_than_their_bound(document, balance):
-    length, ring = 96, 3
+def sent_in_a_pass(layout, ring, balance="auto", checkpointing=True):
+    """Bytes that the busiest ring rank sends by its plan: one layer of SMALL in bfloat16."""
+    row = row_shards(layout, ring, 1, balance)
+    sent = [
+        planned_ring_bytes(ring_plan((layout,), (row,), rank), 2, 6, 6, torch.bfloat16)
+        for rank in range(ring)
+    ]
+    return max((2 if checkpointing else 1) * forward + backward for forward, backward in sent)
+
+
+ONE_LAYER = ModelShape.from_config({**SMALL, "num_hidden_layers": 1})
+
+
+# The first three are cut by cost, into 8, 8 and 14 pieces a rank.
+@example(1024, 8, 100)
+@example(2048, 8, 200)
+@example(1024, 2, 647)
+@example(96, 3, 96)
+@given(st.integers(64, 1024), st.sampled_from([2, 3, 4, 8]), st.integers(1, 1100))
+@settings(deadline=None, max_examples=60)
+def test_packed_documents_send_no_more_than_their_bound(length, ring, document):
     lengths = [document] * (length // document) + [length % document] * (length % document > 0)
     layout = PackedLayout.from_lengths(lengths, "intra_document", anchor_length=0)
-    row = row_shards(layout, ring, 1, balance)
-    shape = ModelShape.from_config({**SMALL, "num_hidden_layers": 1})
-    run = ShardedRun(shape, MeshShape(ring=ring), length)
-    bound = packed_ring_bytes(run, document)
-    for rank in range(ring):
-        forward, backward = planned_ring_bytes(ring_plan((layout,), (row,), rank), 2, 6, 6, torch.bfloat16)
-        assert 2 * forward + backward <= bound
-    full = step_communication(run)
-    packed = step_communication(run, document_length=document)
-    assert packed.ring == min(bound, full.ring)
+    here = ShardedRun(ONE_LAYER, MeshShape(ring=ring), length)
+    bound = packed_ring_bytes(here, document)
+    found = sent_in_a_pass(layout, ring)
+    assert found <= bound
+    if document >= length:
+        assert found == bound
+    packed, full = step_communication(here, document_length=document), step_communication(here)
+    assert packed.ring == bound
     assert replace(packed, ring=0) == replace(full, ring=0)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([2, 3, 5]), st.sampled_from(BALANCES))
+@settings(deadline=None, max_examples=60)
+def test_no_documents_in_any_cut_send_more_keys_than_their_longest_allows(seed, ring, balance):
+    layout = random_layout(97, random.Random(seed), 9, ("full", "intra_document"), max_anchor=0)
+    longest = 97 if layout.pattern == "full" else int(layout.document_lengths.max())
+    row = row_shards(layout, ring, 1, balance)
+    for rank, (sent, received) in enumerate(most_ring_keys(row.chunks, longest)):
+        rounds = ring_plan((layout,), (row,), rank).rounds[1:]
+        found = sum(each.sent.numel() for each in rounds), sum(each.received for each in rounds)
+        assert found[0] <= sent
+        assert found[1] <= received
+        if layout.pattern == "full":
+            assert found == (sent, received)
+
+
+@pytest.mark.parametrize(
+    ("document", "most"), [(1, 0), (2, 1), (17, 16), (33, 32), (40, 39), (64, 63), (65, 64)]
+)
+def test_some_place_of_a_document_reaches_the_bound(document, most):
+    # Two pieces: a document that ends with its last place in the second leaves the others in the first.
+    assert most_ring_keys((((0, 64),), ((64, 128),)), document) == ((most, 0), (0, most))
+    if document > 1:
+        before = [65 - document] * (document < 65)
+        layout = PackedLayout.from_lengths([*before, document, 63], "intra_document", anchor_length=0)
+        row = row_shards(layout, 2, 1, "contiguous")
+        assert ring_plan((layout,), (row,), 0).rounds[1].sent.numel() == most
+
+
+def test_a_document_that_reaches_far_leaves_less_in_its_first_piece():
+    # Of 40 tokens, one stands in the third piece and 32 in the second: 7 are left for the first.
+    found = most_ring_keys((((0, 32),), ((32, 64),), ((64, 96),)), 40)
+    assert found == ((32 + 7, 0), (32, 32), (0, 7 + 32))
+
+
+def test_a_cut_by_cost_may_send_more_than_one_document_but_no_more_than_all():
+    layout = PackedLayout.from_lengths([10, 10, 1024, 3, 1001], "anchor", anchor_length=0)
+    for checkpointing, ratio in ((True, 5 / 4), (False, 4 / 3)):
+        here = ShardedRun(ONE_LAYER, MeshShape(ring=3), 2048, checkpointing=checkpointing)
+        one = step_communication(here).ring
+        # At the very most every rank sends every key to every other.
+        assert one < sent_in_a_pass(layout, 3, checkpointing=checkpointing) <= ratio * one
 
 
 def test_documents_that_end_within_a_shard_would_send_nothing():

@@ -17,8 +17,35 @@ CONTEXT = 256
 @pytest.fixture(scope="session")
 def case(tmp_path_factory):
     """A tiny Llama with tied embeddings, its base raised for a longer context, and rows of a few documents."""
+    return made(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def sharp_case(tmp_path_factory):
+    """The same with scores as large as those of a trained model, about 30."""
+
+    def sharpen(model):
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.data.mul_(8)
+
+    return made(tmp_path_factory, sharpen)
+
+
+@pytest.fixture(scope="session")
+def granite_case(tmp_path_factory):
+    """Granite, whose config gives the multiplier of the scores."""
+    model = (transformers.GraniteConfig, transformers.GraniteForCausalLM)
+    return made(tmp_path_factory, model=model, attention_multiplier=0.9)
+
+
+def made(
+    tmp_path_factory,
+    change=lambda model: None,
+    model=(transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    **options,
+):
     folder = tmp_path_factory.mktemp("verified") / "llama"
-    config = transformers.LlamaConfig(
+    config = model[0](
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
@@ -28,9 +55,12 @@ def case(tmp_path_factory):
         max_position_embeddings=64,
         tie_word_embeddings=True,
         initializer_range=0.2,
+        **options,
     )
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    network = model[1](config)
+    change(network)
+    network.save_pretrained(folder)
     generator = torch.Generator().manual_seed(0)
     rows = []
     for lengths in ([20, 15, 12], [5, 30, 12], [40, 7], [11, 12, 13, 11]):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropewalk.errors import EngineError, RunFailure
+from ropewalk.errors import RunFailure
 from ropewalk.packing import PackedLayout, Row, next_token_labels
 from ropewalk.parallel import MeshShape
 from ropewalk.testing.ranks import RankFailure
@@ -19,6 +19,7 @@ from ropewalk.verification.labels import labels_of_rows
 from ropewalk.verification.meshes import uneven_rows
 from ropewalk.verification.rounding import largest_difference, rounding_budget
 from ropewalk.verification.running import reason_of
+from verification_cases import OTHER_FAULTS
 
 
 def with_layouts(case, layouts):
@@ -71,14 +72,15 @@ def test_a_token_that_must_not_be_a_target_is_none(case):
     assert not labels_of_rows(replace(right, rows=case.rows)).passed
 
 
-def test_casting_the_whole_model_rounds_the_frequencies_of_transformers_own_module(case):
-    """No fault is planted here: this is what the cast does, and why ropewalk's module has no buffer."""
-    stock = replace(case, exact_rope=False)
+def test_the_precision_casts_parameters_alone(case, monkeypatch):
+    """ropewalk's own module has no buffer to round; that of transformers keeps its frequencies, as in a run."""
+    stock = replace(case, exact_rope=False, precision="bfloat16")
     assert rope_as_loaded(stock).passed
-    rounded = rope_as_loaded(replace(stock, precision="bfloat16"))
+    assert rope_as_loaded(replace(case, precision="bfloat16")).passed
+    OTHER_FAULTS["whole model cast"](monkeypatch)
+    rounded = rope_as_loaded(stock)
     assert rounded.passed is False
     assert "inv_freq is rounded to bfloat16" in rounded.note
-    assert rope_as_loaded(replace(case, precision="bfloat16")).passed
 
 
 def test_uneven_rows_have_all_one_few_and_no_targets(case):
@@ -110,7 +112,7 @@ def test_a_check_that_raises_has_failed_and_the_others_still_run():
 
     def call(each):
         if each.name == "first":
-            raise EngineError("no engine for this")
+            raise RankFailure("rank 1: Traceback:\n  line\nropewalk.errors.EngineError: no engine for this")
         if each.name == "second":
             raise RankFailure(
                 "rank 0: Traceback:\n  line\nropewalk.errors.RopewalkError: the disk is full\nrank 1: late"

@@ -32,7 +32,12 @@ EXPECTED = {
     "bfloat16 inv_freq": ({"RoPE after sharding"}, "its inv_freq is rounded to bfloat16"),
     "mask dropped": (
         # A ring is an engine of its own, which this one now differs from.
-        {"packed row = separate documents", "engine segments = reference", "2 ranks = 1 rank, 2 ring"},
+        {
+            "packed row = separate documents",
+            "engine segments = reference",
+            "attention on ranks, 2 sequence",
+            "2 ranks = 1 rank, 2 ring",
+        },
         "documents of a row see each other",
     ),
     "optimiser state lost": (

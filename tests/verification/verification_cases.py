@@ -4,17 +4,25 @@ import json
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 import ropewalk.attention.segments as segments
 import ropewalk.integrations.models as models
+import ropewalk.parallel.ring as ring
 import ropewalk.training.sharded_checkpoint as sharded_checkpoint
 import ropewalk.training.step as step
+import ropewalk.verification.effective_rope as effective_rope
+import ropewalk.verification.running as running
 from ropewalk.attention import api
+from ropewalk.errors import RopewalkError
 from ropewalk.packing import next_token_labels
 from ropewalk.packing.row import IGNORED
-from ropewalk.parallel import RowShards, ShardedLayouts
+from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
+from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.training.step import Batch
+from ropewalk.verification import Outcome, Planned, run_in
+from ropewalk.verification.computing import once, once_together
 from ropewalk.verification.running import run_planned
 
 
@@ -23,7 +31,7 @@ def run_with(fault, planned, case):
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         if fault is not None:
-            FAULTS[fault](patch)
+            (FAULTS | RING_FAULTS | OTHER_FAULTS)[fault](patch)
         # Plans of rows that were made before, by sound engines.
         api._plan.cache_clear()
         return run_planned(planned, case)
@@ -118,6 +126,33 @@ def _optimizer_state_lost(patch):
     patch.setattr(sharded_checkpoint, "set_moments", lambda *args: None)
 
 
+def _ring_blocks_under_autocast(patch):
+    """Plain blocks widen what they multiply; autocast, if it still holds there, rounds it and the scores again."""
+    sound = PlainBlocks.forward
+
+    def forward(blocks, *args):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            parts = list(sound(blocks, *args))
+        yield from parts
+
+    patch.setattr(PlainBlocks, "forward", forward)
+
+
+def _scale_of_the_head_dim(patch):
+    """The model's own scale is lost on the way to a ring."""
+    sound = ring.ring_attend
+
+    def attend(query, key, value, sharded, engine="auto", scale=None, softcap=None):
+        return sound(query, key, value, sharded, engine, None, softcap)
+
+    patch.setattr(ring, "ring_attend", attend)
+
+
+def _whole_model_cast(patch):
+    """``model.to(bfloat16)`` rounds the frequencies that transformers' own module holds in a buffer."""
+    patch.setattr(effective_rope, "cast_parameters", lambda model, dtype: model.to(dtype))
+
+
 FAULTS = {
     "labels shifted after sharding": _labels_shifted_after_sharding,
     "mean of means": _mean_of_means,
@@ -128,6 +163,84 @@ FAULTS = {
     "mask dropped": _mask_dropped,
     "optimiser state lost": _optimizer_state_lost,
 }
+
+
+RING_FAULTS = {
+    "ring blocks under autocast": _ring_blocks_under_autocast,
+    "scale lost in the ring": _scale_of_the_head_dim,
+}
+OTHER_FAULTS = {"whole model cast": _whole_model_cast}
+
+
+def groups_after(planned, case):
+    """How many process groups there are after a check."""
+    run_planned(planned, case)
+    return len(distributed_c10d._world.pg_map)
+
+
+def failing_alone(case):
+    """How a check ends under torchrun where rank 1 alone fails, and the others wait for it in a collective."""
+
+    def check(case, mesh, world):
+        if world.rank == 1:
+            raise MemoryError("none left on this rank")
+        # Rank 0 goes on with something else: it must not wait for a rank that has gone.
+        return Outcome.not_run("")
+
+    return _ended(check, case)
+
+
+def failing_on_all(case):
+    """The same where rank 0 fails in what it does for all, and then where all find the same."""
+
+    def refused():
+        raise RopewalkError("no such model")
+
+    def led(case, mesh, world):
+        return world.lead(refused)
+
+    def found(case, mesh, world):
+        raise world.known_to_all(RopewalkError("the disk is full"))
+
+    return _ended(led, case), _ended(found, case)
+
+
+def failing_unheard(case):
+    """The same where a rank raises a refusal of its own, which the others do not know of."""
+
+    def check(case, mesh, world):
+        if world.leads:
+            raise RopewalkError("rank 0 alone has no such engine")
+        return Outcome.not_run("")
+
+    return _ended(check, case)
+
+
+def _ended(check, case):
+    """The note of rank 0's check, or what left run_in; a barrier that nobody joins is told and not waited for."""
+    waited = []
+    with pytest.MonkeyPatch.context() as patch, joined("cpu") as world:
+        patch.setattr(running, "TOGETHER", {"ranks": check})
+        patch.setattr(World, "barrier", lambda world: waited.append(world.rank))
+        try:
+            outcome = run_in(Planned("ranks", "", "", MeshShape(shard=world.size)), case, world, "cpu")
+        except Exception as error:
+            return f"left with {type(error).__name__}: {error}", waited
+        return outcome.note, waited
+
+
+def once_on_some(case):
+    """How often each rank computes what they compute together, where rank 0 alone has a result of before."""
+    counts = []
+
+    def compute():
+        counts.append(0)
+        return len(counts)
+
+    with joined("cpu") as world:
+        if world.leads:
+            once(case, "together", lambda: 7)
+        return [once_together(case, world, "together", compute) for _ in range(2)]
 
 
 def shifted_rows(rows):

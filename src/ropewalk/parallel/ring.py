@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from ropewalk.parallel.ring_blocks import (
     resolve_ring_engine,
     wide_dtype,
 )
-from ropewalk.parallel.ring_plan import RingPlan, Round, ring_plan
+from ropewalk.parallel.ring_plan import RingPlan, Round, ring_plan, sent_on
 from ropewalk.parallel.shards import ShardedLayouts
 
 # Shapes: B rows, n places of one ring rank, P = B·n, H query heads, K key/value heads, D head dim, V value dim,
@@ -148,7 +147,7 @@ class Ring:
         if step == len(self.plan.rounds):
             return None
         each = self.plan.rounds[step]
-        sent = kv_PKE.index_select(0, _sent(each, kv_PKE.device))
+        sent = kv_PKE.index_select(0, sent_on(each, kv_PKE.device))
         return self._exchange(sent, each.destination, each.source, each.received)
 
     def give_back(self, each: Round, grad_NKE: Tensor) -> Message:
@@ -180,7 +179,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
         q, kv = _places(query), torch.cat([_places(key), _places(value)], dim=2)
-        out, lse = ring_forward(q, kv, key.shape[3], value.shape[3], ring)
+        with _own_dtypes(query):
+            out, lse = ring_forward(q, kv, key.shape[3], value.shape[3], ring)
         output = _rows(out.to(query.dtype), len(query))
         ctx.ring = ring
         ctx.save_for_backward(query, key, value, output, lse)
@@ -195,13 +195,20 @@ class _RingAttention(torch.autograd.Function):
         out, grad = _places(output), _places(grads[0])
         wide = wide_dtype(query.dtype)
         delta = (out.to(wide) * grad.to(wide)).sum(dim=-1)
-        grad_q, grad_kv = ring_backward(q, kv, key.shape[3], Final(out, lse.to(wide), grad, delta), ring)
+        final = Final(out, lse.to(wide), grad, delta)
+        with _own_dtypes(query):
+            grad_q, grad_kv = ring_backward(q, kv, key.shape[3], final, ring)
 
         grad_k, grad_v = grad_kv.split([key.shape[3], value.shape[3]], dim=2)
         grad_query, grad_key, grad_value = (
             _rows(x.to(query.dtype), len(query)) for x in (grad_q, grad_k, grad_v)
         )
         return grad_query, grad_key, grad_value, None
+
+
+def _own_dtypes(query: Tensor) -> torch.autocast:
+    """No autocast: it would turn the products of plain blocks, which are float32, into 16-bit ones."""
+    return torch.autocast(query.device.type, enabled=False)
 
 
 def ring_forward(
@@ -244,12 +251,7 @@ def ring_backward(
 
 def _collect(grad_PKE: Tensor, each: Round, returned: Message) -> None:
     """Add what came back to the gradients of the places that were sent; none was sent twice in a round."""
-    grad_PKE.index_add_(0, _sent(each, grad_PKE.device), returned.wait())
-
-
-@lru_cache(maxsize=256)
-def _sent(each: Round, device: torch.device) -> Tensor:
-    return each.sent.to(device)
+    grad_PKE.index_add_(0, sent_on(each, grad_PKE.device), returned.wait())
 
 
 def _places(x_BHnD: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.parallel.ring_blocks import Final, Gradients, Part, Scoring, wide_dtype
-from ropewalk.parallel.ring_plan import Range, Round, Run
+from ropewalk.parallel.ring_plan import Range, Round, Run, kept_with_round
 
 # Shapes: as in ring_blocks; S slots, in which the keys of runs stand one after the other.
 
@@ -85,7 +84,7 @@ def _add_slots(into_NKD: Tensor, grad_SKD: Tensor, layer: Layer) -> None:
         into_NKD[start:end] += grad_SKD[slots].sum(dim=0, dtype=wide)
 
 
-@lru_cache(maxsize=256)
+@kept_with_round
 def layers_of(each: Round, device: torch.device) -> tuple[Layer, ...]:
     """The layers of a round, their index tensors on a device; made once, every layer of a model finds them here."""
     found: dict[int, list[Run]] = {}

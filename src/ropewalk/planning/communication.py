@@ -1,4 +1,7 @@
-"""Bytes that one rank sends to others, as exact functions; reading a rank's own part from memory is not counted."""
+"""Bytes that one rank sends to others: exact, but for packed rows around a ring, which have a bound.
+
+Reading a rank's own part from memory is not counted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropewalk.parallel.mesh import MeshShape
+from ropewalk.parallel.ring_keys import packed_ring_keys
 from ropewalk.parallel.ulysses import check_heads, replicated_kv_heads
 from ropewalk.planning.model_shape import MASTER_BYTES, ModelShape, ShardedRun, Sizes, numel
 
@@ -39,14 +43,15 @@ def step_communication(
     Args:
         run: what one pass does.
         micro_batches: passes of a step.
-        document_length: rows are packed with documents of this length, so the ring sends less: a bound. None for one
-            causal document a row.
+        document_length: rows are packed with documents of this length, for which the ring's bytes are a bound. None
+            for one causal document a row.
     """
     shape, mesh = run.model, run.mesh
     places, width, again = run.places, run.compute_bytes, run.checkpointing
-    ring = max(ring_bytes(shape, mesh, places, width, again, rank) for rank in {0, mesh.ring - 1})
-    if document_length is not None and mesh.ring > 1:
-        ring = min(ring, packed_ring_bytes(run, document_length))
+    if document_length is None:
+        ring = max(ring_bytes(shape, mesh, places, width, again, rank) for rank in {0, mesh.ring - 1})
+    else:
+        ring = packed_ring_bytes(run, document_length)
     return Communication(
         micro_batches * fsdp_bytes(shape.units, mesh, width),
         micro_batches * replica_bytes(shape.units, mesh),
@@ -119,8 +124,12 @@ def ring_pieces(ring: int, rank: int) -> tuple[int, int]:
 def ring_bytes(
     shape: ModelShape, mesh: MeshShape, places: int, dtype_bytes: int, checkpointing: bool, ring_rank: int
 ) -> int:
-    """Sent by a ring rank in one pass over all layers, for one causal document a row in the zigzag cut: the most
-    that any documents need, since keys that no query sees are not sent.
+    """Sent by a ring rank in one pass over all layers, for one causal document a row in the zigzag cut, which
+    ``auto`` takes for it: exact where pieces are equal.
+
+    Other documents mostly need less, since keys that no query sees are not sent, but not always: a cut by cost may
+    send more. At most every key goes to every other rank, which for w bytes of a key sent in all passes together is
+    (w + 4) / (w + 2) of what the last rank sends here: 5/4 in bfloat16 with checkpointing, 4/3 without.
 
     Keys and values go out in the forward, in the recomputation and in the backward; in the backward the float32
     gradients of those received go back. A piece is half the places of a ring rank, which are ``sequence`` times those
@@ -146,12 +155,19 @@ def ring_bytes(
 def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
     """The most that a ring rank sends in one pass over rows of equal documents that do not see each other.
 
-    Of a piece of p places at most the last min(p, d) belong to a document of d tokens that goes on behind it, and at
-    most ceil(d / p) further pieces hold queries of it; a rank has two pieces. As many keys are received at most.
+    The cut is the one that ``auto`` takes for these documents; where in the row they start is not used, so that
+    documents which happen to end where a piece does send no less than others. Documents of various lengths may need
+    another cut: :func:`ropewalk.parallel.ring_plan.ring_bytes` has the bytes of rows that are there.
+
+    Args:
+        run: what one pass does.
+        document_length: tokens; one document a row if that is longer than a row.
     """
-    shape, sequence = run.model, run.mesh.sequence
-    kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
-    piece = max(1, run.shard_length * sequence // 2)
-    keys = run.rows_per_batch * 2 * min(piece, document_length) * -(-document_length // piece)
-    width = (3 if run.checkpointing else 2) * run.compute_bytes + MASTER_BYTES
-    return shape.layers * keys * kv_heads * 2 * shape.head_dim * width
+    mesh, shape = run.mesh, run.model
+    if mesh.ring == 1:
+        return 0
+    keys = packed_ring_keys(run.row_length, document_length, mesh.ring)
+    times = 3 if run.checkpointing else 2
+    most = max(times * sent * run.compute_bytes + received * MASTER_BYTES for sent, received in keys)
+    kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence) // mesh.sequence
+    return shape.layers * run.rows_per_batch * most * kv_heads * 2 * shape.head_dim

@@ -18,7 +18,7 @@ from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.sharded_checkpoint import ShardedCheckpoints, load_checkpoint
 from ropewalk.training.step import train_step
 from ropewalk.verification.case import Case
-from ropewalk.verification.computing import load_on, load_whole, once
+from ropewalk.verification.computing import load_on, load_whole, once_together
 from ropewalk.verification.result import Outcome
 
 LEARNING_RATE = 1e-3
@@ -47,7 +47,7 @@ class BrokenRun:
 
 def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
     """Weights and optimiser state from a sharded checkpoint, on the same mesh and in one process, bit for bit."""
-    run = once(case, "broken run", lambda: _broken_run(case, mesh, world))
+    run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
     there = _state(model, optimizer, world)
@@ -69,7 +69,7 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
 
 def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
     """Two steps, a checkpoint, two more: in one go, and by processes that loaded the checkpoint; bit for bit."""
-    run = once(case, "broken run", lambda: _broken_run(case, mesh, world))
+    run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
     losses = _train(case, model, optimizer, mesh)

@@ -18,6 +18,7 @@ from ropewalk.integrations.models import load_model
 from ropewalk.integrations.sharding import load_sharded
 from ropewalk.packing import Row
 from ropewalk.parallel import Mesh, World
+from ropewalk.training.checkpoint_files import told_to_all
 from ropewalk.training.step import train_step
 from ropewalk.verification.case import Case
 from ropewalk.verification.rounding import Values
@@ -91,7 +92,7 @@ def load_on(
         case.model,
         mesh,
         world,
-        _device(mesh, world),
+        device_on(mesh, world),
         rope=case.rope,
         engine=engine_for(case, compute or dtype),
         dtype=dtype,
@@ -102,7 +103,7 @@ def load_on(
     ).train()
 
 
-def _device(mesh: Mesh, world: World) -> torch.device:
+def device_on(mesh: Mesh, world: World) -> torch.device:
     kind: str = mesh.device_mesh.device_type
     return torch.device(kind, world.local_rank) if kind == "cuda" else torch.device(kind)
 
@@ -226,9 +227,18 @@ def _kept(key: str) -> dict[str, Any]:
 
 
 def once(case: Case, name: str, compute: Callable[[], T]) -> T:
-    """What ``compute`` gave for this case in this process, computed once."""
+    """What ``compute`` gave for this case in this process, computed once; for what one process computes by itself."""
     kept = _kept(case.key)
     if name not in kept:
+        kept[name] = compute()
+    value: T = kept[name]
+    return value
+
+
+def once_together(case: Case, world: World, name: str, compute: Callable[[], T]) -> T:
+    """The same for what all ranks compute together: all of them do as long as one has no result."""
+    kept = _kept(case.key)
+    if not all(told_to_all(world, name in kept)):
         kept[name] = compute()
     value: T = kept[name]
     return value

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import load_model, read_config, rotary_module
+from ropewalk.integrations.models import cast_parameters, load_model, read_config, rotary_module
 from ropewalk.packing import PackedLayout
 from ropewalk.packing.row import IGNORED
 from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RotaryEmbedding
 from ropewalk.training.sharded_checkpoint import export_model
 from ropewalk.verification.case import Case
-from ropewalk.verification.computing import load_on, once
+from ropewalk.verification.computing import load_on, once_together
 from ropewalk.verification.engines import compute_dtype
 from ropewalk.verification.result import Outcome
 
@@ -50,7 +50,7 @@ def rope_as_loaded(case: Case) -> Outcome:
     dtype = compute_dtype(case)
     model = load_model(case.model, dtype=torch.float32, device=case.device, **_options(case))
     if case.precision == "bfloat16":
-        model.to(dtype)
+        cast_parameters(model, dtype)
     return _held(case, {f"in {str(dtype).removeprefix('torch.')}": _in_row(case, _losses(model))})
 
 
@@ -99,7 +99,7 @@ def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
         export_model(model, folder, None, world, dtype if isinstance(dtype, torch.dtype) else torch.float32)
         return folder
 
-    return once(case, "saved", save)
+    return once_together(case, world, "saved", save)
 
 
 def _options(case: Case) -> dict[str, Any]:

@@ -12,44 +12,42 @@ from torch import Tensor
 from ropewalk.attention import attend, check_engine
 from ropewalk.errors import EngineError
 from ropewalk.integrations.losses import decoder_of
-from ropewalk.packing import PackedLayout
-from ropewalk.testing import AttentionErrors, attention_errors
 from ropewalk.verification.case import Case
 from ropewalk.verification.computing import load_whole, once
+from ropewalk.verification.exactness import Attended, Expected, expected_of, values_of
 from ropewalk.verification.result import Outcome
 
 RECORDING = "ropewalk_recording"
 """Name under which transformers knows the attention that keeps its queries, keys and values."""
 
-Attended = tuple[Tensor, Tensor, Tensor]
-
 
 def engine_equals_reference(case: Case, engine: str) -> Outcome:
     """Output and gradients of one engine in every layer and row, in the dtype that the recipe computes in.
 
-    The budget is that of ``ropewalk.testing``, twice what plain attention in this dtype is off and one rounding; for
-    gradients a rounding of the scores as well. Those of a trained model are large, and a fused backward takes its
-    weights from a log-sum-exp as large as they are, rounded to the dtype.
+    The budget is that of :func:`expected_of`.
     """
     dtype = compute_dtype(case)
     try:
         check_engine(engine, case.device, dtype, case.length, head_dim=case.head_dim, softcap=case.softcap)
     except EngineError as refusal:
         return Outcome.not_run(f"not run here: {refusal}")
-    attended = once(case, "attended", lambda: _attended(case))
     worst = (0.0, 0.0, 0.0, "")
-    for number, calls in enumerate(attended):
+    rows = attended_of(case)
+    for number, layers in enumerate(rows):
         layout = case.rows[number].layout
-        for layer, (q, k, v) in enumerate(calls):
-            run = partial(attend, layout=layout, engine=engine, softcap=case.softcap)
-            found = attention_errors(run, q.to(dtype), k.to(dtype), v.to(dtype), [layout], case.softcap)
-            worst = max(worst, (*_worst(found, _peak(q, k, layout)), f"layer {layer}, row {number}"))
+        for layer, each in enumerate(layers):
+            run = partial(attend, layout=layout, engine=engine, scale=each.scale, softcap=each.softcap)
+            inputs = (each.query, each.key, each.value)
+            found = values_of(run, inputs, each.cotangent, case.precision)
+            worst = max(
+                worst, (*expected_at(case, number, layer).worst(found), f"layer {layer}, row {number}")
+            )
     _, error, budget, where = worst
     what = str(dtype).removeprefix("torch.")
     return Outcome.within(
         error,
         budget,
-        f"output and gradients of attention in {len(attended[0])} layers and {len(attended)} rows, {what}",
+        f"output and gradients of attention in {len(rows[0])} layers and {len(rows)} rows, {what}",
         f"in {where} engine {engine} is further from exact attention than plain attention in {what} is: it does not "
         "attend as the layout says, so documents leak into each other or miss tokens; choose another engine",
     )
@@ -60,27 +58,27 @@ def compute_dtype(case: Case) -> torch.dtype:
     return torch.float32 if case.precision == "float32" else torch.bfloat16
 
 
-def _worst(found: AttentionErrors, peak: float) -> tuple[float, float, float]:
-    """Share of the budget, error and budget of the worst of output and gradients; ``peak`` is the largest score."""
-    shares = []
-    for number, (error, plain, unit) in enumerate(zip(found.engine, found.plain, found.unit, strict=True)):
-        # Rounded to the nearest, the log-sum-exp is off by half a unit of its size.
-        allowed = 2 * plain + unit * (1 + peak / 2 if number else 1)
-        shares.append((error / allowed if error else 0.0, error, allowed))
-    return max(shares)
+def attended_of(case: Case) -> list[list[Attended]]:
+    """For each row what its layers attend with, rounded to the dtype that the recipe computes in; once a case."""
+    return once(case, "attended", lambda: _attended(case))
 
 
-def _peak(query: Tensor, key: Tensor, layout: PackedLayout) -> float:
-    groups = query.shape[1] // key.shape[1]
-    scores = query @ key.repeat_interleave(groups, dim=1).transpose(-2, -1) / math.sqrt(query.shape[-1])
-    return float(scores.abs().masked_fill(~layout.dense_mask().to(scores.device), 0.0).max())
+def expected_at(case: Case, row: int, layer: int) -> Expected:
+    """Exact attention of a row in a layer, on the CPU; once a case."""
+
+    def compute() -> Expected:
+        found = expected_of(attended_of(case)[row][layer], [case.rows[row].layout])
+        return Expected(tuple(x.cpu() for x in found.values), found.allowed)
+
+    return once(case, f"exact attention of row {row}, layer {layer}", compute)
 
 
 def _attended(case: Case) -> list[list[Attended]]:
-    """Queries, keys and values of every row and layer, as plain attention over the row meets them."""
+    """As plain attention over the row meets them, in float32."""
     from transformers import AttentionInterface
 
     calls: list[Attended] = []
+    dtype = compute_dtype(case)
 
     def record(
         module: Any,
@@ -92,8 +90,11 @@ def _attended(case: Case) -> list[list[Attended]]:
         layout: Any = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        calls.append((query.detach(), key.detach(), value.detach()))
-        output = attend(query, key, value, layout.layouts, "reference", scaling, options.get("softcap"))
+        scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+        # Contiguous: views of a layer's projections would keep all of them.
+        q, k, v = (x.detach().contiguous() for x in (query, key, value))
+        calls.append(Attended(q, k, v, scale, options.get("softcap")).to(dtype))
+        output = attend(query, key, value, layout.layouts, "reference", scale, options.get("softcap"))
         return output.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(RECORDING, record)

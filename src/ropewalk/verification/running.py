@@ -5,18 +5,31 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch.distributed as dist
 
 from ropewalk.attention.api import ENGINES
-from ropewalk.errors import RopewalkError
-from ropewalk.parallel import MeshShape, World, joined, make_mesh
+from ropewalk.errors import Echo, RopewalkError
+from ropewalk.parallel import Mesh, MeshShape, World, joined, make_mesh
 from ropewalk.testing.ranks import RankFailure
-from ropewalk.training.checkpoint_files import told_to_all
 from ropewalk.training.reporter import Reporter, Silent
-from ropewalk.verification import checkpoints, documents, effective_rope, engines, labels, meshes, saved_model
+from ropewalk.verification import (
+    checkpoints,
+    documents,
+    effective_rope,
+    engines,
+    labels,
+    meshes,
+    saved_model,
+    sharded_attention,
+)
 from ropewalk.verification.case import Case
 from ropewalk.verification.result import Check, Outcome
+
+T = TypeVar("T")
 
 ALONE: Mapping[str, Callable[..., Outcome]] = {
     "documents": documents.packed_equals_separate,
@@ -27,6 +40,7 @@ ALONE: Mapping[str, Callable[..., Outcome]] = {
 """Checks of one process: of the case, and of an engine's name for ``engine``."""
 
 TOGETHER: Mapping[str, Callable[..., Outcome]] = {
+    "attention": sharded_attention.attention_on_ranks,
     "shards": labels.labels_of_shards,
     "ranks": meshes.ranks_equal_one,
     "loss": meshes.loss_is_the_mean_of_tokens,
@@ -85,6 +99,10 @@ def planned_checks(case: Case, ranks: int, own: MeshShape | None = None) -> list
         name = f"labels of shards, {shape}"
         found.append(Planned("shards", name, "what all ranks hold with the whole rows", shape, reason=reason))
     for shape, reason in shapes.items():
+        if shape.sequence_degree > 1:
+            text = "attention on the model's own queries, keys and values with float64"
+            found.append(Planned("attention", f"attention on ranks, {shape}", text, shape, reason=reason))
+    for shape, reason in shapes.items():
         name = f"{ranks} ranks = 1 rank, {shape}"
         found.append(
             Planned("ranks", name, "the training step on a mesh with one process", shape, reason=reason)
@@ -128,34 +146,88 @@ def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check
     with joined(device_type) as world:
         began = time.perf_counter()
         outcome = _outcome(planned, case, world, device_type)
-        return _check(planned, outcome, time.perf_counter() - began)
+        found = _check(planned, outcome, time.perf_counter() - began)
+    # The pool's processes join for each check anew, and live on.
+    if world.control is not None:
+        dist.destroy_process_group(world.control)
+    return found
 
 
 def run_in(planned: Planned, case: Case, world: World, device_type: str) -> Check:
-    """The same in processes that nobody restarts: where one fails, all learn of it and go on to the next check."""
+    """The same in processes that nobody starts anew.
+
+    What every rank knows to have failed is the check's result, and all go on to the next. Anything else leaves the
+    process: the others may be waiting for this rank in the midst of a collective, and only its end can wake them.
+
+    Raises:
+        Exception: what went wrong on this rank alone.
+    """
     began = time.perf_counter()
-    failure = None
-    outcome = Outcome.not_run("")
+    telling = _Telling(**{each.name: getattr(world, each.name) for each in fields(World)})
     try:
-        outcome = _outcome(planned, case, world, device_type)
-    except Exception as error:
-        # As in verify: whatever went wrong is what was asked.
-        failure = reason_of(error)
-    failures = [f"rank {rank}: {told}" for rank, told in enumerate(told_to_all(world, failure)) if told]
-    if failures:
-        outcome = Outcome(None, None, False, f"stopped: {failures[0]}")
+        outcome = _outcome(planned, case, telling, device_type)
+    except RopewalkError as error:
+        if not isinstance(error, Echo) and not any(error is told for told in telling.told):
+            raise
+        outcome = _stopped(error)
+    # The others wait for what rank 0 does alone here, where they have the patience for it.
+    world.barrier()
     return _check(planned, outcome, time.perf_counter() - began)
+
+
+@dataclass(frozen=True, eq=False)
+class _Telling(World):
+    """A world that remembers which errors of rank 0 all ranks know of.
+
+    Attributes:
+        told: by rank 0, which raises them itself; the others raise an Echo.
+    """
+
+    told: list[RopewalkError] = field(default_factory=list)
+
+    def lead(self, function: Callable[[], T]) -> T:
+        try:
+            return super().lead(function)
+        except RopewalkError as error:
+            self.told.append(error)
+            raise
+
+    def known_to_all(self, error: RopewalkError) -> RopewalkError:
+        self.told.append(error)
+        return super().known_to_all(error)
 
 
 def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Outcome:
     if planned.reason is not None:
         return Outcome.not_run(planned.reason)
     if planned.shape is not None:
-        return TOGETHER[planned.kind](case, make_mesh(planned.shape, device_type), world)
+        return TOGETHER[planned.kind](case, mesh_of(planned.shape, device_type), world)
     if not world.leads:
         return Outcome.not_run("")
     arguments = () if planned.engine is None else (planned.engine,)
-    return ALONE[planned.kind](case, *arguments)
+    try:
+        return ALONE[planned.kind](case, *arguments)
+    except Exception as error:
+        # Whatever the model, a library or the machine did: that is what was asked, and nobody waits for this rank.
+        return _stopped(error)
+
+
+def _stopped(error: BaseException) -> Outcome:
+    return Outcome(None, None, False, f"stopped: {reason_of(error)}")
+
+
+def mesh_of(shape: MeshShape, device_type: str) -> Mesh:
+    """A mesh of all ranks, made once: process groups hold memory and connections until the run ends."""
+    made = _meshes(dist.group.WORLD)
+    if (shape, device_type) not in made:
+        made[shape, device_type] = make_mesh(shape, device_type)
+    return made[shape, device_type]
+
+
+@lru_cache(maxsize=1)
+def _meshes(world: Any) -> dict[tuple[MeshShape, str], Mesh]:
+    """Of one default process group; another one has other ranks."""
+    return {}
 
 
 def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
@@ -167,12 +239,15 @@ def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
 def verify(
     planned: Sequence[Planned], call: Callable[[Planned], Check], reporter: Reporter | None = None
 ) -> list[Check]:
-    """Run checks one after the other; one that cannot run to its end has failed, and the others still run.
+    """Run checks one after the other; one that fails in a pool has failed, and the others still run.
 
     Args:
         planned: from :func:`planned_checks`.
         call: runs one on all ranks, and gives what rank 0 found.
         reporter: progress.
+
+    Raises:
+        Exception: what ``call`` does, but for a failure in a pool.
     """
     checks = []
     with (reporter or Silent()).bar("verify", len(planned)) as advance:
@@ -181,10 +256,9 @@ def verify(
             began = time.perf_counter()
             try:
                 checks.append(call(each))
-            except Exception as error:
-                # Whatever the model, a library or the machine did: that is what was asked.
-                outcome = Outcome(None, None, False, f"stopped: {reason_of(error)}")
-                checks.append(_check(each, outcome, time.perf_counter() - began))
+            except RankFailure as error:
+                # Whatever the model, a library or the machine did: that is what was asked, and the pool starts afresh.
+                checks.append(_check(each, _stopped(error), time.perf_counter() - began))
         advance(len(planned), "")
     return checks
 
