@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -20,5 +21,9 @@ def test_a_pool_gives_results_in_order_and_outlives_its_failures():
         assert set(ranks.run(os.getpid)).isdisjoint(pids)
         with pytest.raises(RankFailure, match="rank 0: the process died"):
             ranks.run(dying, 0, signal.SIGKILL)
+        # One that ends between two calls is noticed too.
+        os.kill(ranks.run(os.getpid)[1], signal.SIGKILL)
+        time.sleep(0.5)
+        assert ranks.run(own_rank) == [(0, 2, "0"), (1, 2, "1")]
         with pytest.raises(RankFailure, match=r"rank 1: no answer within 0\.2 seconds"):
             ranks.run(late, 1, seconds=0.2)

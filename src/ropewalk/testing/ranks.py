@@ -59,6 +59,9 @@ class Ranks:
         Raises:
             RankFailure: if it raises on a rank, or a rank dies or is late. The pool starts afresh at the next call.
         """
+        if not all(process.is_alive() for process in self._processes):
+            # Ended between two calls, by whoever; nothing of theirs is awaited.
+            self.close()
         if not self._processes:
             self._start()
         for pipe in self._pipes:
