@@ -372,7 +372,7 @@ def test_what_a_killed_process_left_is_ignored_and_removed(tied_llama, rows, tmp
 def test_a_rank_killed_while_it_writes_leaves_the_last_checkpoint(two_ranks, tied_llama, rows, tmp_path):
     with pytest.raises(RankFailure):
         two_ranks.run(killed, tied_llama, tmp_path)
-    assert (tmp_path / ".stage0-step000002.partial").is_dir()
+    # What was being written may be there or not: rank 0 clears it away if it still can.
     path = latest_whole(tmp_path)
     assert path == tmp_path / "stage0-step000001"
     one = Trainee(tied_llama, rows)

@@ -82,7 +82,10 @@ def test_offloading_needs_checkpointing(recipe_values):
         ({"ring": 0}, "parallel.ring: Input should be greater than or equal to 1, got 0"),
         ({"ulysses": 2}, "unknown key parallel.ulysses; known keys are replicate, ring, sequence, shard"),
         ({"rings": 2}, "unknown key parallel.rings; did you mean ring?"),
-        ("best", "parallel: Input should be 'auto', got 'best'"),
+        (
+            "best",
+            "parallel: Input should be 'auto' or a mapping of replicate, shard, sequence, ring, got 'best'",
+        ),
     ],
 )
 def test_an_error_in_the_degrees_names_the_key(recipe_values, parallel, said):

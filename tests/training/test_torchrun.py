@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +14,18 @@ PROGRAM = """
 import os, signal, sys
 import ropewalk.training.stage as stage
 step_of, done = stage.train_step, [0]
+mark = sys.argv[1]
 def steps(*arguments):
     # The fourth step of rank 1 is its last, once.
-    if os.environ["RANK"] == "1" and done[0] == 3 and not os.path.exists(sys.argv[1]):
-        open(sys.argv[1], "w").close()
+    if os.environ["RANK"] == "1" and done[0] == 3 and not os.path.exists(mark):
+        open(mark, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     done[0] += 1
     return step_of(*arguments)
 stage.train_step = steps
-from ropewalk.cli.app import main
-sys.exit(main(sys.argv[2:]))
+from ropewalk.cli.app import run
+sys.argv[1:] = sys.argv[2:]
+run()
 """
 
 
@@ -121,3 +124,17 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
     assert len(said) == 1
     assert "4 ranks, and 2 were started" in said[0]
     assert not Path(tmp_path / "run").exists()
+
+
+def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, tmp_path):
+    """The output holds a finished run of someone else: the refusal must outlive torchrun's second attempt."""
+    shutil.copytree(undisturbed[1], tmp_path / "run")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**values, "output": str(tmp_path / "run")}))
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    result = torchrun("-m", "ropewalk", "extend", recipe, restarts=1)
+    assert result.returncode != 0
+    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 2
+    assert all("is not empty; add --resume" in line for line in said)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before

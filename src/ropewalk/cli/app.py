@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = app(args=arguments, prog_name="ropewalk", standalone_mode=False)
         # typer turns Ctrl-C into this status of its own.
-        return _fail("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+        return _fail_once("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
     except Echo as error:
         # The first of several processes says it.
         return 1 if error.failed else 2
@@ -77,9 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         context = getattr(error, "ctx", None)
         command = " ".join(context.command_path.split()) if context is not None else "ropewalk"
-        return _fail(f"{error.format_message()} (see {command} --help)", 2)
+        return _fail_once(f"{error.format_message()} (see {command} --help)", 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return _fail_once("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
@@ -90,6 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
 
 
+def _fail_once(message: str, status: int) -> int:
+    """What every process of a run finds by itself, said by the first."""
+    return _fail(message, status) if os.environ.get("RANK", "0") == "0" else status
+
+
 def _fail(message: str, status: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return status
@@ -97,7 +102,13 @@ def _fail(message: str, status: int) -> int:
 
 def run() -> None:
     """Entry point of the ``ropewalk`` script."""
-    sys.exit(main())
+    status = main()
+    if status and "RANK" in os.environ:
+        # One of several processes: threads that still talk to the others would abort the interpreter's own end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

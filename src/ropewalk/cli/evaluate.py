@@ -331,7 +331,7 @@ def evaluate_command(
         check_processes(world.size, parallel, average, server, device)
         return settings, loading, serving, Output(out, samples_dir, as_json)
 
-    with joined(device) as world:
+    with joined(device, "the same command goes on where it was") as world:
         # Every process reads the same command; what is wrong with it is said once.
         settings, loading, serving, output = world.lead(lambda: asked(world))
         if world.size == 1:

@@ -9,6 +9,8 @@ import typer
 
 from ropewalk.cli.output import JsonOption, notes, print_json, results
 
+GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command ``extend``."""
@@ -37,7 +39,7 @@ def extend(
     from ropewalk.training import load_recipe
     from ropewalk.training.report import run_tables, write_run_report
 
-    with joined() as world:
+    with joined(go_on=GO_ON) as world:
         read = world.lead(lambda: load_recipe(recipe, overrides or []))
         summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
         if not world.leads:

@@ -108,11 +108,12 @@ def world_from_environment() -> World:
 
 
 @contextmanager
-def joined(device_type: str = "auto") -> Iterator[World]:
+def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator[World]:
     """Join the run's processes while the context is open: nothing to do where there is one.
 
     Args:
         device_type: ``cpu``, ``cuda``, or ``auto``: CUDA where there is a device for each process of this machine.
+        go_on: what a user can do after a process was lost.
 
     Raises:
         RunFailure: where the block raised because another process ended.
@@ -132,8 +133,7 @@ def joined(device_type: str = "auto") -> Iterator[World]:
             yield world
     except _Ended:
         raise RunFailure(
-            f"rank {world.rank} was told to end, because another process failed or the job was cancelled; the run can "
-            "go on from its last checkpoint with --resume"
+            f"rank {world.rank} was told to end, because another process failed or the job was cancelled; {go_on}"
         ) from None
     except Echo:
         if started:
@@ -147,7 +147,10 @@ def joined(device_type: str = "auto") -> Iterator[World]:
     except RuntimeError as error:
         if not _is_lost_contact(error):
             raise
-        raise RunFailure(lost_contact(world.rank)) from error
+        raise RunFailure(
+            f"rank {world.rank} lost contact with the other processes: one of them has ended or hangs; its own message "
+            f"says why; {go_on}"
+        ) from error
     # Only in good order: a group whose other processes have died may never come back from this.
     if started:
         dist.destroy_process_group()
@@ -159,14 +162,6 @@ def _outlast_rank_0(world: World) -> None:
         # Nobody comes: the wait ends when rank 0 has gone.
         dist.barrier(group=world.control)
     time.sleep(LAST_WORDS)
-
-
-def lost_contact(rank: int) -> str:
-    """What a process says when another one has gone."""
-    return (
-        f"rank {rank} lost contact with the other processes: one of them has ended or hangs; its own message says why, "
-        "and the run can go on from its last checkpoint with --resume"
-    )
 
 
 def _start(world: World, device_type: str) -> None:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ropewalk.errors import RopewalkError
-from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe import Parallel, Recipe
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -101,6 +101,8 @@ def _problem(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")
+    if key == "parallel" and problem["type"] == "literal_error":
+        message += f" or a mapping of {', '.join(Parallel.model_fields)}"
     got = "" if isinstance(problem["input"], dict | list | BaseModel) else f", got {problem['input']!r}"
     return f"{key}: {message}{got}" if key else message
 

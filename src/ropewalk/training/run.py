@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from contextlib import ExitStack
@@ -45,7 +46,8 @@ SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-PREPARED = {"data", ROWS, "versions.json"}
+LAUNCH = ".launch"
+PREPARED = {"data", ROWS, "versions.json", LAUNCH}
 """What may lie in an output folder before a run has begun: the recipe is written last of all preparations."""
 
 
@@ -71,7 +73,7 @@ def extend(
     reporter = Team(world).reporter(reporter)
     output = Path(recipe.output).expanduser()
     # Processes that torchrun starts again after a failure go on by themselves.
-    resume = resume or world.lead(lambda: world.restarts > 0 and (output / RECIPE).is_file())
+    resume = resume or world.lead(lambda: world.restarts > 0 and _begun_by(output) == _launch())
     world.lead(lambda: _check_output(output, recipe, resume))
     # The mesh depends on the memory of the machine that is asked; one of them decides.
     mesh = world.lead(lambda: plan(recipe, world).mesh)
@@ -130,9 +132,21 @@ def extend(
     return summary
 
 
+def _launch() -> str:
+    """Which torchrun has started this process: its run id, and its own process."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
+
+
+def _begun_by(output: Path) -> str | None:
+    """The launch that began or took up the run in a folder: a restart must not go on with another's."""
+    path = output / LAUNCH
+    return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
+
+
 def _write_start(recipe: Recipe, chosen: Plan, rows: list[PackedRows], output: Path) -> None:
     write_json(output / ROWS, rows_record(recipe, rows))
     write_json(output / "versions.json", versions(chosen))
+    write_text(output / LAUNCH, _launch())
     write_text(output / RECIPE, dump_recipe(recipe))
 
 
