@@ -1,6 +1,9 @@
 """``ropewalk verify`` as a user meets it: a table, JSON, a file, and the exit status."""
 
 import json
+import os
+import signal
+import tempfile
 
 import pytest
 import yaml
@@ -42,18 +45,45 @@ def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
     assert {"model", "mesh", "device", "versions"} <= found.keys()
     for check in found["checks"]:
         assert check.keys() == {"name", "compared", "error", "budget", "passed", "seconds", "note"}
-    assert "the first 1 layers of 5" in captured.err
+    assert "the first layer of 5" in captured.err
+    assert not any("1 layers" in check["note"] for check in found["checks"])
     assert not (tmp_path / "run").exists()
 
 
 def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(ropewalk.verification, "run_planned", run_with_a_cast)
     settings = ["--set", "exact_rope=false", "--set", "precision=bfloat16"]
     assert main(["verify", recipe, *SMALL, *settings]) == 1
     captured = capsys.readouterr()
     assert "failed: RoPE as loaded: in bfloat16 the model rotates by other angles" in captured.out
     assert "NO" in captured.out
+    title, *table = captured.out.partition("\n\n")[0].splitlines()
+    assert "embedded, first layer: 4 rows" in title
+    assert len(table) > 15
+    assert max(map(len, table)) <= 80
     assert "checks failed: RoPE as loaded" in captured.err.splitlines()[-1]
+
+
+def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    seen = []
+
+    def told_to_end(*_):
+        seen.extend((tmp_path / "temporary").glob("ropewalk-verify-*"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal is handled before the next line")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ropewalk.verification, "planned_checks", told_to_end)
+    assert main(["verify", recipe, *SMALL]) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "error: verify was told to end by SIGTERM, and left nothing behind"
+    )
+    assert len(seen) == 1
+    assert not list((tmp_path / "temporary").iterdir())
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_processes_of_torchrun_are_used(two_ranks, recipe):

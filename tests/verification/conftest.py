@@ -82,6 +82,9 @@ def made(
         seed=0,
         optimizer=Optimizer(),
         precision="float32",
+        rows_per_batch=2,
+        gradient_checkpointing=False,
+        offload_activations=False,
         device="cpu",
         scratch=str(tmp_path_factory.mktemp("scratch")),
     )

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ropewalk.verification import planned_checks, verify
+from ropewalk.parallel import MeshShape
+from ropewalk.verification import Planned, planned_checks, verify
 from verification_cases import FAULTS, run_with, shifted_rows
 
 
@@ -22,8 +23,12 @@ SHARDS = {"labels of shards, 2 sequence", "labels of shards, 2 ring"}
 PARTS = {"2 ranks = 1 rank, 2 sequence", "2 ranks = 1 rank, 2 ring"}
 EXPECTED = {
     "labels shifted after sharding": (SHARDS | PARTS, "the ranks lose"),
-    "mean of means": (PARTS | {"loss normalisation, 2 shard"}, "rows with few targets count for more"),
+    "mean of means": (
+        PARTS | {"2 ranks = 1 rank, 2 shard", "loss normalisation, 2 shard"},
+        "rows with few targets count for more",
+    ),
     "positions local to the shard": (SHARDS | PARTS, "other positions on their ranks than in the row"),
+    "labels rolled but in the first row": (SHARDS | PARTS, "targets of the row and have"),
     "boundary token dropped": (SHARDS | PARTS, "the ranks lose"),
     "theta default on reload": (
         {"saved folder = model in memory", "RoPE after save and load"},
@@ -64,6 +69,25 @@ def test_a_planted_fault_is_found_and_named(two_ranks, case, fault):
     failed, _ = failing(two_ranks, case, fault)
     assert set(failed) == names
     assert any(said in note for note in failed.values())
+
+
+MEMORY = {"gradient_checkpointing": True, "offload_activations": True}
+
+
+@pytest.mark.parametrize("kind", ["ranks", "loss", "resume"])
+def test_checkpointed_and_offloaded_layers_pass(two_ranks, case, kind):
+    sparing = replace(case, **MEMORY, key=uuid.uuid4().hex)
+    check = two_ranks.run(run_with, None, Planned(kind, "", "", MeshShape(shard=2)), sparing)[0]
+    assert check.passed, check
+
+
+@pytest.mark.parametrize("fault", ["offloaded tensors lost"])
+@pytest.mark.parametrize("kind", ["ranks", "loss"])
+def test_faults_of_checkpointing_and_offload_show_where_the_recipe_has_them(two_ranks, case, kind, fault):
+    planned = Planned(kind, "", "", MeshShape(shard=2))
+    for settings, passed in (({}, True), (MEMORY, False)):
+        changed = replace(case, **settings, key=uuid.uuid4().hex)
+        assert two_ranks.run(run_with, fault, planned, changed)[0].passed is passed
 
 
 def test_targets_that_cross_documents_are_found(two_ranks, case):

@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import ropewalk.verification.case as cases
 from ropewalk.data.embedded import demo_model_path
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.parallel import MeshShape
 from ropewalk.training import Recipe
 from ropewalk.verification.case import _shortened, prepare
 
@@ -71,6 +75,44 @@ def test_the_first_layers_are_those_of_the_model(recipe, tmp_path):
     assert cut.config.num_hidden_layers == 2
     state = whole.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in cut.state_dict().items())
+
+
+def test_one_layer_is_said_in_the_singular(recipe, tmp_path):
+    _, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64, layers=1)
+    assert "the first layer of 5" in remarks
+
+
+def test_the_stages_memory_settings_are_verified(recipe, tmp_path):
+    recipe["stages"][0] |= {"rows_per_batch": 4, "gradient_checkpointing": True, "offload_activations": True}
+    case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
+    assert (case.rows_per_batch, case.gradient_checkpointing, case.offload_activations) == (4, True, True)
+    assert "micro-batches of 2 rows, where the stage has 4" in remarks
+
+
+def test_micro_batches_have_two_rows_at_least(recipe, tmp_path):
+    case, _, _ = prepared(recipe, tmp_path, rows=3, length=64)
+    assert not case.gradient_checkpointing
+    whole = SimpleNamespace(data_rank=0, shape=MeshShape(sequence=2))
+    assert [len(rows) for rows in case.batches(whole)] == [2, 1]
+
+
+@pytest.mark.parametrize("layers", [None, 1])
+def test_weights_that_cannot_be_read_are_refused(recipe, tmp_path, layers):
+    recipe["model"] = str(shutil.copytree(demo_model_path(), tmp_path / "model"))
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(RopewalkError, match=r"cannot (load the model in|take the first layer of) .*model: "):
+        prepared(recipe, tmp_path, rows=2, length=64, layers=layers)
+
+
+def test_first_layers_without_a_weight_are_refused(recipe, tmp_path):
+    folder = shutil.copytree(demo_model_path(), tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    del state["model.layers.0.mlp.up_proj.weight"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    recipe["model"] = str(folder)
+    with pytest.raises(RopewalkError, match=r"lacks the weight model\.layers\.0\.mlp\.up_proj\.weight"):
+        prepared(recipe, tmp_path, rows=2, length=64, layers=1)
 
 
 def test_a_model_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch):

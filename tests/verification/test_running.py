@@ -1,12 +1,16 @@
 """How checks run in processes that nobody starts anew: what all know goes on, what one alone knows ends it."""
 
+import os
 import uuid
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, World
+from ropewalk.testing.ranks import _serve
 from ropewalk.verification import Planned, run_in, running, verify
 from verification_cases import failing_alone, failing_on_all, failing_unheard, groups_after, once_on_some
 
@@ -60,3 +64,26 @@ def test_checks_leave_no_process_groups(two_ranks, case):
     planned = [Planned("shards", "", "", shape) for shape in (MeshShape(ring=2), MeshShape(sequence=2))]
     counts = [two_ranks.run(groups_after, each, case) for each in (*planned, *planned, *planned)]
     assert counts[1:] == [counts[1]] * 5
+
+
+@pytest.mark.parametrize("lost", [EOFError, ConnectionResetError, BrokenPipeError])
+def test_a_process_whose_pool_has_gone_ends_in_silence(monkeypatch, lost):
+    calls = []
+
+    def gone(*_):
+        raise lost
+
+    def asked():
+        calls.append("asked")
+        return (len, ("abc",))
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: calls.append("started"))
+    before = torch.get_num_threads()
+    try:
+        _serve(SimpleNamespace(recv=gone), 0, 1, "")
+        if issubclass(lost, OSError):
+            _serve(SimpleNamespace(recv=asked, send=gone), 0, 1, "")
+            assert calls == ["started", "started", "asked"]
+    finally:
+        torch.set_num_threads(before)

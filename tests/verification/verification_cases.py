@@ -70,6 +70,18 @@ def _positions_local_to_the_shard(patch):
     patch.setattr(ShardedLayouts, "position_ids", position_ids)
 
 
+def _labels_rolled_but_in_the_first_row(patch):
+    """Of a micro-batch the first row is right, and the others have their labels by one place too early."""
+    sound = ShardedLayouts.take
+
+    def take(sharded, values, padding):
+        if padding == IGNORED:
+            values = [values[0], *(torch.roll(each, -1) for each in values[1:])]
+        return sound(sharded, values, padding)
+
+    patch.setattr(ShardedLayouts, "take", take)
+
+
 def _boundary_token_dropped(patch):
     """The last place of a shard has no target: its next token lies in the next one."""
     sound = RowShards.take
@@ -153,10 +165,18 @@ def _whole_model_cast(patch):
     patch.setattr(effective_rope, "cast_parameters", lambda model, dtype: model.to(dtype))
 
 
+def _offloaded_tensors_lost(patch):
+    def save_on_cpu(pin_memory=False):
+        return torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept * 0)
+
+    patch.setattr(torch.autograd.graph, "save_on_cpu", save_on_cpu)
+
+
 FAULTS = {
     "labels shifted after sharding": _labels_shifted_after_sharding,
     "mean of means": _mean_of_means,
     "positions local to the shard": _positions_local_to_the_shard,
+    "labels rolled but in the first row": _labels_rolled_but_in_the_first_row,
     "boundary token dropped": _boundary_token_dropped,
     "theta default on reload": _theta_default_on_reload,
     "bfloat16 inv_freq": _bfloat16_inv_freq,
@@ -169,7 +189,10 @@ RING_FAULTS = {
     "ring blocks under autocast": _ring_blocks_under_autocast,
     "scale lost in the ring": _scale_of_the_head_dim,
 }
-OTHER_FAULTS = {"whole model cast": _whole_model_cast}
+OTHER_FAULTS = {
+    "whole model cast": _whole_model_cast,
+    "offloaded tensors lost": _offloaded_tensors_lost,
+}
 
 
 def groups_after(planned, case):

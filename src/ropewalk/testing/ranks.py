@@ -28,6 +28,8 @@ class RankFailure(AssertionError):
 class Ranks:
     """``world_size`` processes with a default process group over gloo.
 
+    A script that starts one needs ``if __name__ == "__main__":`` around it: each process imports the main module again.
+
     Example:
         >>> with Ranks(2) as ranks:
         ...     ranks.run(torch.distributed.get_rank)
@@ -132,11 +134,15 @@ def _serve(pipe: Connection, rank: int, world_size: int, folder: str) -> None:
     while True:
         try:
             function, args = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
+            # Whoever started this process has ended.
             return
         try:
             answer = (True, function(*args))
         except Exception:
             # The test reads what went wrong, whatever it was.
             answer = (False, traceback.format_exc())
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return

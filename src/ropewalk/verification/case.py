@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ropewalk.data import (
@@ -23,10 +24,10 @@ from ropewalk.data import (
 from ropewalk.data.rows import PackedRows
 from ropewalk.data.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.models import read_config
+from ropewalk.integrations.models import load_model, read_config
 from ropewalk.packing import PackedLayout, Row, next_token_labels
 from ropewalk.packing.row import IGNORED
-from ropewalk.parallel import MeshShape, World
+from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import Plan, plan
 from ropewalk.training.recipe import Optimizer, Recipe
@@ -37,6 +38,8 @@ WORK = 6e8
 BYTES_A_PARAMETER = 64
 """Weights, gradients and the gradients of two steps of both sides in float64, and those of one side in float32."""
 SHORTEST = 32
+LEAST_IN_BATCH = 2
+"""Rows of a micro-batch, where there are so many: a fault may spare its first row."""
 DOCUMENTS_A_ROW = 3
 """Documents longer than a third of a row are cut, so that rows have boundaries to verify."""
 
@@ -56,6 +59,8 @@ class Case:
         softcap: soft cap of attention scores, or None.
         engine: the recipe's attention engine, or ``auto``.
         exact_rope, trust_remote_code, seed, optimizer, precision: as the recipe or its plan say.
+        rows_per_batch: rows of one forward pass; the stage's, and at least 2.
+        gradient_checkpointing, offload_activations: as the stage says.
         device: where one process computes.
         scratch: folder for what the checks save.
         key: of this case, for results that several checks need.
@@ -75,6 +80,9 @@ class Case:
     seed: int
     optimizer: Optimizer
     precision: str
+    rows_per_batch: int
+    gradient_checkpointing: bool
+    offload_activations: bool
     device: str
     scratch: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -83,6 +91,12 @@ class Case:
     def length(self) -> int:
         """Tokens of a row."""
         return self.rows[0].layout.total_length
+
+    def batches(self, mesh: Mesh) -> list[tuple[Row, ...]]:
+        """This rank's rows in the micro-batches of a run; the last may hold fewer."""
+        rows = self.rows[mesh.data_rank :: mesh.shape.data_degree]
+        size = self.rows_per_batch
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def prepare(
@@ -119,9 +133,19 @@ def prepare(
     model = chosen.model
     if layers is not None:
         model = _first_layers(chosen, recipe, layers, scratch)
-        remarks.append(f"the first {layers} layers of {config.get_text_config().num_hidden_layers}")
+        remarks.append(f"the {first_layers(layers)} of {config.get_text_config().num_hidden_layers}")
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, config.get_text_config().num_hidden_layers, layers)
+    # Weights that cannot be read end it here, not in every check anew.
+    load_model(
+        model,
+        rope=method,
+        exact_rope=recipe.exact_rope,
+        max_position_embeddings=stage.context,
+        trust_remote_code=recipe.trust_remote_code,
+    )
+    if stage.rows_per_batch > rows:
+        remarks.append(f"micro-batches of {rows} rows, where the stage has {stage.rows_per_batch}")
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
         remarks.append(f"rows of {tokens:,} tokens, where the stage has {stage.context:,}")
@@ -151,10 +175,18 @@ def prepare(
         seed=recipe.seed,
         optimizer=recipe.optimizer,
         precision=chosen.precision,
+        rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
+        gradient_checkpointing=stage.gradient_checkpointing,
+        offload_activations=stage.offload_activations,
         device=str(chosen.device),
         scratch=str(scratch),
     )
     return case, remarks, chosen.mesh
+
+
+def first_layers(count: int) -> str:
+    """``first layer``, ``first 2 layers``."""
+    return "first layer" if count == 1 else f"first {count} layers"
 
 
 def _refuse_large(parameters: int, there: int, layers: int | None) -> None:
@@ -206,17 +238,24 @@ def _first_layers(chosen: Plan, recipe: Recipe, layers: int, scratch: Path) -> s
     text.num_hidden_layers = layers
     folder = scratch / "first-layers"
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             chosen.model,
             config=config,
             dtype="auto",
             trust_remote_code=recipe.trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
         )
         model.save_pretrained(folder)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise RopewalkError(f"cannot take the first {layers} layers of {chosen.model}: {reason}") from error
+        raise RopewalkError(f"cannot take the {first_layers(layers)} of {chosen.model}: {reason}") from error
+    if loading["missing_keys"]:
+        # transformers has filled them with random numbers, and saved those.
+        raise RopewalkError(
+            f"the checkpoint in {chosen.model} lacks the weight {min(loading['missing_keys'])}, which its "
+            f"{first_layers(layers)} need"
+        )
     chosen.tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -105,8 +105,8 @@ def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
 
 def _train(case: Case, model: LossModel, optimizer: MasterAdamW, mesh: Mesh) -> tuple[float, ...]:
     rows = case.rows[mesh.data_rank :: mesh.shape.data_degree]
-    precision = case.precision
-    steps = [train_step(model, rows, optimizer, LEARNING_RATE, 1, precision, mesh) for _ in range(STEPS)]
+    settings = (case.rows_per_batch, case.precision, mesh, case.offload_activations)
+    steps = [train_step(model, rows, optimizer, LEARNING_RATE, *settings) for _ in range(STEPS)]
     return tuple(step.loss for step in steps)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import load_model
+from ropewalk.integrations.models import checkpoint_activations, load_model
 from ropewalk.integrations.sharding import load_sharded
 from ropewalk.packing import Row
 from ropewalk.parallel import Mesh, World
@@ -88,7 +88,7 @@ def load_on(
     case: Case, mesh: Mesh, world: World, dtype: torch.dtype, compute: torch.dtype | None = None
 ) -> LossModel:
     """The model sharded over a mesh, as a run loads it; every rank calls this."""
-    return load_sharded(
+    model = load_sharded(
         case.model,
         mesh,
         world,
@@ -101,6 +101,15 @@ def load_on(
         max_position_embeddings=case.context,
         trust_remote_code=case.trust_remote_code,
     ).train()
+    return as_in_a_run(model, case)
+
+
+def as_in_a_run(model: LossModel, case: Case) -> LossModel:
+    """The same model, whose layers are computed again in the backward if the recipe says so; not in float64."""
+    # What keeps float64 wide does not hold in the backward.
+    if case.gradient_checkpointing and model.head.linear.weight.dtype != torch.float64:
+        checkpoint_activations(model.model)
+    return model
 
 
 def device_on(mesh: Mesh, world: World) -> torch.device:
@@ -147,7 +156,11 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def trained_steps(
-    model: LossModel, rows: Sequence[Row], mesh: Mesh | None = None, steps: int = 2, rows_per_batch: int = 1
+    model: LossModel,
+    rows: Sequence[Row],
+    mesh: Mesh | None = None,
+    rows_per_batch: Sequence[int] = (1, 1),
+    offload: bool = False,
 ) -> list[dict[str, Tensor]]:
     """What a run's own training step computes: for each step its loss, gradient norm and gradients.
 
@@ -155,15 +168,15 @@ def trained_steps(
         model: whole, or sharded over the mesh.
         rows: of the step, over all ranks.
         mesh: None for this process alone.
-        steps: on the same rows.
-        rows_per_batch: of one forward pass.
+        rows_per_batch: rows of one forward pass, a number a step; all steps are on the same rows.
+        offload: keep what the backward needs in CPU memory, as a recipe may say.
     """
     mine = rows if mesh is None else rows[mesh.data_rank :: mesh.shape.data_degree]
     optimizer: Any = Descent(model)
     found = []
-    for _ in range(steps):
+    for size in rows_per_batch:
         with _widened(model):
-            result = train_step(model, mine, optimizer, STRIDE, rows_per_batch, "float32", mesh)
+            result = train_step(model, mine, optimizer, STRIDE, size, "float32", mesh, offload)
         numbers = {"loss": result.loss, "gradient norm": result.grad_norm}
         values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         found.append({**values, **optimizer.gradients.pop()})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention import attend, check_engine
+from ropewalk.data.mixture_report import counted
 from ropewalk.errors import EngineError
 from ropewalk.integrations.losses import decoder_of
 from ropewalk.verification.case import Case
@@ -47,7 +48,7 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     return Outcome.within(
         error,
         budget,
-        f"output and gradients of attention in {len(rows[0])} layers and {len(rows)} rows, {what}",
+        f"output and gradients of attention in {counted(len(rows[0]), 'layer')} and {len(rows)} rows, {what}",
         f"in {where} engine {engine} is further from exact attention than plain attention in {what} is: it does not "
         "attend as the layout says, so documents leak into each other or miss tokens; choose another engine",
     )

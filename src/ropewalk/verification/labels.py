@@ -77,18 +77,20 @@ def labels_of_shards(case: Case, mesh: Mesh, world: World) -> Outcome:
 def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
     """What a run's own batches hold on this rank, a list a row; padding left out."""
     held = []
-    for row in case.rows[mesh.data_rank :: mesh.shape.data_degree]:
-        batch = Batch.of([row], mesh)
+    for rows in case.batches(mesh):
+        batch = Batch.of(rows, mesh)
         if isinstance(batch.layouts, ShardedLayouts):
             positions = batch.layouts.position_ids()
-            there = batch.layouts.take([torch.ones(row.layout.total_length, dtype=torch.int64)], 0).bool()
+            tokens = [torch.ones(row.layout.total_length, dtype=torch.int64) for row in rows]
+            there = batch.layouts.take(tokens, 0).bool()
         else:
-            positions = batch.layouts[0].position_ids[None]
+            positions = torch.stack([layout.position_ids for layout in batch.layouts])
             there = torch.ones_like(positions, dtype=torch.bool)
         # A place of padding that has a target is no padding.
         there |= batch.labels != IGNORED
-        columns = (batch.input_ids[there], batch.labels[there], positions[there])
-        held.append(list(zip(*(column.tolist() for column in columns), strict=True)))
+        for number, places in enumerate(there):
+            columns = (each[number, places].tolist() for each in (batch.input_ids, batch.labels, positions))
+            held.append(list(zip(*columns, strict=True)))
     return held
 
 

@@ -12,6 +12,7 @@ from ropewalk.packing.row import IGNORED
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.computing import (
+    as_in_a_run,
     load_on,
     load_whole,
     once,
@@ -24,8 +25,12 @@ from ropewalk.verification.rounding import Difference, Values, largest_differenc
 
 
 def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Loss, gradient norm and all gradients of two steps; gradients show what a loss hides."""
-    found = trained_steps(load_on(case, mesh, world, torch.float64), case.rows, mesh)
+    """Loss, gradient norm and all gradients of two steps; gradients show what a loss hides.
+
+    On the mesh the first step has the recipe's micro-batches, and the second adds up those of one row.
+    """
+    model, sizes = load_on(case, mesh, world, torch.float64), (case.rows_per_batch, 1)
+    found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
     if not world.leads:
         return Outcome.not_run("")
     alone = once(case, "steps", lambda: trained_steps(load_whole(case, torch.float64), case.rows))
@@ -64,23 +69,24 @@ def uneven_rows(rows: Sequence[Row]) -> list[Row]:
 def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
     """The step's loss and gradients against one sum over all targets divided by their number.
 
-    On the mesh, and in one process with one and with two rows a micro-batch.
+    On the mesh, and in one process with one row and with the recipe's number of rows a micro-batch.
     """
     rows = uneven_rows(case.rows)
-    (found,) = trained_steps(load_on(case, mesh, world, torch.float64), rows, mesh, steps=1)
+    model, offload = load_on(case, mesh, world, torch.float64), case.offload_activations
+    (found,) = trained_steps(model, rows, mesh, (case.rows_per_batch,), offload)
     if not world.leads:
         return Outcome.not_run("")
     (expected, budget) = once(case, "uneven", lambda: _independent(case, rows))
     step = {f"over {mesh.shape}": found}
-    for size in (1, 2) if len(rows) % 2 == 0 else (1,):
+    for size in sorted({1, min(case.rows_per_batch, len(rows))}):
         (one,) = once(
             case,
             f"uneven by {size}",
-            lambda size=size: trained_steps(
-                load_whole(case, torch.float64), rows, steps=1, rows_per_batch=size
-            ),  # type: ignore[misc]
+            lambda size=size: trained_steps(  # type: ignore[misc]
+                as_in_a_run(load_whole(case, torch.float64), case), rows, None, (size,), offload
+            ),
         )
-        step[f"in one process, {size} rows a micro-batch"] = one
+        step[f"in one process, {size} row{'s' * (size > 1)} a micro-batch"] = one
     differences = []
     for where, values in step.items():
         norm = {"gradient norm": _norm(expected)}

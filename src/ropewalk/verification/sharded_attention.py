@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention import check_engine
+from ropewalk.data.mixture_report import counted
 from ropewalk.errors import EngineError
 from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
 from ropewalk.parallel.ring_blocks import check_ring_engine
@@ -47,7 +48,8 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     return Outcome.within(
         error,
         budget,
-        f"output and gradients of attention in {layers} layers and {len(case.rows)} rows, engine {case.engine}, {what}",
+        f"output and gradients of attention in {counted(layers, 'layer')} and {len(case.rows)} rows, engine "
+        f"{case.engine}, {what}",
         f"in {where} attention over {mesh.shape} is further from exact attention than plain attention of one process "
         f"in {what} is: its rounds lose digits, or shards see what they should not; do not train on this mesh",
     )
