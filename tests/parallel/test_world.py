@@ -3,9 +3,10 @@
 import os
 
 import pytest
+import torch
 
 from ropewalk.errors import Echo, RopewalkError
-from ropewalk.parallel import World, joined, world_from_environment
+from ropewalk.parallel import World, joined, require_devices, world_from_environment
 from world_cases import led, refused_by, unexpectedly_failing
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -71,3 +72,14 @@ def test_an_echo_remembers_whether_it_was_a_failure():
     assert Echo("x", failed=True).failed
     assert not Echo("x").failed
     assert World().size == 1
+
+
+def test_processes_need_a_device_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    two = World(size=2, local_size=2)
+    with pytest.raises(
+        RopewalkError, match="2 processes on this machine need as many CUDA devices, torch sees 1"
+    ):
+        require_devices(two, torch.device("cuda"))
+    require_devices(two, torch.device("cpu"))
+    require_devices(World(size=2, local_size=1), torch.device("cuda"))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 PROGRAM = """
@@ -138,3 +139,11 @@ def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, 
     assert len(said) == 2
     assert all("is not empty; add --resume" in line for line in said)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused_once():
+    result = torchrun("-m", "ropewalk", "eval", "embedded", "--lengths", "128", "--device", "cuda")
+    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "device cuda was asked for" in said[0]

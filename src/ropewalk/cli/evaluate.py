@@ -269,8 +269,9 @@ def evaluate_command(
     from ropewalk.cli.evaluate_run import Loading, Output, Serving, measure
     from ropewalk.cli.evaluate_sharded import check_processes, measure_sharded
     from ropewalk.evaluation.settings import Materials, Settings, check_settings
+    from ropewalk.integrations.models import choose_device
     from ropewalk.lengths import parse_length
-    from ropewalk.parallel import World, joined
+    from ropewalk.parallel import World, joined, require_devices
 
     def asked(world: World) -> tuple[Settings, Loading, Serving | None, Output]:
         """The options as values, or what is wrong with them."""
@@ -329,6 +330,8 @@ def evaluate_command(
             how: Any = send
             serving = Serving(server, server_model, concurrency, timeout, retries, how)
         check_processes(world.size, parallel, average, server, device)
+        if world.size > 1:
+            require_devices(world, choose_device(device))
         return settings, loading, serving, Output(out, samples_dir, as_json)
 
     with joined(device, "the same command goes on where it was") as world:

@@ -3,7 +3,7 @@
 from ropewalk.parallel.attention import sharded_attend
 from ropewalk.parallel.mesh import Mesh, MeshShape, Place, SequenceGroups, make_mesh
 from ropewalk.parallel.shards import BALANCES, NO_TOKEN, Balance, RowShards, ShardedLayouts, row_shards
-from ropewalk.parallel.world import World, joined, world_from_environment
+from ropewalk.parallel.world import World, joined, require_devices, world_from_environment
 
 __all__ = [
     "BALANCES",
@@ -18,6 +18,7 @@ __all__ = [
     "World",
     "joined",
     "make_mesh",
+    "require_devices",
     "row_shards",
     "sharded_attend",
     "world_from_environment",

@@ -107,6 +107,19 @@ def world_from_environment() -> World:
     )
 
 
+def require_devices(world: World, device: torch.device) -> None:
+    """Raise if the processes of this machine would have to share a CUDA device.
+
+    Raises:
+        RopewalkError: with the number of devices that there are.
+    """
+    if world.size > 1 and device.type == "cuda" and torch.cuda.device_count() < world.local_size:
+        raise RopewalkError(
+            f"{world.local_size} processes on this machine need as many CUDA devices, torch sees "
+            f"{torch.cuda.device_count()}; lower --nproc-per-node, or set device to cpu"
+        )
+
+
 @contextmanager
 def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator[World]:
     """Join the run's processes while the context is open: nothing to do where there is one.
@@ -165,8 +178,9 @@ def _outlast_rank_0(world: World) -> None:
 
 
 def _start(world: World, device_type: str) -> None:
-    if device_type == "auto":
-        device_type = "cuda" if torch.cuda.device_count() >= world.local_size else "cpu"
+    # With too few devices the processes meet over gloo, where one of them can say so.
+    enough = torch.cuda.device_count() >= world.local_size
+    device_type = "cuda" if device_type in ("auto", "cuda") and enough else "cpu"
     if device_type == "cuda":
         torch.cuda.set_device(world.local_rank)
     try:

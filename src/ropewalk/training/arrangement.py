@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.parallel import MeshShape, World
+from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.mesh_choice import check_mesh, choose_mesh
 from ropewalk.planning.model_shape import ModelShape
 from ropewalk.rope import RopeMethod
@@ -37,11 +37,7 @@ def mesh_of(recipe: Recipe, config: Any, world: World, device: torch.device, pre
                 f"--nproc-per-node {asked.world_size} -m ropewalk"
             )
         return asked
-    if device.type == "cuda" and torch.cuda.device_count() < world.local_size:
-        raise RopewalkError(
-            f"{world.local_size} processes on this machine need as many CUDA devices, torch sees "
-            f"{torch.cuda.device_count()}; lower --nproc-per-node, or set device to cpu"
-        )
+    require_devices(world, device)
     if recipe.parallel != "auto":
         mesh = _asked(recipe.parallel)
         for stage in recipe.stages:
