@@ -18,6 +18,7 @@ ALLOWED = {
     "data": {"packing"},
     "integrations": {"attention", "packing", "parallel", "rope"},
     "evaluation": {"data", "integrations", "packing", "parallel", "rope"},
+    "search": {"data", "evaluation", "integrations", "packing", "parallel", "rope"},
     "planning": {"parallel", "rope"},
     "precision": {"evaluation", "integrations", "packing", "rope"},
     "reporting": {"evaluation"},
@@ -31,6 +32,7 @@ ALLOWED = {
         "planning",
         "reporting",
         "rope",
+        "search",
     },
     "verification": {
         "attention",

@@ -19,6 +19,7 @@ from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from ropewalk.integrations.config_class import CONFIG_ERRORS
 from ropewalk.integrations.rotary_swap import rope_of as rope_of
+from ropewalk.integrations.rotary_swap import rope_of_rows as rope_of_rows
 from ropewalk.integrations.rotary_swap import rotary_module as rotary_module
 from ropewalk.integrations.rotary_swap import swap_rotary
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config, replace_methods

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding
+from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding, RotaryRows
 
 PROBE_POSITIONS = 64
 PROBE_TOLERANCE = 1e-5
@@ -71,7 +71,36 @@ def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
         RopewalkError: if the model keeps transformers' own rotary module, has a method for each layer type, or
             rotates another number of dimensions than ``method`` does.
     """
-    parent, attribute, own = rotary_module(model)
+    own = _exchangeable(model, [method])
+    other = RotaryEmbedding(method, style=own.style)
+    other.total_length = own.total_length
+    other.train(own.training)
+    with _in_place_of_own(model, other):
+        yield
+
+
+@contextmanager
+def rope_of_rows(model: nn.Module, methods: Sequence[RopeMethod], total_length: int) -> Iterator[None]:
+    """Run a loaded model on batches each row of which has its own RoPE method while the context is open.
+
+    Args:
+        model: as for :func:`rope_of`.
+        methods: one a row.
+        total_length: tokens of every row, which decides for methods that depend on it.
+
+    Raises:
+        RopewalkError: as for :func:`rope_of`.
+    """
+    own = _exchangeable(model, methods)
+    other = RotaryRows(methods, style=own.style)
+    other.train(own.training)
+    with _in_place_of_own(model, other), other.pinned(total_length):
+        yield
+
+
+def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbedding:
+    """The model's own rotary module, if other methods may take its place."""
+    own = rotary_module(model)[2]
     if not isinstance(own, RotaryEmbedding):
         raise RopewalkError(
             f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be exchanged; "
@@ -82,14 +111,19 @@ def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
             f"{type(model).__name__} has a RoPE of its own for each layer type ({', '.join(map(str, own.methods))}); "
             "one method for all of them would change layers that are not meant"
         )
-    if method.rotary_dim != own.methods[None].rotary_dim:
-        raise RopewalkError(
-            f"the method rotates {method.rotary_dim} dimensions and {type(model).__name__} "
-            f"{own.methods[None].rotary_dim}; give a method with the model's rotary_dim"
-        )
-    other = RotaryEmbedding(method, style=own.style)
-    other.total_length = own.total_length
-    other.train(own.training)
+    rotary_dim = own.methods[None].rotary_dim
+    for method in methods:
+        if method.rotary_dim != rotary_dim:
+            raise RopewalkError(
+                f"the method rotates {method.rotary_dim} dimensions and {type(model).__name__} {rotary_dim}; give a "
+                "method with the model's rotary_dim"
+            )
+    return own
+
+
+@contextmanager
+def _in_place_of_own(model: nn.Module, other: nn.Module) -> Iterator[None]:
+    parent, attribute, own = rotary_module(model)
     setattr(parent, attribute, other)
     try:
         yield

@@ -77,6 +77,14 @@ class World:
         """What to raise where every rank finds the same error by itself: rank 0 says it, the others end in silence."""
         return error if self.leads else Echo(str(error), failed=isinstance(error, RunFailure))
 
+    def gather(self, value: T) -> list[T]:
+        """What every rank brings, by rank; every rank must call this. Values must be picklable."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value, group=self.control)
+        return gathered
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

@@ -26,7 +26,7 @@ from ropewalk.rope.methods import (
     ntk_theta,
     unscaled_inv_freq,
 )
-from ropewalk.rope.rotary import STYLES, RotaryEmbedding, Style
+from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
 from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
 from ropewalk.rope.tensions import config_tensions
 from ropewalk.rope.theory import critical_dimension, scaled_theta
@@ -47,6 +47,7 @@ __all__ = [
     "RopeFrequencies",
     "RopeMethod",
     "RotaryEmbedding",
+    "RotaryRows",
     "Spelling",
     "Style",
     "Theta",

@@ -7,8 +7,8 @@ out is their float32 rounding: computed once a step for all layers, at next to n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -152,3 +152,58 @@ class RotaryEmbedding(nn.Module):
     def extra_repr(self) -> str:
         described = ", ".join(f"{layer_type}: {method}" for layer_type, method in self.methods.items())
         return f"{described}, style={self.style}"
+
+
+class RotaryRows(nn.Module):
+    """cos and sin of a batch in which each row has a RoPE method of its own: several settings in one forward pass.
+
+    Like :class:`RotaryEmbedding` it holds no parameters and no buffers. It is for measuring, not for training.
+
+    Args:
+        methods: one for each row of the batch, all of one ``rotary_dim``.
+        style: as for :class:`RotaryEmbedding`.
+
+    Raises:
+        RopewalkError: if there is no method, or they rotate different numbers of dimensions.
+    """
+
+    def __init__(self, methods: Sequence[RopeMethod], style: Style = "halves") -> None:
+        super().__init__()
+        dims = sorted({method.rotary_dim for method in methods})
+        if len(dims) != 1:
+            raise RopewalkError(
+                f"rows of one batch must rotate one number of dimensions, got {dims or 'no rows'}"
+            )
+        # In a plain tuple: rows are no submodules, a sharding wrapper or model.modules() need not see them.
+        self.rows = tuple(RotaryEmbedding(method, style) for method in methods)
+
+    @property
+    def total_length(self) -> int | None:
+        """The length that all rows are pinned to, if any."""
+        return self.rows[0].total_length
+
+    @contextmanager
+    def pinned(self, total_length: int) -> Iterator[None]:
+        """As :meth:`RotaryEmbedding.pinned`, for all rows."""
+        with ExitStack() as stack:
+            for row in self.rows:
+                stack.enter_context(row.pinned(total_length))
+            yield
+
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`RotaryEmbedding.forward`; the batch has as many rows as there are methods.
+
+        Args:
+            x: any tensor on the device where the result is wanted.
+            position_ids: integer ``[rows, length]``, or ``[1, length]`` for all rows alike.
+            layer_type: must be None.
+
+        Returns:
+            ``(cos, sin)``, float32 ``[rows, length, rotary_dim]``.
+        """
+        positions = position_ids.expand(len(self.rows), -1)
+        each = [row(x, of_row[None], layer_type) for row, of_row in zip(self.rows, positions, strict=True)]
+        cos, sin = zip(*each, strict=True)
+        return torch.cat(cos), torch.cat(sin)

@@ -1,0 +1,223 @@
+"""Factor tables: a JSON file that holds rescale factors, for which checkpoint they are, and how they came to be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ropewalk.errors import RopewalkError
+from ropewalk.files import write_text
+from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod
+
+FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FactorsModel(_Strict):
+    """The checkpoint that factors belong to.
+
+    Attributes:
+        name: as the user gave it.
+        digest: sha256 of its weights and config as ``model_identity`` gives it; None for imported factors.
+        rotary_dim: rotated dimensions of a head.
+        rope_theta: its base.
+        original_max_position_embeddings: ``T``, tokens before any extension by longrope.
+    """
+
+    name: str
+    digest: str | None = None
+    rotary_dim: int = Field(ge=2)
+    rope_theta: float = Field(gt=1)
+    original_max_position_embeddings: int = Field(ge=1)
+
+
+class Provenance(_Strict):
+    """Where factors come from: a search, a CSV of the paper's code, or a published config."""
+
+    kind: Literal["search", "csv", "config"]
+    source: str
+
+
+class Best(_Strict):
+    """The result of a search: perplexity (of the objective), and where."""
+
+    objective: float
+    rescale_factors: tuple[float, ...]
+    start_tokens: int = 0
+
+
+class Point(_Strict):
+    """The objective of a candidate, and what the search had cost by then."""
+
+    forwards: int
+    objective: float
+
+
+class SearchRecord(_Strict):
+    """What was searched and how.
+
+    Attributes:
+        objective: ``perplexity`` or ``needle``, with ``short_penalty`` if there was one.
+        short_penalty: weight of the short-context penalty; 0 for none.
+        algorithm, seed, budget, racing: of the search.
+        documents: that each candidate was measured on.
+        text: source of the documents.
+        documents_sha256: of their token ids.
+        largest: cap of the factors.
+        start_tokens: n̂ that were searched.
+        device, dtype: that it ran in.
+        candidates: how many there were.
+        seconds: of the run that ended it.
+    """
+
+    objective: str
+    short_penalty: float = 0.0
+    algorithm: str
+    seed: int
+    budget: int
+    racing: bool
+    documents: int
+    text: str
+    documents_sha256: str
+    largest: float
+    start_tokens: tuple[int, ...]
+    device: str
+    dtype: str
+    candidates: int
+    seconds: float
+
+
+class HeldOut(_Strict):
+    """Perplexity on documents that the search did not see, of the factors found and of the baselines."""
+
+    documents: int
+    documents_sha256: str
+    best: float
+    baselines: dict[str, float]
+
+
+class Factors(_Strict):
+    """One factor table.
+
+    Attributes:
+        model: whose.
+        target_length: tokens that the factors are for.
+        long_factor: beyond the original length; None where only short ones are known.
+        short_factor: up to the original length; None where only long ones are known.
+        start_tokens: n̂ of the long factors.
+        attention_factor: that they were found or published with.
+        provenance: where they come from.
+        best, baselines, forwards, history, search, held_out: of a search; None or empty for imported factors.
+        versions: of the software that made the file.
+    """
+
+    format: Literal["ropewalk-factors/1"] = FORMAT
+    model: FactorsModel
+    target_length: int = Field(ge=1)
+    long_factor: tuple[float, ...] | None = None
+    short_factor: tuple[float, ...] | None = None
+    start_tokens: int = Field(0, ge=0)
+    attention_factor: float = Field(gt=0)
+    provenance: Provenance
+    best: Best | None = None
+    baselines: dict[str, float] = {}
+    forwards: int | None = None
+    history: tuple[Point, ...] = ()
+    search: SearchRecord | None = None
+    held_out: HeldOut | None = None
+    versions: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _has_factors(self) -> Factors:
+        if self.long_factor is None and self.short_factor is None:
+            raise ValueError("neither long_factor nor short_factor is there")
+        pairs = self.model.rotary_dim // 2
+        for name in ("long_factor", "short_factor"):
+            factors = getattr(self, name)
+            if factors is None:
+                continue
+            if len(factors) != pairs:
+                raise ValueError(f"{name} has {len(factors)} numbers for {pairs} rotary pairs")
+            if any(factor <= 0 for factor in factors):
+                raise ValueError(f"{name} has a number that is not above 0")
+        return self
+
+    def method(self, current: RopeMethod, trained_length: int) -> LongRope:
+        """The method that a checkpoint gets from these factors; what they do not say stays as it is there.
+
+        Args:
+            current: method of the checkpoint.
+            trained_length: tokens that it is trained for.
+
+        Raises:
+            RopewalkError: if they are for a model with other frequencies or another original length.
+        """
+        plain = current.as_default() if isinstance(current, Ntk) else current
+        if not isinstance(plain, Default | DynamicNtk | LongRope):
+            raise RopewalkError(
+                f"factors on a checkpoint that is {current.name}-scaled are ambiguous; they are for unscaled RoPE or "
+                "longrope"
+            )
+        original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
+        here = {
+            "rotary_dim": plain.rotary_dim,
+            "rope_theta": plain.rope_theta,
+            "original_max_position_embeddings": original,
+        }
+        for key, value in here.items():
+            if getattr(self.model, key) != value:
+                raise RopewalkError(
+                    f"the factors are for a model with {key} {getattr(self.model, key):g} ({self.model.name}), and "
+                    f"this one has {value:g}"
+                )
+        ones = (1.0,) * (plain.rotary_dim // 2)
+        kept = plain if isinstance(plain, LongRope) else None
+        long, start_tokens = self.long_factor, self.start_tokens
+        if long is None:
+            if kept is None:
+                raise RopewalkError(
+                    "these are short factors alone, for a checkpoint that has long ones; this one is "
+                    f"{current.name}"
+                )
+            long, start_tokens = kept.long_factor, kept.start_tokens
+        short = self.short_factor or (kept.short_factor if kept else ones)
+        return LongRope(
+            plain.rotary_dim, plain.rope_theta, short, long, self.attention_factor, original, start_tokens
+        )
+
+
+def read_factors(path: Path) -> Factors:
+    """A factor table.
+
+    Raises:
+        RopewalkError: if there is no such file, or it is none; the message says what is wrong in it.
+    """
+    try:
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RopewalkError(f"{path} is no JSON, so no factor table ({error})") from error
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != FORMAT:
+        raise RopewalkError(
+            f"{path} is no factor table of ropewalk: its format is {found!r} and not {FORMAT!r}; import a CSV or a "
+            "config with ropewalk search import"
+        )
+    try:
+        return Factors.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the table"
+        raise RopewalkError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+
+def write_factors(path: Path, factors: Factors) -> None:
+    """Write a factor table, whole or not at all."""
+    write_text(path, factors.model_dump_json(indent=2) + "\n")

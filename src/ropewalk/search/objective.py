@@ -1,0 +1,141 @@
+"""The objective on a model: the loss of rows of text under each candidate, several candidates in one forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.perplexity import causal_losses, check_prefill_chunk, check_rows
+from ropewalk.evaluation.running import evaluating
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.integrations.models import rope_of_rows
+from ropewalk.packing import IGNORED, Row
+from ropewalk.parallel import World
+from ropewalk.rope import RopeMethod
+from ropewalk.search.algorithm import Job
+from ropewalk.search.goal import Goal
+
+
+@dataclass(frozen=True, eq=False)
+class ShortPenalty:
+    """What it costs that a candidate is worse than the checkpoint's own RoPE at a length that it was trained for.
+
+    Attributes:
+        rows: of that length; each is one more document.
+        weight: of the loss above that of the checkpoint's own method on the same rows, in nats a nat.
+    """
+
+    rows: Sequence[Row]
+    weight: float = 1.0
+
+
+class ModelEvaluator:
+    """Measures candidates on a model in memory; see :class:`~ropewalk.search.algorithm.Evaluator`.
+
+    Args:
+        model: from ``load_model`` with its exact rotary module; nothing of it is changed.
+        goal: what a candidate means.
+        rows: pattern ``full``, what the objective is measured on: mean loss of all their targets.
+        penalty: for lengths that the checkpoint is trained for; none if None.
+        batch: candidates in one forward pass.
+        prefill_chunk: as in :func:`~ropewalk.evaluation.perplexity.causal_losses`.
+        world: processes that share the forwards, each with the whole model; this one alone if None. A batch is the
+            same whoever computes it, so the losses do not depend on how many there are.
+
+    Raises:
+        RopewalkError: if there are no rows, or some have another pattern or no target.
+        EngineError: if the model cannot be read in chunks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        goal: Goal,
+        rows: Sequence[Row],
+        penalty: ShortPenalty | None = None,
+        batch: int = 1,
+        prefill_chunk: int | None = None,
+        world: World | None = None,
+    ) -> None:
+        check_rows(rows)
+        check_prefill_chunk(model, prefill_chunk)
+        if batch < 1:
+            raise RopewalkError(f"a forward pass needs at least one candidate, got a batch of {batch}")
+        self.model, self.goal, self.batch, self.prefill_chunk = model, goal, batch, prefill_chunk
+        self.world = world or World()
+        with evaluating(model):
+            self.head = OutputHead.of(model)
+        self.weight = penalty.weight if penalty else 0.0
+        short = list(penalty.rows) if penalty else []
+        if penalty:
+            check_rows(short)
+        # Alternating, so that the first documents of a race are of both lengths.
+        order = sorted(
+            [(index / len(rows), 0, row) for index, row in enumerate(rows)]
+            + [(index / len(short), 1, row) for index, row in enumerate(short)],
+            key=lambda each: each[:2],
+        )
+        self.rows = [row for _, _, row in order]
+        self.is_short = [bool(kind) for _, kind, _ in order]
+        self.targets = [int((row.labels != IGNORED).sum()) for row in self.rows]
+        if not all(self.targets):
+            raise RopewalkError("every document of a search needs a token to score, and one has none")
+        self.reference = {
+            index: self._losses([goal.current], index)[0]
+            for index, short in enumerate(self.is_short)
+            if short
+        }
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.rows)
+
+    def losses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, float]]:
+        """See :class:`~ropewalk.search.algorithm.Evaluator`."""
+        batches = iter(self._batches(jobs))
+        while together := list(islice(batches, self.world.size)):
+            mine: list[float] = []
+            if self.world.rank < len(together):
+                own = together[self.world.rank]
+                mine = self._losses([self.goal.method(job.candidate) for job in own], own[0].document)
+            for batch, found in zip(together, self.world.gather(mine), strict=False):
+                yield from zip(batch, found, strict=True)
+
+    def objective(self, losses: Sequence[float]) -> float:
+        """Mean loss of the documents' targets, and the penalty."""
+        long = self._mean(losses, short=False)
+        if not any(self.is_short[: len(losses)]):
+            return long
+        own = [self.reference.get(index, 0.0) for index in range(len(losses))]
+        return long + self.weight * max(0.0, self._mean(losses, short=True) - self._mean(own, short=True))
+
+    def baseline(self, method: RopeMethod) -> float:
+        """The objective of any method, measured as a candidate is; it costs a forward for each document."""
+        return self.objective([self._losses([method], index)[0] for index in range(self.n_documents)])
+
+    def _mean(self, losses: Sequence[float], short: bool) -> float:
+        chosen = [index for index in range(len(losses)) if self.is_short[index] == short]
+        total = sum(self.targets[index] for index in chosen)
+        # The first documents of a race may all be of the other length.
+        return math.fsum(losses[i] * self.targets[i] for i in chosen) / total if total else 0.0
+
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+        """Jobs of one document together, as many as one forward pass takes."""
+        for _, group in groupby(jobs, key=lambda job: job.document):
+            rest = list(group)
+            yield from (rest[start : start + self.batch] for start in range(0, len(rest), self.batch))
+
+    def _losses(self, methods: Sequence[RopeMethod], document: int) -> list[float]:
+        """Mean loss of a document under each method; infinite where it is no number."""
+        row = self.rows[document]
+        length = row.layout.total_length
+        ids = row.input_ids.to(self.model.device).expand(len(methods), -1)
+        labels = row.labels.to(self.model.device).expand(len(methods), -1)
+        with evaluating(self.model), rope_of_rows(self.model, methods, length):
+            losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk)
+        means = (losses.sum(1) / self.targets[document]).tolist()
+        return [mean if math.isfinite(mean) else math.inf for mean in means]

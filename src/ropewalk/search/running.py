@@ -1,0 +1,217 @@
+"""A search: an algorithm asks, an evaluator answers, and the budget, the ledger and racing stand between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.search.algorithm import Algorithm, Ask, Evaluator, Job, Measured
+from ropewalk.search.ledger import Ledger
+from ropewalk.search.space import Candidate, Space
+
+BLOCK = 16
+"""Candidates that are brought to the end together: enough to fill a forward pass and several processes."""
+
+Progress = Callable[[int, float], None]
+"""Called with the forwards so far and the best objective, which is infinite at first."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A candidate that was measured on all documents.
+
+    Attributes:
+        forwards: what the search had cost by then.
+        measured: the candidate and its objective.
+    """
+
+    forwards: int
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: the lowest objective among candidates measured on all documents; the first of equals.
+        traces: all of those, in order.
+        forwards: documents that candidates were run on.
+        candidates: how many there were, those dropped on the way included.
+        spent: whether the budget ended the search, and not the algorithm.
+    """
+
+    best: Measured
+    traces: tuple[Trace, ...]
+    forwards: int
+    candidates: int
+    spent: bool
+
+    def improvements(self) -> list[Trace]:
+        """Those of ``traces`` that were the best when they came."""
+        found: list[Trace] = []
+        for trace in self.traces:
+            if not found or trace.measured.objective < found[-1].measured.objective:
+                found.append(trace)
+        return found
+
+    def forwards_to(self, objective: float) -> int | None:
+        """What it cost to reach an objective; None if it never did."""
+        reached = (trace.forwards for trace in self.traces if trace.measured.objective <= objective)
+        return next(reached, None)
+
+
+class _Spent(Exception):
+    """The budget does not pay for the next forward."""
+
+
+def search(
+    space: Space,
+    evaluator: Evaluator,
+    algorithm: Algorithm,
+    seeds: Mapping[str, Candidate],
+    *,
+    budget: int,
+    seed: int = 0,
+    racing: bool = True,
+    ledger: Ledger | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Look for the candidate of lowest objective.
+
+    Args:
+        space: where; a candidate outside of it is a defect of the algorithm.
+        evaluator: gives losses. Under several processes all of them call this alike.
+        algorithm: asks.
+        seeds: candidates to begin with.
+        budget: forwards, at least those of one candidate on all documents.
+        seed: of all chance; the same seed gives the same search.
+        racing: drop candidates after their first documents where they are clearly behind.
+        ledger: keeps what is measured; a new one if None.
+        progress: called after each forward.
+
+    Raises:
+        RopewalkError: if the budget does not pay for one candidate.
+        RunFailure: if no candidate has a finite objective.
+    """
+    if budget < evaluator.n_documents:
+        raise RopewalkError(
+            f"a budget of {budget} forwards does not pay for one candidate on {evaluator.n_documents} documents"
+        )
+    run = _Run(space, evaluator, ledger or Ledger(), budget, racing, progress)
+    first = Ask(tuple(seeds.values()), len(seeds))
+    asking = algorithm(space, list(seeds.values()), np.random.default_rng(seed))
+    spent = False
+    try:
+        # Whole and before anything else: whatever the budget, the result is no worse than what needs no search.
+        run.answer(first)
+        ask = next(asking)
+        while True:
+            ask = asking.send(run.answer(ask))
+    except StopIteration:
+        pass
+    except _Spent:
+        spent = True
+    if run.best is None:
+        raise RunFailure(
+            "no candidate has a finite objective: the model or its documents give losses that are no numbers"
+        )
+    return SearchResult(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
+
+
+class _Run:
+    """The state of one search."""
+
+    def __init__(
+        self,
+        space: Space,
+        evaluator: Evaluator,
+        ledger: Ledger,
+        budget: int,
+        racing: bool,
+        progress: Progress | None,
+    ) -> None:
+        self.space, self.evaluator, self.ledger = space, evaluator, ledger
+        self.budget, self.racing, self.progress = budget, racing, progress
+        self.best: Measured | None = None
+        self.traces: list[Trace] = []
+        self.candidates: dict[Candidate, int] = {}
+        """Documents that each was measured on."""
+
+    def answer(self, ask: Ask) -> list[Measured]:
+        """Measure what an algorithm asks for.
+
+        Raises:
+            _Spent: if the budget ends on the way; what could be measured was.
+        """
+        for candidate in ask.candidates:
+            assert self.space.contains(candidate), candidate
+        alive = list(dict.fromkeys(ask.candidates))
+        rounds = range(1, self.evaluator.n_documents + 1) if self.racing else [self.evaluator.n_documents]
+        for documents in rounds:
+            self._measure(alive, documents)
+            if documents < self.evaluator.n_documents:
+                alive = self._racing(alive, documents, ask.keep)
+        return [self._measured(candidate) for candidate in ask.candidates]
+
+    def _measure(self, candidates: Sequence[Candidate], documents: int) -> None:
+        """Bring candidates up to so many documents."""
+        blocks = (candidates[start : start + BLOCK] for start in range(0, len(candidates), BLOCK))
+        wanted = [
+            Job(candidate, document)
+            for block in blocks
+            for document in range(documents)
+            for candidate in block
+        ]
+        todo: list[Job] = []
+        spent = False
+        for job in wanted:
+            if job in self.ledger.losses:
+                continue
+            if spent := self.ledger.forwards + len(todo) >= self.budget:
+                break
+            # What an earlier run has measured lies at the front: it stopped in the middle of the same order.
+            if self.ledger.recall(job):
+                self._note(job.candidate)
+            else:
+                todo.append(job)
+        for job, loss in self.evaluator.losses(todo):
+            self.ledger.add(job, loss)
+            self._note(job.candidate)
+            if self.progress is not None:
+                self.progress(self.ledger.forwards, self.best.objective if self.best else math.inf)
+        if spent:
+            raise _Spent
+
+    def _note(self, candidate: Candidate) -> None:
+        """Enter a candidate's documents, and the candidate itself once it has them all."""
+        before = self.candidates.get(candidate, 0)
+        documents = before
+        while documents < self.evaluator.n_documents and Job(candidate, documents) in self.ledger.losses:
+            documents += 1
+        self.candidates[candidate] = documents
+        if before < documents == self.evaluator.n_documents:
+            measured = self._measured(candidate)
+            self.traces.append(Trace(self.ledger.forwards, measured))
+            if math.isfinite(measured.objective) and (
+                self.best is None or measured.objective < self.best.objective
+            ):
+                self.best = measured
+
+    def _racing(self, alive: list[Candidate], documents: int, keep: int) -> list[Candidate]:
+        """Those of the candidates that go on to the next document: the better half, and never fewer than are kept."""
+        ranked = sorted(alive, key=lambda each: self._objective(each, documents))
+        going_on = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
+        return [candidate for candidate in alive if candidate in going_on]
+
+    def _measured(self, candidate: Candidate) -> Measured:
+        documents = self.candidates[candidate]
+        return Measured(candidate, self._objective(candidate, documents), documents)
+
+    def _objective(self, candidate: Candidate, documents: int) -> float:
+        losses = [self.ledger.losses[Job(candidate, document)] for document in range(documents)]
+        return self.evaluator.objective(losses)
