@@ -265,15 +265,24 @@ def _round_keys_into(cache: Any) -> None:
     An exact rotation gives float32 keys, and a cache takes its dtype from the first keys: values would be
     widened with them, and a static cache refuses the mixture. Only this one cache object is changed.
     """
-    if "update" in vars(cache):
-        return
-    # Weakly: a cache that held itself would keep gigabytes until the garbage collector comes by.
-    stock, owner = type(cache).update, weakref.ref(cache)
+    if "update" not in vars(cache):
+        cache.update = _RoundedUpdate(cache)
 
-    def update(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return stock(owner(), keys.to(values.dtype), values, *args, **kwargs)
 
-    cache.update = update
+class _RoundedUpdate:
+    """``update`` of one cache, its keys in the values' dtype first; a deep copy of the cache gets one of its own."""
+
+    def __init__(self, cache: Any) -> None:
+        # Weakly: a cache that held itself would keep gigabytes until the garbage collector comes by.
+        self.owner = weakref.ref(cache)
+
+    def __call__(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache: Any = self.owner()
+        return type(cache).update(cache, keys.to(values.dtype), values, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RoundedUpdate:
+        # The copy of the cache stands in the memo before its attributes are copied.
+        return _RoundedUpdate(memo[id(self.owner())])
 
 
 def _refuse_restarts(kwargs: dict[str, Any]) -> None:
