@@ -3,9 +3,10 @@
     python -m benchmarks.gpu [--out FILE] [--lengths 8192,32768,131072]
 
 Meant to take less than ten minutes on one data-centre GPU. The parallel part is that of ``benchmarks.parallel_gpu``: on
-one device what a rank computes, on several also what they exchange. Times are medians of CUDA-event times after a
-warm-up; the bound beside each is the attention's FLOPs (4·T·T/2·H·D forward, 2.5 times that backward, for the visible
-pairs only) at the device's measured rate for a large bfloat16 matrix product.
+one device what a rank computes, on several also what they exchange; the search part that of ``benchmarks.search_gpu``.
+Times are medians of CUDA-event times after a warm-up; the bound beside each is the attention's FLOPs (4·T·T/2·H·D
+forward, 2.5 times that backward, for the visible pairs only) at the device's measured rate for a large bfloat16 matrix
+product.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from benchmarks.attention_cpu import document_lengths
 from benchmarks.common import write
 from benchmarks.parallel_gpu import measure as parallel
+from benchmarks.search_gpu import measure as search
 from ropewalk import EngineError, PackedLayout, attend
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -136,6 +138,7 @@ def main() -> int:
         "attention": rows,
         "audit": audit_passes(),
         "parallel": parallel(milliseconds),
+        "search": search(milliseconds),
     }
     write("gpu", found, options.out)
     return int(tested["status"])

@@ -7,7 +7,7 @@ import torch
 
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.parallel import World, joined, require_devices, world_from_environment
-from world_cases import led, refused_by, unexpectedly_failing
+from world_cases import gathered_from, gathered_ranks, led, refused_by, unexpectedly_failing
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -49,6 +49,31 @@ def test_what_rank_0_returns_every_rank_gets(four_ranks):
         (os_pid, os_pid) for os_pid, _ in [four_ranks.run(led)[0]] for _ in range(4)
     ]
     assert os.getpid() not in {pid for pid, _ in four_ranks.run(led)}
+
+
+def test_what_all_bring_each_gets_by_rank(four_ranks):
+    everything = [{"rank": rank, "squares": [rank**2]} for rank in range(4)]
+    assert four_ranks.run(gathered_ranks) == [everything] * 4
+    assert four_ranks.run(gathered_from, ()) == [[0, 10, 20, 30]] * 4
+    assert World().gather(7) == World().gather_from(lambda: 7) == [7]
+
+
+def test_what_any_rank_refuses_is_said_once_and_ends_all(four_ranks):
+    echo = ("Echo", "not on 1", True)
+    said = ("RunFailure", "not on 1", None)
+    assert four_ranks.run(gathered_from, (1,)) == [echo, said, echo, echo]
+    # Of several the first one speaks.
+    assert four_ranks.run(gathered_from, (1, 2, 3)) == [echo, said, echo, echo]
+    quiet = ("Echo", "not on 2", False)
+    assert four_ranks.run(gathered_from, (2,)) == [quiet, quiet, ("RopewalkError", "not on 2", None), quiet]
+
+
+def test_one_process_refuses_by_itself():
+    def refuse():
+        raise RopewalkError("not here")
+
+    with pytest.raises(RopewalkError, match="not here"):
+        World().gather_from(refuse)
 
 
 def test_what_rank_0_refuses_is_said_once_and_ends_all(four_ranks):

@@ -2,7 +2,7 @@
 
 import os
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.parallel import joined
 
 
@@ -37,3 +37,23 @@ def unexpectedly_failing():
             )
     except RopewalkError as error:
         return type(error).__name__, str(error)
+
+
+def gathered_ranks():
+    with joined("cpu") as world:
+        return world.gather({"rank": world.rank, "squares": [world.rank**2]})
+
+
+def gathered_from(refusing):
+    """What every rank returned; (kind, message, failed) where some ranks refuse."""
+    with joined("cpu") as world:
+
+        def function():
+            if world.rank in refusing:
+                raise (RunFailure if world.rank % 2 else RopewalkError)(f"not on {world.rank}")
+            return world.rank * 10
+
+        try:
+            return world.gather_from(function)
+        except RopewalkError as error:
+            return type(error).__name__, str(error), getattr(error, "failed", None)

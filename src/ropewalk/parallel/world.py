@@ -85,6 +85,30 @@ class World:
         dist.all_gather_object(gathered, value, group=self.control)
         return gathered
 
+    def gather_from(self, function: Callable[[], T]) -> list[T]:
+        """What a function returned on every rank, by rank; every rank must call this. Values must be picklable.
+
+        Raises:
+            RopewalkError: what it raised on the first rank that it raised on; on the others an
+                :class:`~ropewalk.errors.Echo` of it, so that none waits for one that has given up.
+        """
+        if self.size == 1:
+            return [function()]
+        own: RopewalkError | None = None
+        brought: tuple[Any, tuple[str, bool] | None]
+        try:
+            brought = function(), None
+        except RopewalkError as error:
+            own, brought = error, (None, (str(error), isinstance(error, RunFailure)))
+        gathered = self.gather(brought)
+        for rank, (_, failure) in enumerate(gathered):
+            if failure is not None:
+                if own is not None and rank == self.rank:
+                    raise own
+                raise Echo(failure[0], failed=failure[1]) from own
+        values: list[Any] = [value for value, _ in gathered]
+        return values
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

@@ -202,7 +202,17 @@ class RotaryRows(nn.Module):
 
         Returns:
             ``(cos, sin)``, float32 ``[rows, length, rotary_dim]``.
+
+        Raises:
+            RopewalkError: if the batch has another number of rows, or as :meth:`RotaryEmbedding.forward`.
         """
+        if position_ids.shape[0] not in (1, len(self.rows)):
+            raise RopewalkError(
+                f"there are {len(self.rows)} methods for a batch of {position_ids.shape[0]} rows; give one a row"
+            )
+        for row in self.rows:
+            # They are no submodules, which train() and eval() would reach.
+            row.training = self.training
         positions = position_ids.expand(len(self.rows), -1)
         each = [row(x, of_row[None], layer_type) for row, of_row in zip(self.rows, positions, strict=True)]
         cos, sin = zip(*each, strict=True)

@@ -50,6 +50,11 @@ class Measured:
     objective: float
     documents: int
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What to sort by: those with more documents first, as an objective of fewer says less."""
+        return -self.documents, self.objective
+
 
 Algorithm = Callable[[Space, Sequence[Candidate], np.random.Generator], Generator[Ask, list[Measured], None]]
 """From a space, candidates to begin with and random numbers to what it asks."""

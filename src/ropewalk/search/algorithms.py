@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ropewalk.errors import RopewalkError
 from ropewalk.search.algorithm import Algorithm
+from ropewalk.search.covariance import covariance
 from ropewalk.search.evolution import evolve
 
+CMA_ES = "cma-es"
 EVOLUTION = "evolution"
-ALGORITHMS = (EVOLUTION,)
-DEFAULT_ALGORITHM = EVOLUTION
+ALGORITHMS = (CMA_ES, EVOLUTION)
+DEFAULT_ALGORITHM = CMA_ES
 
 
 def check_algorithm(name: str) -> None:
@@ -20,4 +22,4 @@ def check_algorithm(name: str) -> None:
 def algorithm_named(name: str) -> Algorithm:
     """An algorithm with its published or measured settings."""
     check_algorithm(name)
-    return evolve()
+    return covariance() if name == CMA_ES else evolve()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, evaluation_rows
 from ropewalk.evaluation.rows import Ids
+from ropewalk.packing import Row
 
 
 def search_rows(
@@ -19,7 +21,7 @@ def search_rows(
         documents: int ``[tokens]`` each, without special tokens.
         length: tokens of a row.
         bos_id, eos_id: as for :func:`~ropewalk.evaluation.evaluation_rows`.
-        count: rows to search on, exactly.
+        count: rows to search on, exactly; the same whatever ``held_out`` is.
         held_out: rows to judge by, at most; 0 for none.
 
     Returns:
@@ -29,16 +31,17 @@ def search_rows(
         RopewalkError: if the text does not fill ``count`` rows.
     """
     fill = length - (bos_id is not None)
-    long = [document for document in documents if len(document) >= fill]
-    first: Sequence[Ids]
-    rest: Sequence[Ids]
-    if len(long) >= count + held_out:
-        first, rest = long[:count], long[count:]
+    long = [number for number, document in enumerate(documents) if len(document) >= fill]
+    if len(long) >= count:
+        chosen = set(long[:count])
+        first = [documents[number] for number in long[:count]]
+        rest = [document for number, document in enumerate(documents) if number not in chosen]
     else:
         # Joined documents: the first that fill the rows, every piece of which begins with a BOS of its own.
         sums = list(accumulate(len(document) + 2 for document in documents))
         end = next((number for number, total in enumerate(sums, start=1) if total >= count * length), None)
-        first, rest = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
+        end = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
+        first, rest = list(documents[:end]), list(documents[end:])
     rows = evaluation_rows(first, length, bos_id, eos_id, count)
     if len(rows.rows) < count:
         raise RopewalkError(
@@ -54,14 +57,19 @@ def search_rows(
         return rows, None
 
 
+def rows_digest(rows: Sequence[Row]) -> str:
+    """sha256 of the tokens and labels of rows: what a search was measured on."""
+    return digest([[row.input_ids.tolist(), row.labels.tolist()] for row in rows])
+
+
 def _that_fill(
     documents: Sequence[Ids], start: int, length: int, bos_id: int | None, eos_id: int | None, count: int
-) -> tuple[Sequence[Ids], Sequence[Ids]]:
-    """The fewest first documents, at least ``start``, that fill so many rows, and the others."""
+) -> int:
+    """The fewest first documents, at least ``start``, that fill so many rows; all of them if they do not."""
     for end in range(start, len(documents)):
         try:
             if len(evaluation_rows(documents[:end], length, bos_id, eos_id, count).rows) == count:
-                return documents[:end], documents[end:]
+                return end
         except RopewalkError:
             continue
-    return documents, []
+    return len(documents)

@@ -95,7 +95,7 @@ def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
         first += _new(seen, told.population - len(first), mutant)
         measured = yield Ask(tuple(first), told.parents)
         for _ in range(told.iterations):
-            measured = sorted(measured, key=_rank)[: told.parents]
+            measured = sorted(measured, key=lambda each: each.rank)[: told.parents]
             parents = [each.candidate for each in measured]
             offspring = _new(seen, told.mutations, mutant) + _new(seen, told.crossovers, child)
             if not offspring:
@@ -103,11 +103,6 @@ def evolve(settings: EvolutionSettings | None = None) -> Algorithm:
             measured = yield Ask((*parents, *offspring), told.parents)
 
     return run
-
-
-def _rank(measured: Measured) -> tuple[int, float]:
-    """Those measured on all documents first: an objective of fewer says less."""
-    return -measured.documents, measured.objective
 
 
 def _one_of(parents: Sequence[Candidate], random: np.random.Generator) -> Candidate:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.files import write_text
-from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod
+from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod, longrope_attention_factor
+
+if TYPE_CHECKING:
+    from ropewalk.search.finding import Found
 
 FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
+LARGEST_NATS = math.log(sys.float_info.max)
+SAME_FACTOR = 1e-6
+"""Relative: attention factors that differ by less are the same one, written with six or more digits."""
 
 
 class _Strict(BaseModel):
@@ -53,10 +63,10 @@ class Best(_Strict):
 
 
 class Point(_Strict):
-    """The objective of a candidate, and what the search had cost by then."""
+    """The objective of a candidate, None where it is infinite, and what the search had cost by then."""
 
     forwards: int
-    objective: float
+    objective: float | None
 
 
 class SearchRecord(_Strict):
@@ -73,6 +83,7 @@ class SearchRecord(_Strict):
         start_tokens: n̂ that were searched.
         device, dtype: that it ran in.
         candidates: how many there were.
+        ended_by: what ended it: the budget, or the algorithm that had nothing more to ask.
         seconds: of the run that ended it.
     """
 
@@ -90,16 +101,17 @@ class SearchRecord(_Strict):
     device: str
     dtype: str
     candidates: int
+    ended_by: Literal["budget", "algorithm"] | None = None
     seconds: float
 
 
 class HeldOut(_Strict):
-    """Perplexity on documents that the search did not see, of the factors found and of the baselines."""
+    """Perplexity on documents that the search did not see, of the factors found and the baselines; None: infinite."""
 
     documents: int
     documents_sha256: str
-    best: float
-    baselines: dict[str, float]
+    best: float | None
+    baselines: dict[str, float | None]
 
 
 class Factors(_Strict):
@@ -126,7 +138,7 @@ class Factors(_Strict):
     attention_factor: float = Field(gt=0)
     provenance: Provenance
     best: Best | None = None
-    baselines: dict[str, float] = {}
+    baselines: dict[str, float | None] = {}
     forwards: int | None = None
     history: tuple[Point, ...] = ()
     search: SearchRecord | None = None
@@ -190,6 +202,129 @@ class Factors(_Strict):
         return LongRope(
             plain.rotary_dim, plain.rope_theta, short, long, self.attention_factor, original, start_tokens
         )
+
+    def remarks(self) -> list[str]:
+        """What to know before these factors are used, a sentence each."""
+        told = []
+        if self.start_tokens:
+            told.append(
+                f"The first {self.start_tokens} tokens keep their angles (start tokens), for which a transformers "
+                "config has no field: ropewalk honours it, and an export to a plain config is refused; a search with "
+                "--start-tokens 0 gives factors without."
+            )
+        for name in ("long_factor", "short_factor"):
+            factors = getattr(self, name)
+            if factors is not None:
+                told += _oddities(name, factors)
+        original = self.model.original_max_position_embeddings
+        if self.long_factor is not None and self.target_length > original:
+            published = longrope_attention_factor(self.target_length / original, original)
+            if not math.isclose(self.attention_factor, published, rel_tol=SAME_FACTOR):
+                told.append(
+                    f"The attention factor {self.attention_factor:.6g} is not the published √(1 + ln s / ln T) = "
+                    f"{published:.6g}: transformers reads it from the config as it is, vLLM only from short_mscale and "
+                    "long_mscale, which ropewalk export writes."
+                )
+        return told
+
+
+def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
+    """What a search would not have made: published tables have such factors too."""
+    told = []
+    falls = [pair for pair, (before, after) in enumerate(pairwise(factors), start=1) if after < before]
+    if falls:
+        told.append(
+            f"{name} does not ascend: pair {falls[0]} has {factors[falls[0]]:g} after {factors[falls[0] - 1]:g}"
+            f"{f', and {len(falls) - 1} more fall' if len(falls) > 1 else ''}."
+        )
+    below = [factor for factor in factors if factor < 1]
+    if below:
+        told.append(
+            f"{name} has {len(below)} factor{'s' if len(below) > 1 else ''} below 1 (the smallest is {min(below):g}), "
+            "which turn faster than the model was trained with."
+        )
+    return told
+
+
+def perplexity(nats: float) -> float | None:
+    """``e^nats``; None where that is no finite number."""
+    return math.exp(nats) if nats < LARGEST_NATS else None
+
+
+def found_factors(
+    found: Found,
+    model: FactorsModel,
+    *,
+    objective: str,
+    text: str,
+    documents: tuple[int, str],
+    held_out: tuple[int, str] | None,
+    device: str,
+    dtype: str,
+    versions: Mapping[str, str],
+) -> Factors:
+    """The table of a search.
+
+    Args:
+        found: what it found.
+        model: searched on.
+        objective: ``perplexity`` or ``needle``.
+        text: source of the documents, as the user gave it.
+        documents, held_out: how many rows, and the sha256 of their token ids.
+        device, dtype: that it ran in.
+        versions: of the software.
+    """
+    goal, settings, result = found.goal, found.settings, found.result
+    best = result.best.candidate
+    nats = found.held_out
+    judged = None
+    if nats is not None and held_out is not None:
+        named = {name: perplexity(each) for name, each in nats.items() if name != "best"}
+        judged = HeldOut(
+            documents=held_out[0],
+            documents_sha256=held_out[1],
+            best=perplexity(nats["best"]),
+            baselines=named,
+        )
+    reached = perplexity(result.best.objective)
+    if reached is None:
+        raise RopewalkError(f"the best objective, {result.best.objective:g} nats a token, is no perplexity")
+    return Factors(
+        model=model,
+        target_length=goal.target_length,
+        long_factor=None if goal.short else best.rescale_factors,
+        short_factor=best.rescale_factors if goal.short else None,
+        start_tokens=best.start_tokens,
+        attention_factor=goal.attention_factor,
+        provenance=Provenance(kind="search", source=f"{settings.algorithm}, seed {settings.seed}, on {text}"),
+        best=Best(objective=reached, rescale_factors=best.rescale_factors, start_tokens=best.start_tokens),
+        baselines={name: perplexity(each) for name, each in found.baselines.items()},
+        forwards=result.forwards,
+        history=tuple(
+            Point(forwards=trace.forwards, objective=perplexity(trace.measured.objective))
+            for trace in result.traces
+        ),
+        search=SearchRecord(
+            objective=objective,
+            short_penalty=settings.short_penalty,
+            algorithm=settings.algorithm,
+            seed=settings.seed,
+            budget=settings.budget,
+            racing=settings.racing,
+            documents=documents[0],
+            text=text,
+            documents_sha256=documents[1],
+            largest=goal.space(settings.start_tokens, settings.largest).largest,
+            start_tokens=settings.start_tokens,
+            device=device,
+            dtype=dtype,
+            candidates=result.candidates,
+            ended_by="budget" if result.spent else "algorithm",
+            seconds=round(found.seconds, 1),
+        ),
+        held_out=judged,
+        versions=dict(versions),
+    )
 
 
 def read_factors(path: Path) -> Factors:

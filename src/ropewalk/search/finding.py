@@ -21,7 +21,7 @@ from ropewalk.search.running import Progress, SearchResult, search
 Objective = Literal["perplexity", "needle"]
 OBJECTIVES: tuple[Objective, ...] = ("perplexity", "needle")
 DOCUMENTS = 5
-BUDGET = 1000
+BUDGET = 500
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,12 @@ class Goal:
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
 
     def method(self, candidate: Candidate) -> LongRope:
-        """The method to measure a candidate with: its factors at every length."""
+        """The method to measure a candidate with: its factors at every length.
+
+        Short factors are measured with the start tokens of the long ones, which the checkpoint will run them with.
+        """
         factors = candidate.rescale_factors
+        own = self.current.start_tokens if self.short and isinstance(self.current, LongRope) else 0
         return LongRope(
             self.current.rotary_dim,
             self.current.rope_theta,
@@ -78,7 +82,7 @@ class Goal:
             factors,
             self.attention_factor,
             self.original_length,
-            candidate.start_tokens,
+            candidate.start_tokens or own,
         )
 
     def extended(self, candidate: Candidate) -> LongRope:
@@ -89,11 +93,7 @@ class Goal:
             return replace(self.method(candidate), short_factor=kept.short_factor if kept else ones)
         if candidate.start_tokens:
             raise RopewalkError("start tokens belong to the long factors; search the short ones with 0")
-        return replace(
-            self.method(candidate),
-            long_factor=kept.long_factor if kept else ones,
-            start_tokens=kept.start_tokens if kept else 0,
-        )
+        return replace(self.method(candidate), long_factor=kept.long_factor if kept else ones)
 
     def baselines(self) -> dict[str, RopeMethod]:
         """What a search has to beat, by name: methods that need none.
@@ -157,6 +157,8 @@ def goal_of(
             f"longrope; choose {current.name} with a larger factor, or search from the checkpoint before its scaling"
         )
     original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
+    if target_length < 1:
+        raise RopewalkError(f"a search needs a length of 1 token or more, got {target_length}")
     if target_length <= trained_length and not (isinstance(plain, LongRope) and target_length <= original):
         least = f"up to {original} (short factors) or beyond" if isinstance(plain, LongRope) else "beyond"
         raise RopewalkError(

@@ -53,7 +53,8 @@ class Ledger:
                 "document": job.document,
                 "loss": loss if math.isfinite(loss) else None,
             }
-            print(json.dumps(line, allow_nan=False), file=self._file, flush=True)
+            with writing(Path(self._file.name)):
+                print(json.dumps(line, allow_nan=False), file=self._file, flush=True)
 
 
 def begin_log(path: Path, header: Mapping[str, Any]) -> IO[str]:
@@ -92,6 +93,8 @@ def read_log(path: Path, header: Mapping[str, Any]) -> dict[Job, float]:
     first, *lines = whole.splitlines() or [""]
     try:
         then = json.loads(first)
+        if not isinstance(then, dict):
+            raise TypeError("its first line does not say what was searched")
         found = dict(_entry(json.loads(line)) for line in lines)
     except (ValueError, KeyError, TypeError) as error:
         raise RopewalkError(f"the log {path} is damaged ({error}); remove it to start again") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends.decoding import unless_out_of_memory
 from ropewalk.evaluation.perplexity import causal_losses, check_prefill_chunk, check_rows
 from ropewalk.evaluation.running import evaluating
 from ropewalk.integrations.losses import OutputHead
@@ -26,11 +28,18 @@ class ShortPenalty:
 
     Attributes:
         rows: of that length; each is one more document.
-        weight: of the loss above that of the checkpoint's own method on the same rows, in nats a nat.
+        weight: of the loss above that of the checkpoint's own method on the same rows, in nats a nat; above 0.
+
+    Raises:
+        RopewalkError: if the weight is no such number.
     """
 
     rows: Sequence[Row]
     weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise RopewalkError(f"the weight of a short penalty must be above 0, got {self.weight}")
 
 
 class ModelEvaluator:
@@ -47,8 +56,11 @@ class ModelEvaluator:
             same whoever computes it, so the losses do not depend on how many there are.
 
     Raises:
-        RopewalkError: if there are no rows, or some have another pattern or no target.
+        RopewalkError: if there are no rows, some have another pattern or no target, or those of the penalty are
+            longer than what the checkpoint is trained for.
         EngineError: if the model cannot be read in chunks.
+        RunFailure: if the checkpoint's own method gives the penalty's rows no finite loss, or, here and later, if the
+            memory gives out.
     """
 
     def __init__(
@@ -73,6 +85,12 @@ class ModelEvaluator:
         short = list(penalty.rows) if penalty else []
         if penalty:
             check_rows(short)
+            longest = max(row.layout.total_length for row in short)
+            if longest > goal.trained_length:
+                raise RopewalkError(
+                    f"the short penalty compares at a length that the checkpoint is trained for, {goal.trained_length} "
+                    f"tokens at most, got a row of {longest}"
+                )
         # Alternating, so that the first documents of a race are of both lengths.
         order = sorted(
             [(index / len(rows), 0, row) for index, row in enumerate(rows)]
@@ -84,11 +102,15 @@ class ModelEvaluator:
         self.targets = [int((row.labels != IGNORED).sum()) for row in self.rows]
         if not all(self.targets):
             raise RopewalkError("every document of a search needs a token to score, and one has none")
-        self.reference = {
-            index: self._losses([goal.current], index)[0]
-            for index, short in enumerate(self.is_short)
-            if short
-        }
+        indices = [index for index, kind in enumerate(self.is_short) if kind]
+        own = self._shared(([goal.current], index) for index in indices)
+        self.reference = {index: loss for index, (loss,) in zip(indices, own, strict=True)}
+        if not all(map(math.isfinite, self.reference.values())):
+            raise self.world.known_to_all(
+                RunFailure(
+                    "the checkpoint's own RoPE gives a row of the short penalty a loss that is no finite number"
+                )
+            )
 
     @property
     def n_documents(self) -> int:
@@ -96,14 +118,12 @@ class ModelEvaluator:
 
     def losses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, float]]:
         """See :class:`~ropewalk.search.algorithm.Evaluator`."""
-        batches = iter(self._batches(jobs))
-        while together := list(islice(batches, self.world.size)):
-            mine: list[float] = []
-            if self.world.rank < len(together):
-                own = together[self.world.rank]
-                mine = self._losses([self.goal.method(job.candidate) for job in own], own[0].document)
-            for batch, found in zip(together, self.world.gather(mine), strict=False):
-                yield from zip(batch, found, strict=True)
+        batches = list(self._batches(jobs))
+        forwards = (
+            ([self.goal.method(job.candidate) for job in batch], batch[0].document) for batch in batches
+        )
+        for batch, found in zip(batches, self._shared(forwards), strict=True):
+            yield from zip(batch, found, strict=True)
 
     def objective(self, losses: Sequence[float]) -> float:
         """Mean loss of the documents' targets, and the penalty."""
@@ -115,7 +135,8 @@ class ModelEvaluator:
 
     def baseline(self, method: RopeMethod) -> float:
         """The objective of any method, measured as a candidate is; it costs a forward for each document."""
-        return self.objective([self._losses([method], index)[0] for index in range(self.n_documents)])
+        found = self._shared(([method], index) for index in range(self.n_documents))
+        return self.objective([loss for (loss,) in found])
 
     def _mean(self, losses: Sequence[float], short: bool) -> float:
         chosen = [index for index in range(len(losses)) if self.is_short[index] == short]
@@ -129,6 +150,17 @@ class ModelEvaluator:
             rest = list(group)
             yield from (rest[start : start + self.batch] for start in range(0, len(rest), self.batch))
 
+    def _shared(self, forwards: Iterable[tuple[Sequence[RopeMethod], int]]) -> Iterator[list[float]]:
+        """The losses of methods on a document, forward by forward; each is computed by one rank, which tells all."""
+        left = iter(forwards)
+        while together := list(islice(left, self.world.size)):
+            mine = together[self.world.rank : self.world.rank + 1]
+            found = self.world.gather_from(partial(self._each, mine))
+            yield from (losses for (losses,) in found[: len(together)])
+
+    def _each(self, forwards: Sequence[tuple[Sequence[RopeMethod], int]]) -> list[list[float]]:
+        return [self._losses(methods, document) for methods, document in forwards]
+
     def _losses(self, methods: Sequence[RopeMethod], document: int) -> list[float]:
         """Mean loss of a document under each method; infinite where it is no number."""
         row = self.rows[document]
@@ -136,6 +168,13 @@ class ModelEvaluator:
         ids = row.input_ids.to(self.model.device).expand(len(methods), -1)
         labels = row.labels.to(self.model.device).expand(len(methods), -1)
         with evaluating(self.model), rope_of_rows(self.model, methods, length):
-            losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk)
+            losses = unless_out_of_memory(
+                lambda: causal_losses(self.model, self.head, ids, labels, self.prefill_chunk)
+            )
+        if losses is None:
+            raise RunFailure(
+                f"out of memory on {self.model.device} with {len(methods)} candidates over {length} tokens in a pass: "
+                "choose a smaller batch, read in chunks by prefill_chunk, or choose a shorter length"
+            )
         means = (losses.sum(1) / self.targets[document]).tolist()
         return [mean if math.isfinite(mean) else math.inf for mean in means]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,13 @@ from ropewalk.search.space import Candidate, Space
 
 BLOCK = 16
 """Candidates that are brought to the end together: enough to fill a forward pass and several processes."""
+MARGIN = 1.5
+"""Standard deviations of a difference that a candidate must be behind to be dropped; measured in docs/log.md."""
+RECENT = 16
+"""Complete candidates that the standard deviation is taken from: near where the search is now."""
+FEWEST = 4
+"""With fewer of them the better half goes on."""
+SQRT_2 = math.sqrt(2)
 
 Progress = Callable[[int, float], None]
 """Called with the forwards so far and the best objective, which is infinite at first."""
@@ -203,10 +211,33 @@ class _Run:
                 self.best = measured
 
     def _racing(self, alive: list[Candidate], documents: int, keep: int) -> list[Candidate]:
-        """Those of the candidates that go on to the next document: the better half, and never fewer than are kept."""
+        """Those of the candidates that go on to the next document; never fewer than are kept."""
         ranked = sorted(alive, key=lambda each: self._objective(each, documents))
-        going_on = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
+        error = self._error(documents)
+        if error is None:
+            going_on = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
+        else:
+            # A difference of two candidates is off by the errors of both.
+            limit = self._objective(ranked[min(keep, len(ranked)) - 1], documents) + MARGIN * SQRT_2 * error
+            going_on = {
+                each
+                for place, each in enumerate(ranked)
+                if place < keep or self._objective(each, documents) <= limit < math.inf
+            }
         return [candidate for candidate in alive if candidate in going_on]
+
+    def _error(self, documents: int) -> float | None:
+        """How far the first documents have been off of late: spread of what the others then added.
+
+        It is taken from candidates measured on all documents, as two or three of a new one have no variance worth the
+        name; what the documents have in common cancels. None while there are too few to tell.
+        """
+        added = [
+            trace.measured.objective - self._objective(trace.measured.candidate, documents)
+            for trace in self.traces[-RECENT:]
+            if math.isfinite(trace.measured.objective)
+        ]
+        return statistics.stdev(added) if len(added) >= FEWEST else None
 
     def _measured(self, candidate: Candidate) -> Measured:
         documents = self.candidates[candidate]

@@ -91,11 +91,16 @@ class Space:
         Args:
             factors: ``[pairs]``.
             start_tokens: any number; the nearest of the space's, the smaller of two.
+
+        Raises:
+            RopewalkError: if there are not as many factors as pairs, or one is no finite number.
         """
         if len(factors) != self.pairs:
             raise RopewalkError(
                 f"the search is over {self.pairs} rescale factors, one a rotary pair, got {len(factors)}"
             )
+        if not all(map(math.isfinite, factors)):
+            raise RopewalkError(f"rescale factors must be finite numbers, got {list(factors)}")
         levels: list[int] = []
         for factor in factors:
             levels.append(max(self.level(factor), levels[-1] if levels else 0))
@@ -108,6 +113,7 @@ class Space:
         return (
             len(factors) == self.pairs
             and candidate.start_tokens in self.start_tokens
+            and all(map(math.isfinite, factors))
             and all(b >= a for a, b in pairwise(factors))
             and all(factor == self.value(self.level(factor)) for factor in factors)
         )

@@ -1,0 +1,175 @@
+"""What ranks run in the tests of the search, and these tests' tiny models; spawned processes import it by name."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.integrations.models import attach
+from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.parallel import World, joined
+from ropewalk.rope import Default
+from ropewalk.search import (
+    START_TOKENS,
+    Candidate,
+    Ledger,
+    ModelEvaluator,
+    ShortPenalty,
+    Space,
+    algorithm_named,
+    goal_of,
+    search,
+)
+from toy_objective import ToyEvaluator
+
+TRAINED, TARGET = 32, 96
+CONFIG: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": TRAINED,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "cohere2": ("Cohere2Config", {"sliding_window": 64, "logit_scale": 0.25}),
+    "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
+    "glm4": ("Glm4Config", {"head_dim": 8, "partial_rotary_factor": 0.5}),
+}
+"""Plain, interleaved, partial, and both."""
+
+
+def tiny_model(family: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+    """A random model of which attention counts: weights that are larger than at the usual start."""
+    name, extra = FAMILIES[family]
+    told = getattr(transformers, name)(**{**CONFIG, **extra, **config})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(told, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(6)
+    return model.to(dtype).eval()
+
+
+def tiny_rows(count: int, length: int, seed: int = 0) -> list[Row]:
+    """Rows of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = PackedLayout.from_lengths([length], "full", 0)
+    rows = []
+    for _ in range(count):
+        ids = torch.randint(3, CONFIG["vocab_size"], (length,), generator=generator)
+        rows.append(Row(ids, next_token_labels(ids, layout), layout))
+    return rows
+
+
+def tiny_goal(rotary_dim: int = 8):
+    return goal_of(Default(rotary_dim, 10000.0), TRAINED, TARGET)
+
+
+def model_search(algorithm: str, world: World | None, batch: int, racing: bool, log: str):
+    """A search on a tiny model with everything that there is: n̂, a penalty, racing."""
+    model = tiny_model()
+    attach(model)
+    goal = tiny_goal()
+    penalty = ShortPenalty(tiny_rows(2, TRAINED, 1), 0.5)
+    evaluator = ModelEvaluator(model, goal, tiny_rows(3, TARGET), penalty, batch, None, world)
+    space = goal.space((0, 4, 8))
+    calls = []
+    with ExitStack() as stack:
+        leads = world is None or world.leads
+        file = stack.enter_context(Path(log).open("x")) if leads else None
+        result = search(
+            space,
+            evaluator,
+            algorithm_named(algorithm),
+            goal.seeds(space),
+            budget=70,
+            seed=5,
+            racing=racing,
+            ledger=Ledger(file=file),
+            progress=lambda *call: calls.append(call),
+        )
+    baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
+    return result, baselines, calls
+
+
+def shared_search(algorithm: str, batch: int, racing: bool, folder: str):
+    """The same by all ranks; the first writes a log."""
+    torch.set_num_threads(1)
+    with joined("cpu") as world:
+        return model_search(algorithm, world, batch, racing, f"{folder}/{algorithm}{batch}{racing}.jsonl")
+
+
+def toy_search(algorithm: str, racing: bool):
+    """On an objective that needs no model."""
+    space = Space(4, 5.0, START_TOKENS)
+    seeds = {"pi": Candidate((4.0,) * 4), "ntk": Candidate((1.0, 1.59, 2.52, 4.0))}
+    optimum = Candidate((1.0, 1.5, 2.25, 3.0), 8)
+    return search(
+        space, ToyEvaluator(optimum), algorithm_named(algorithm), seeds, budget=300, seed=7, racing=racing
+    )
+
+
+def shared_toy_search(algorithm: str, racing: bool):
+    with joined("cpu"):
+        return toy_search(algorithm, racing)
+
+
+class FailingEvaluator(ModelEvaluator):
+    """One whose rank 1 cannot go on in the second round."""
+
+    rounds = 0
+
+    def _losses(self, methods, document):
+        self.rounds += 1
+        if self.world.rank == 1 and self.rounds == 2:
+            raise RunFailure("the memory gave out")
+        return super()._losses(methods, document)
+
+
+def failing_search():
+    """(kind, message, failed, forwards) of what leaves a search of which one rank fails."""
+    with joined("cpu") as world:
+        model = tiny_model()
+        attach(model)
+        goal = tiny_goal()
+        evaluator = FailingEvaluator(model, goal, tiny_rows(3, TARGET), world=world)
+        ledger = Ledger()
+        space = goal.space()
+        try:
+            search(
+                space, evaluator, algorithm_named("evolution"), goal.seeds(space), budget=70, ledger=ledger
+            )
+        except RopewalkError as error:
+            return type(error).__name__, str(error), getattr(error, "failed", None), ledger.forwards
+    return None
+
+
+class StrangeEvaluator(ModelEvaluator):
+    """One whose rank 1 computes other numbers than rank 0 does: other hardware, say."""
+
+    def _losses(self, methods, document):
+        return [loss + self.world.rank / 7 for loss in super()._losses(methods, document)]
+
+
+def strange_search():
+    """What each rank found, and the penalty's reference."""
+    with joined("cpu") as world:
+        model = tiny_model()
+        attach(model)
+        goal = tiny_goal()
+        penalty = ShortPenalty(tiny_rows(2, TRAINED, 1), 0.5)
+        evaluator = StrangeEvaluator(model, goal, tiny_rows(3, TARGET), penalty, world=world)
+        space = goal.space()
+        result = search(space, evaluator, algorithm_named("evolution"), goal.seeds(space), budget=100)
+        baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
+        return result, evaluator.reference, baselines

@@ -1,0 +1,56 @@
+"""Two processes search as one does: result, traces, log, and what happens when one cannot go on."""
+
+import pytest
+import torch
+
+from ropewalk.search import ALGORITHMS
+from search_rank_cases import (
+    failing_search,
+    model_search,
+    shared_search,
+    shared_toy_search,
+    strange_search,
+    toy_search,
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the ranks have: sums over more threads are rounded otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("racing", [True, False])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_ranks_find_what_one_finds_on_a_model(two_ranks, tmp_path, name, racing):
+    for batch in (1, 3):
+        alone = model_search(name, None, batch, racing, f"{tmp_path}/alone{batch}.jsonl")
+        together = two_ranks.run(shared_search, name, batch, racing, str(tmp_path))
+        assert together == [alone, alone]
+        logs = [tmp_path / f"alone{batch}.jsonl", tmp_path / f"{name}{batch}{racing}.jsonl"]
+        one, two = (log.read_text() for log in logs)
+        assert one == two
+        assert len(one.splitlines()) == alone[0].forwards == 70
+
+
+@pytest.mark.parametrize("racing", [True, False])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_ranks_find_what_one_finds_without_a_model(two_ranks, name, racing):
+    alone = toy_search(name, racing)
+    assert two_ranks.run(shared_toy_search, name, racing) == [alone, alone]
+
+
+def test_what_one_rank_refuses_ends_the_other_at_once(two_ranks):
+    found = two_ranks.run(failing_search, seconds=60.0)
+    # The first documents of three seeds take two rounds, of which rank 1 has nothing to do in the second; of the third
+    # round, in which it fails, nothing is kept.
+    assert found == [("Echo", "the memory gave out", True, 3), ("RunFailure", "the memory gave out", None, 3)]
+
+
+def test_ranks_that_compute_otherwise_still_agree(two_ranks):
+    # Each takes what the other has measured, so their next questions are the same.
+    first, second = two_ranks.run(strange_search)
+    assert first == second
