@@ -18,11 +18,13 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from ropewalk.integrations.config_class import CONFIG_ERRORS
+from ropewalk.integrations.generation import generating as generating
+from ropewalk.integrations.generation import keep_one_choice
 from ropewalk.integrations.rotary_swap import rope_of as rope_of
 from ropewalk.integrations.rotary_swap import rope_of_rows as rope_of_rows
 from ropewalk.integrations.rotary_swap import rotary_module as rotary_module
 from ropewalk.integrations.rotary_swap import swap_rotary
-from ropewalk.rope import LongRope, RopeMethod, methods_from_config, replace_methods
+from ropewalk.rope import LongRope, RopeMethod, for_all_readers, methods_from_config, replace_methods
 from ropewalk.rope import trained_length as trained_length_of
 
 log = logging.getLogger("ropewalk")
@@ -51,7 +53,8 @@ def load_model(
         trust_remote_code: run model code from the checkpoint. Never on by default.
 
     Returns:
-        The transformers model, in evaluation mode. ``generate()`` works as ever.
+        The transformers model, in evaluation mode. ``generate()`` works as ever; with longrope that passes the
+        original length, inside :func:`generating`.
 
     Raises:
         RopewalkError: if the checkpoint is missing, has no RoPE, or cannot be served; the message says why.
@@ -233,6 +236,7 @@ def attach(
     model.set_attn_implementation(_implementation(config))
     if exact_rope:
         swap_rotary(model, methods)
+        keep_one_choice(rotary_module(model)[0])
     elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
@@ -264,6 +268,7 @@ def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | No
     values = replace_methods(config.to_dict(), method)
     if max_position_embeddings is not None:
         values["max_position_embeddings"] = max_position_embeddings
+    values = for_all_readers(values)
     try:
         return type(config).from_dict(values)
     except (ValueError, KeyError, StrictDataclassError) as error:

@@ -26,6 +26,7 @@ from ropewalk.rope.methods import (
     ntk_theta,
     unscaled_inv_freq,
 )
+from ropewalk.rope.readers import for_all_readers, has_published_attention
 from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
 from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
 from ropewalk.rope.tensions import config_tensions
@@ -57,6 +58,8 @@ __all__ = [
     "config_entries",
     "config_tensions",
     "critical_dimension",
+    "for_all_readers",
+    "has_published_attention",
     "head_dim",
     "longrope_attention_factor",
     "method_for_target",

@@ -44,6 +44,7 @@ Config = Mapping[str, Any]
 
 TYPE_ALIASES = {"su": "longrope"}
 ORIGINAL = "original_max_position_embeddings"
+MSCALES = ("short_mscale", "long_mscale")  # how vLLM is told the attention factor of longrope
 
 # Keys besides rope_type, rope_theta and partial_rotary_factor that each type may have. The original length
 # has no effect on default and linear, where some checkpoints state it for information.
@@ -63,7 +64,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         "finetuned",
     ),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
-    "longrope": ("factor", "short_factor", "long_factor", "attention_factor", ORIGINAL),
+    "longrope": ("factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL),
 }
 
 ROPE_KEYS = (
@@ -282,6 +283,12 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     if attention_factor is None:
         factor = _max_length(config) / original if factor is None else factor
         attention_factor = longrope_attention_factor(factor, original)
+    for key in MSCALES:
+        if values.get(key, attention_factor) != attention_factor:
+            raise RopewalkError(
+                f"{key} {values[key]} and the attention factor {attention_factor} of longrope are read by different "
+                "loaders; make them equal"
+            )
     return LongRope(dim, theta, need("short_factor"), need("long_factor"), attention_factor, original)
 
 

@@ -53,7 +53,12 @@ def _of_method(
         ]
     factor = entry.get("factor")
     # llama3's factor is chosen, not a ratio of lengths.
-    if factor is not None and isinstance(method, Linear | Yarn | LongRope) and factor * original != length:
+    # Rounded, because a ratio of lengths need not be a float.
+    if (
+        factor is not None
+        and isinstance(method, Linear | Yarn | LongRope)
+        and round(factor * original) != length
+    ):
         return [
             f"{method.name} factor {factor:g} times {ORIGINAL} {original} is {factor * original:g} tokens, but "
             f"max_position_embeddings is {length}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.running import evaluating
+from ropewalk.integrations.generation import generating
 from ropewalk.rope import RotaryEmbedding, methods_from_config
 
 log = logging.getLogger("ropewalk")
@@ -35,6 +36,9 @@ _MEMORY_MESSAGES = (
 )
 
 Result = TypeVar("Result")
+
+pinned = generating
+"""Fixes a RoPE that depends on the length, so that cached keys and later queries are rotated alike."""
 
 
 def greedy_ids(
@@ -197,16 +201,6 @@ def _fresh_cache(model: Any) -> Iterator[Any]:
     finally:
         # The attention hook ties the cache into a reference cycle; its keys must not wait for the collector.
         cache.layers.clear()
-
-
-@contextmanager
-def pinned(model: Any, length: int) -> Iterator[None]:
-    """Fix a RoPE that depends on the length, so that cached keys and later queries are rotated alike."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, RotaryEmbedding):
-                stack.enter_context(module.pinned(length))
-        yield
 
 
 def refuse_unpinned(model: Any) -> None:
