@@ -62,7 +62,33 @@ FLAGS = {
         "--plot",
         "--json",
     },
-    "extend": {"--set", "--resume", "--json"},
+    "search run": {
+        "--to",
+        "--out",
+        "--text",
+        "--documents",
+        "--held-out",
+        "--objective",
+        "--short-penalty",
+        "--start-tokens",
+        "--largest",
+        "--attention-factor",
+        "--algorithm",
+        "--budget",
+        "--racing",
+        "--batch",
+        "--prefill-chunk",
+        "--seed",
+        "--dtype",
+        "--device",
+        "--resume",
+        "--plot",
+        "--json",
+    },
+    "search show": {"--plot", "--json"},
+    "search import": {"--out", "--model", "--to", "--start-tokens"},
+    "extend": {"--set", "--rope", "--resume", "--json"},
+    "export": {"--rope", "--out", "--json"},
     "eval model": {
         "--average",
         "--batch-size",
@@ -92,6 +118,7 @@ FLAGS = {
         "--parallel",
         "--prefill-chunk",
         "--retries",
+        "--rope",
         "--rows",
         "--samples",
         "--samples-dir",
@@ -194,8 +221,11 @@ def test_no_flag_appears_or_vanishes_by_accident():
 @pytest.mark.parametrize("command", sorted(FLAGS))
 def test_every_help_has_an_example(command, capsys):
     assert main([*command.split(), "--help"]) == 0
-    # The command that measures goes by no name of its own.
-    assert f"ropewalk {command.removesuffix(' model')}" in capsys.readouterr().out.split("Example", 1)[1]
+    # The commands that measure and search go by no name of their own.
+    assert (
+        f"ropewalk {command.removesuffix(' model').removesuffix(' run')}"
+        in capsys.readouterr().out.split("Example", 1)[1]
+    )
 
 
 @pytest.mark.parametrize(

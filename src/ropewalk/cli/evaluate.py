@@ -194,6 +194,14 @@ def evaluate_command(
             help="Float64 angles and float32 rotation, or transformers' own RoPE.", rich_help_panel=HOW
         ),
     ] = True,
+    rope: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run MODEL with the factors of this table, from ropewalk search, start tokens included.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     parallel: Annotated[
         str | None,
         typer.Option(
@@ -320,11 +328,16 @@ def evaluate_command(
             raise RopewalkError(
                 "--average measures checkpoints one after the other; a server holds one: leave one out"
             )
+        if rope is not None and server is not None:
+            raise RopewalkError(
+                f"--rope {rope} is for a model in memory; a server has the factors of the folder that it loaded, which "
+                "ropewalk export writes"
+            )
         if send not in ("ids", "text"):
             raise RopewalkError(f"unknown --send {send!r}; choose ids or text")
         if server is None and server_model is not None:
             raise RopewalkError(f"--server-model {server_model} needs --server URL")
-        loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk))
+        loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk), rope)
         serving = None
         if server is not None:
             how: Any = send

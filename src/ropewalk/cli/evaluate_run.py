@@ -17,6 +17,7 @@ from ropewalk.cli.text import documents_of
 from ropewalk.errors import RopewalkError, RunFailure
 
 if TYPE_CHECKING:
+    from ropewalk.cli.factor_table import FittedTable
     from ropewalk.evaluation import Stores, Subject
     from ropewalk.evaluation.results import TaskResult
     from ropewalk.evaluation.settings import Settings
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a model is put into memory and asked."""
+    """How a model is put into memory and asked; ``rope`` is a factor table to run it with."""
 
     engine: str
     dtype: str
@@ -32,6 +33,13 @@ class Loading:
     exact_rope: bool
     batch_size: int
     prefill_chunk: int
+    rope: Path | None = None
+
+    def table(self, path: str) -> FittedTable | None:
+        """The factor table as it applies to a checkpoint; None where the checkpoint runs as it is."""
+        from ropewalk.cli.factor_table import fitted_table
+
+        return None if self.rope is None else fitted_table(self.rope, path)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def measure(
 
     path = resolve_model(model)
     paths = last_checkpoints(Path(path), last) if last is not None else [Path(path)]
-    settings = with_lengths(settings, str(paths[0]))
+    settings = with_lengths(settings, str(paths[0]), loading.table(str(paths[0])))
     found: dict[str, list[TaskResult]] = {}
     identities = []
     for each in paths:
@@ -163,14 +171,14 @@ def last_checkpoints(folder: Path, last: int) -> list[Path]:
     return ordered[-last:]
 
 
-def with_lengths(settings: Settings, path: str) -> Settings:
-    """Settings with the length that the config states, where none was given and one is needed."""
+def with_lengths(settings: Settings, path: str, table: FittedTable | None = None) -> Settings:
+    """Settings with the length that the config or the table states, where none was given and one is needed."""
     from ropewalk.cli.inspect import read_config
     from ropewalk.evaluation.settings import HARNESS_SUITES
 
     if settings.lengths or set(settings.suites) <= {*HARNESS_SUITES, "lm_eval"}:
         return settings
-    stated = read_config(path).values.get("max_position_embeddings")
+    stated = table.context if table else read_config(path).values.get("max_position_embeddings")
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
     return replace(settings, lengths=(int(stated),))
@@ -244,8 +252,15 @@ def _subject(
     from ropewalk.integrations.models import choose_device, load_model
 
     where = choose_device(loading.device)
+    table = loading.table(path)
     loaded = load_model(
-        path, engine=loading.engine, dtype=loading.dtype, exact_rope=loading.exact_rope, device=where
+        path,
+        rope=table.method if table else None,
+        engine=loading.engine,
+        dtype=loading.dtype,
+        exact_rope=loading.exact_rope,
+        device=where,
+        max_position_embeddings=table.context if table else None,
     )
     subject = Subject.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
     engine = resolve_engine(loaded.device, loaded.dtype) if loading.engine == "auto" else loading.engine
@@ -255,7 +270,13 @@ def _subject(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "exact_rope": loading.exact_rope,
+        **rope_facts(table),
     }
+
+
+def rope_facts(table: FittedTable | None) -> dict[str, Any]:
+    """What results under a factor table are known by; nothing for a checkpoint as it is."""
+    return {"rope": table.record} if table else {}
 
 
 def _stated(path: str) -> int | None:

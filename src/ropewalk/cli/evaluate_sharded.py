@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ropewalk.cli.evaluate_run import Loading, Output
+    from ropewalk.cli.factor_table import FittedTable
     from ropewalk.evaluation.settings import Settings
     from ropewalk.parallel import MeshShape, World
 
@@ -113,6 +114,7 @@ class Prepared:
         documents: int ``[tokens]`` each; None where nothing reads them.
         dtype: of the shards.
         engine: that computes attention.
+        table: factor table that the model runs with, if any.
     """
 
     path: str
@@ -121,6 +123,7 @@ class Prepared:
     documents: list[Any] | None
     dtype: torch.dtype
     engine: str
+    table: FittedTable | None
 
 
 def measure_sharded(
@@ -133,7 +136,7 @@ def measure_sharded(
     world: World,
 ) -> None:
     """What ``measure`` does in one process, for one model, by all of them; the first reads, writes and prints."""
-    from ropewalk.cli.evaluate_run import finish
+    from ropewalk.cli.evaluate_run import finish, rope_facts
     from ropewalk.data import load_tokenizer
     from ropewalk.evaluation.sharded import ShardedBackend, evaluate_sharded
     from ropewalk.integrations.sharding import load_sharded
@@ -155,6 +158,8 @@ def measure_sharded(
             engine=loading.engine,
             dtype=ready.dtype,
             exact_rope=loading.exact_rope,
+            rope=ready.table.method if ready.table else None,
+            max_position_embeddings=ready.table.context if ready.table else None,
         )
         facts = {
             "backend": ShardedBackend.of(loaded, mesh).description,
@@ -163,6 +168,7 @@ def measure_sharded(
             "device": device.type,
             "exact_rope": loading.exact_rope,
             "parallel": str(mesh.shape),
+            **rope_facts(ready.table),
         }
         stores, identity = _stores(ready, tokenizer, text, facts, output, stack, world)
         with ExitStack() as drawn:
@@ -194,14 +200,16 @@ def _prepared(
     shape = shape_for(parallel, processes, config.num_attention_heads)
     dtype = _dtype(path, config, loading.dtype)
     engine = _engine(loading.engine, choose_device(loading.device), dtype, config, shape)
-    settings = with_lengths(settings, path)
+    table = loading.table(path)
+    settings = with_lengths(settings, path, table)
     tokenizer = load_tokenizer(path)
     documents = None
     if reads_text(settings):
         longest = max(settings.lengths_of("perplexity"))
         documents = documents_of(text, tokenizer, longest, settings.rows)
-    check_sharded(tokenizer, settings, documents, getattr(config, "max_position_embeddings", None))
-    return Prepared(path, shape, settings, documents, dtype, engine)
+    stated = table.context if table else getattr(config, "max_position_embeddings", None)
+    check_sharded(tokenizer, settings, documents, stated)
+    return Prepared(path, shape, settings, documents, dtype, engine, table)
 
 
 def _bar(stack: ExitStack) -> Any:

@@ -1,0 +1,120 @@
+"""``ropewalk export``: a checkpoint with a factor table in its config, for programs that know nothing of ropewalk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropewalk.cli.output import JsonOption, print_json, results
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.cli.factor_table import FittedTable
+    from ropewalk.rope import LongRope
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    example = "Example: ropewalk export meta-llama/Llama-3.1-8B --rope factors.json --out llama-512k"
+    app.command("export", epilog=example)(export)
+
+
+def export(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
+    ],
+    rope: Annotated[
+        Path,
+        typer.Option("--rope", metavar="FILE", help="A factor table, from ropewalk search."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write; a new folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write a checkpoint that runs with a factor table everywhere: longrope in its config, the weights as they are."""
+    from ropewalk.cli.factor_table import fitted_table
+    from ropewalk.data.embedded import resolve_model
+
+    if out.exists() or out.is_symlink():
+        raise RopewalkError(f"{out} exists already; --out names a new folder")
+    path = str(resolve_model(model))
+    table = fitted_table(rope, path)
+    if table.method.start_tokens:
+        raise RopewalkError(
+            f"{rope} has start tokens ({table.method.start_tokens}), for which a config has no field: search again "
+            f"with --start-tokens 0, or run it here, as ropewalk eval {model} --rope {rope} does"
+        )
+    write_folder(path, table, out)
+    told = remarks(table.method, table.context)
+    if as_json:
+        print_json(described(model, table, out, told))
+        return
+    method = table.method
+    for name, value in (
+        ("model", str(out)),
+        ("RoPE", f"longrope, {method.original_max_position_embeddings:,} to {table.context:,} tokens"),
+        *(("note", each) for each in told),
+        ("next", f"AutoModelForCausalLM.from_pretrained({str(out)!r}) loads it in plain transformers"),
+    ):
+        results().print(f"{name:6} {value}", markup=False, soft_wrap=True)
+
+
+def write_folder(path: str, table: FittedTable, out: Path) -> None:
+    """Write weights and tokenizer of a checkpoint with another config beside them, whole or not at all."""
+    from ropewalk.data import load_tokenizer
+    from ropewalk.files import new_folder
+    from ropewalk.integrations.models import load_model, save_model
+
+    tokenizer = load_tokenizer(path)
+    # A tokenizer that truncates at the old length would take the new context away again.
+    tokenizer.model_max_length = max(tokenizer.model_max_length, table.context)
+    loaded = load_model(path, rope=table.method, max_position_embeddings=table.context)
+    with new_folder(out) as partial:
+        save_model(loaded, partial, tokenizer)
+
+
+def remarks(method: LongRope, context: int) -> list[str]:
+    """How other programs run longrope where it is not as ropewalk does, a sentence each.
+
+    Args:
+        method: in the config.
+        context: ``max_position_embeddings`` there.
+    """
+    from ropewalk.rope import has_published_attention, longrope_attention_factor
+
+    original = method.original_max_position_embeddings
+    switches = method.short_factor != method.long_factor
+    told = [
+        f"vLLM stops at {original} tokens unless --max-model-len {context} says otherwise"
+        + (", and then runs short sequences under the long factors too" if switches else "")
+    ]
+    if switches:
+        told.append(
+            f"transformers' generate() changes the factors where a sequence passes {original} tokens, and most models "
+            "keep the keys of the short ones; evaluation in ropewalk fixes them by the total length"
+        )
+    factor = context / original
+    if not has_published_attention(method.attention_factor, factor, original):
+        told.append(
+            f"vLLM would compute the attention factor {longrope_attention_factor(factor, original):.6g} in place of "
+            f"{method.attention_factor:.6g}: short_mscale and long_mscale in the config tell it otherwise, two keys "
+            "that transformers warns of and passes over"
+        )
+    return told
+
+
+def described(model: str, table: FittedTable, out: Path, told: list[str]) -> dict[str, Any]:
+    """What was exported, as JSON values."""
+    method = table.method
+    return {
+        "model": model,
+        "out": str(out),
+        "max_position_embeddings": table.context,
+        "original_max_position_embeddings": method.original_max_position_embeddings,
+        "attention_factor": method.attention_factor,
+        "short_factor": list(method.short_factor),
+        "long_factor": list(method.long_factor),
+        "factors": table.record,
+        "notes": told,
+    }

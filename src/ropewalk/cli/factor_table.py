@@ -1,0 +1,79 @@
+"""A checkpoint and a factor table for it: what ``--rope FILE`` of several commands means."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.rope import LongRope
+    from ropewalk.search import Factors
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A factor table as it applies to one checkpoint.
+
+    Attributes:
+        factors: as the file holds them.
+        sha256: of the file.
+        method: that the checkpoint gets.
+        context: tokens that it then states as its longest input.
+    """
+
+    factors: Factors
+    sha256: str
+    method: LongRope
+    context: int
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What results under these factors are known by, as JSON values."""
+        return {
+            "sha256": self.sha256,
+            "provenance": self.factors.provenance.model_dump(),
+            "target_length": self.factors.target_length,
+            "start_tokens": self.method.start_tokens,
+            "attention_factor": self.method.attention_factor,
+        }
+
+
+def fitted_table(file: Path, model: str) -> FittedTable:
+    """A factor table for a checkpoint.
+
+    Args:
+        file: the table.
+        model: folder or hub id of the checkpoint.
+
+    Raises:
+        RopewalkError: if one of them cannot be read, or the factors are not for such a checkpoint.
+    """
+    from ropewalk.integrations.models import read_config, trained_length
+    from ropewalk.rope import methods_from_config
+    from ropewalk.search import read_factors
+
+    factors = read_factors(file)
+    config = read_config(model).get_text_config()
+    methods = methods_from_config(config.to_dict())
+    if None not in methods:
+        raise RopewalkError(
+            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}), and a "
+            "factor table is for all layers alike; choose a model with one RoPE"
+        )
+    trained = trained_length(config)
+    method = factors.method(methods[None], trained)
+    if factors.long_factor is None:
+        # Short factors alone make nothing longer.
+        context = trained
+    elif factors.target_length > method.original_max_position_embeddings:
+        context = factors.target_length
+    else:
+        raise RopewalkError(
+            f"{file} has long factors for {factors.target_length} tokens, and {model} needs none up to its original "
+            f"{method.original_max_position_embeddings}; give factors for a longer target"
+        )
+    return FittedTable(factors, hashlib.sha256(file.read_bytes()).hexdigest(), method, context)

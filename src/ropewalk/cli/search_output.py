@@ -1,0 +1,188 @@
+"""What becomes of a search: the file, the picture, and tables or JSON on stdout; also what ``search show`` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.cli.output import print_json, print_whole, results
+
+if TYPE_CHECKING:
+    from ropewalk.cli.search_run import Request
+    from ropewalk.reporting import ResultTable
+    from ropewalk.search.factors import Factors
+
+RULES = {"pi": "PI", "ntk": "NTK", "yarn": "YaRN"}
+
+
+def finish(table: Factors, asked: Request) -> None:
+    """Write the table of a search, print it, draw it."""
+    from ropewalk.search.factors import write_factors
+
+    write_factors(asked.out, table)
+    if asked.as_json:
+        print_json({**table.model_dump(mode="json"), "file": str(asked.out)})
+    else:
+        print_whole(objectives_table(table).rich())
+        say("")
+        print_facts(table)
+        for sentence in (*cautions(table), *table.remarks()):
+            say(f"\n{sentence}")
+        say("")
+        fact("file", str(asked.out))
+        fact("next", f"ropewalk extend recipe.yaml --rope {asked.out}")
+        if table.start_tokens:
+            fact("next", f"ropewalk eval {asked.model} --rope {asked.out} --lengths {table.target_length}")
+        else:
+            fact("next", f"ropewalk export {asked.model} --rope {asked.out} --out {asked.out.stem}-model")
+    # After the result: a picture that cannot be written must not take it away.
+    if asked.plot is not None:
+        draw(table, asked.plot)
+        if not asked.as_json:
+            fact("picture", str(asked.plot))
+
+
+def objectives_table(table: Factors) -> ResultTable:
+    """Perplexity of the factors and of what they had to beat, on search documents and on those held out."""
+    from ropewalk.reporting import ResultTable
+
+    assert table.best is not None
+    assert table.search is not None
+    judged = table.held_out
+    kind = "needle perplexity" if table.search.objective == "needle" else "perplexity"
+    header = ["RoPE", f"{table.search.documents} search rows"]
+    rows = [
+        [f"factors found{_n_hat(table.start_tokens)}", number(table.best.objective)],
+        *([RULES.get(name, name), number(value)] for name, value in table.baselines.items()),
+    ]
+    if judged is not None:
+        header.append(f"{judged.documents} held-out rows")
+        for row, value in zip(rows, (judged.best, *judged.baselines.values()), strict=True):
+            row.append(number(value))
+    return ResultTable(
+        f"{kind.capitalize()} at {table.target_length:,} tokens, before training"
+        f"{_with_penalty(table.search.short_penalty)}",
+        tuple(header),
+        tuple(map(tuple, rows)),
+    )
+
+
+def print_facts(table: Factors) -> None:
+    """The factors and how they came to be, a line each."""
+    for name in ("long_factor", "short_factor"):
+        factors = getattr(table, name)
+        if factors is not None:
+            fact(name.replace("_", " "), ", ".join(f"{factor:.6g}" for factor in factors))
+    fact("start tokens", str(table.start_tokens))
+    fact("attention", f"{table.attention_factor:.6g}")
+    searched = table.search
+    if searched is not None:
+        ended = {"budget": ", until the budget ended", "algorithm": ", until there was nothing more to ask"}
+        fact(
+            "search",
+            f"{searched.algorithm}, seed {searched.seed}: {table.forwards:,} forwards, {searched.candidates:,} "
+            f"candidates, {searched.seconds:g} s{ended.get(searched.ended_by or '', '')}",
+        )
+
+
+def cautions(table: Factors) -> list[str]:
+    """Where the factors are no better than what needs no search, and where that is not known, a sentence each."""
+    told = []
+    judged = table.held_out
+    own = _better(table.best.objective if table.best else None, table.baselines)
+    other = None if judged is None else _better(judged.best, judged.baselines)
+    if own is not None:
+        told.append(
+            f"Mind: on the search rows themselves {RULES.get(own, own)} is better than the factors found; use it, or "
+            "search with a larger --budget."
+        )
+    elif judged is not None and other is not None:
+        told.append(
+            f"Mind: on held-out rows {RULES.get(other, other)} has {number(judged.baselines[other])} and the factors "
+            f"found {number(judged.best)}: what the search gained belongs to its own rows; search with more "
+            "--documents."
+        )
+    if table.search is not None and judged is None:
+        told.append("Mind: nothing was held out, so what the factors are worth on other text is not known.")
+    return told
+
+
+def _better(best: float | None, baselines: Mapping[str, float | None]) -> str | None:
+    """The lowest baseline, if it is lower than the best; None stands for infinite."""
+    lowest = min(baselines, key=lambda name: _finite(baselines[name]), default=None)
+    return lowest if lowest is not None and _finite(baselines[lowest]) < _finite(best) else None
+
+
+def _finite(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def rule_factors(table: Factors) -> dict[str, tuple[float, ...]]:
+    """Factors of PI, NTK and YaRN from the original to the target length; none up to the original length."""
+    from ropewalk.rope import Default
+    from ropewalk.search.goal import goal_of, rescale_factors
+
+    model = table.model
+    original = model.original_max_position_embeddings
+    if table.target_length <= original:
+        return {}
+    goal = goal_of(Default(model.rotary_dim, model.rope_theta), original, table.target_length)
+    return {RULES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
+
+
+def periods(table: Factors) -> list[float]:
+    """``[pairs]`` tokens that each pair takes for a full turn, before any scaling."""
+    from ropewalk.rope import unscaled_inv_freq
+
+    inv_freq = unscaled_inv_freq(table.model.rotary_dim, table.model.rope_theta)
+    return [2 * math.pi / each for each in inv_freq.tolist()]
+
+
+def factor_lists(table: Factors) -> dict[str, Sequence[float]]:
+    """The lists that a table has, by what they are called."""
+    lists = {"long": table.long_factor, "short": table.short_factor}
+    known = {name: factors for name, factors in lists.items() if factors is not None}
+    return {"found": next(iter(known.values()))} if table.search and len(known) == 1 else dict(known)
+
+
+def draw(table: Factors, path: Path) -> None:
+    """The search beside the factors, or the factors alone where there was none."""
+    from ropewalk.reporting.search_figures import FactorLines, SearchCurve, search_figure
+
+    curve = None
+    if any(point.objective is not None for point in table.history):
+        points = [(point.forwards, point.objective) for point in table.history]
+        curve = SearchCurve(points, table.baselines, table.target_length)
+    original = table.model.original_max_position_embeddings
+    lines = FactorLines(factor_lists(table), rule_factors(table), periods(table), original)
+    search_figure(
+        path,
+        curve,
+        lines,
+        f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens",
+    )
+
+
+def number(value: float | None) -> str:
+    """A perplexity; ∞ for None."""
+    return "∞" if value is None else f"{value:#.5g}" if value < 1e5 else f"{value:.2e}"
+
+
+def say(text: str) -> None:
+    """A line on stdout, never cut."""
+    results().print(text, markup=False, soft_wrap=True)
+
+
+def fact(name: str, value: Any) -> None:
+    """A named value on a line of its own."""
+    say(f"{name:13} {value}")
+
+
+def _n_hat(tokens: int) -> str:
+    return f" (n̂ = {tokens})" if tokens else ""
+
+
+def _with_penalty(weight: float) -> str:
+    return f"; on search rows with {weight:g} times what is lost at the trained length" if weight else ""

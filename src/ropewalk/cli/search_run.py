@@ -1,0 +1,295 @@
+"""One search from the command line: read, load, search, write, print; with torchrun by all processes together."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ropewalk.cli.output import notes
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ropewalk.cli.search_text import SearchText
+    from ropewalk.parallel import World
+    from ropewalk.search.algorithm import Job
+    from ropewalk.search.factors import Factors, FactorsModel
+    from ropewalk.search.finding import Found, SearchSettings
+    from ropewalk.search.goal import Goal
+    from ropewalk.search.running import Progress
+    from ropewalk.training.reporter import Advance
+
+LOG_FORMAT = "ropewalk-search/1"
+MOST_SHOWN = 20.0
+"""Nats a token: beyond, a perplexity says nothing."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command asks for; see its options."""
+
+    model: str
+    text: str
+    target_length: int
+    objective: str
+    documents: int
+    held_out: int
+    settings: SearchSettings
+    attention_factor: float | None
+    dtype: str
+    device: str
+    out: Path
+    resume: bool
+    plot: Path | None
+    as_json: bool
+
+    @property
+    def log(self) -> Path:
+        """Where losses are kept, line by line."""
+        return self.out.with_suffix(".jsonl")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before the model loads.
+
+    Attributes:
+        path: of the checkpoint.
+        goal: from it to the target length.
+        text: rows.
+    """
+
+    path: str
+    goal: Goal
+    text: SearchText
+
+
+def run(asked: Request, world: World) -> None:
+    """Search, and on the first process write and print what was found."""
+    from ropewalk.cli.search_output import finish
+    from ropewalk.integrations.models import load_model
+
+    ready = world.lead(lambda: _prepared(asked, world))
+    device = _device(asked.device, world)
+    loaded = load_model(ready.path, dtype=asked.dtype, device=device)
+    with ExitStack() as stack:
+        found = _search(asked, ready, loaded, stack, world)
+    if world.leads:
+        table = _table(asked, ready, loaded, found)
+        finish(table, asked)
+
+
+def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, world: World) -> Found:
+    """The search itself, with its log and its progress."""
+    from ropewalk.search.finding import find
+    from ropewalk.search.ledger import Ledger
+
+    files: list[IO[str]] = []
+
+    def known() -> dict[Job, float]:
+        file, losses = _log(asked, _header(asked, ready, loaded))
+        files.append(stack.enter_context(file))
+        return losses
+
+    losses = world.lead(known)
+    ledger = Ledger(losses, files[0] if files else None)
+    text = ready.text
+    progress = _progress(asked.settings.budget, stack) if world.leads else None
+    return find(
+        loaded,
+        ready.goal,
+        text.rows,
+        asked.settings,
+        short_rows=text.short_rows,
+        held_out=text.held_out,
+        world=world,
+        ledger=ledger,
+        progress=progress,
+    )
+
+
+def _prepared(asked: Request, world: World) -> Prepared:
+    """All that can be refused without the model is refused here."""
+    from ropewalk.cli.search_text import search_text
+    from ropewalk.data import load_tokenizer
+    from ropewalk.data.embedded import resolve_model
+    from ropewalk.integrations.models import choose_device, read_config
+    from ropewalk.parallel import require_devices
+    from ropewalk.rope import trained_length
+    from ropewalk.search.goal import goal_of
+    from ropewalk.search.imports import checkpoint, method_of
+
+    _check_files(asked)
+    device = choose_device(asked.device)
+    if world.size > 1:
+        if device.index is not None:
+            raise RopewalkError(
+                f"--device {asked.device} names one device for {world.size} processes; say cuda"
+            )
+        require_devices(world, device)
+    config = checkpoint(asked.model)
+    path = resolve_model(asked.model)
+    read_config(path)
+    current = method_of(config)
+    goal = goal_of(
+        current, trained_length(config.values, current), asked.target_length, asked.attention_factor
+    )
+    _check_goal(goal, asked.settings)
+    short = goal.trained_length if asked.settings.short_penalty else None
+    measured = asked.documents * (1 if short is None else 2)
+    if asked.settings.budget < measured:
+        raise RopewalkError(
+            f"a budget of {asked.settings.budget} forwards does not pay for one candidate on {measured} rows; raise "
+            "--budget or lower --documents"
+        )
+    text = search_text(
+        asked.text,
+        load_tokenizer(path),
+        asked.objective,
+        asked.target_length,
+        asked.documents,
+        asked.held_out,
+        short,
+        goal.trained_length,
+    )
+    if text.joined:
+        notes.print(f"rows are documents joined: too few have {asked.target_length:,} tokens of their own")
+    if len(text.held_out) < asked.held_out:
+        notes.print(
+            f"{len(text.held_out)} held-out rows, and not {asked.held_out}: there is no more text",
+            soft_wrap=True,
+        )
+    return Prepared(path, goal, text)
+
+
+def _check_files(asked: Request) -> None:
+    """Raise for what would be overwritten, and for what is missing."""
+    if asked.out.suffix != ".json":
+        raise RopewalkError(f"--out {asked.out} is a factor table, whose name ends in .json")
+    if asked.out.exists():
+        raise RopewalkError(f"{asked.out} exists already; remove it or give another --out")
+    if asked.log.exists() and not asked.resume:
+        raise RopewalkError(
+            f"{asked.log} holds a search already; go on with it by --resume, or give another --out"
+        )
+    if asked.resume and not asked.log.exists():
+        raise RopewalkError(f"nothing to resume: there is no log {asked.log}; leave --resume out")
+
+
+def _check_goal(goal: Goal, settings: SearchSettings) -> None:
+    """Raise for settings that do not go with the goal."""
+    from ropewalk.search.space import Candidate
+
+    space = goal.space(settings.start_tokens, settings.largest)
+    # What the method refuses (an attention factor of 0, say) is said before the work.
+    goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
+    if goal.short and settings.short_penalty:
+        raise RopewalkError(
+            f"--short-penalty {settings.short_penalty:g} is for long factors; {goal.target_length} tokens are short"
+        )
+
+
+def _device(name: str, world: World) -> torch.device:
+    import torch
+
+    from ropewalk.integrations.models import choose_device
+
+    device = choose_device(name)
+    if device.type == "cuda" and world.size > 1:
+        return torch.device("cuda", world.local_rank)
+    return device
+
+
+def _header(asked: Request, ready: Prepared, loaded: Any) -> dict[str, Any]:
+    """Everything that decides a loss or what is asked next; not what changes only the speed, nor the budget."""
+    from ropewalk.evaluation.identity import model_digest
+    from ropewalk.search.documents import rows_digest
+
+    settings = asked.settings
+    return {
+        "format": LOG_FORMAT,
+        "model_sha256": model_digest(ready.path),
+        "target_length": asked.target_length,
+        "attention_factor": ready.goal.attention_factor,
+        "objective": asked.objective,
+        "documents_sha256": rows_digest([*ready.text.rows, *ready.text.short_rows]),
+        "documents": asked.documents,
+        "short_penalty": settings.short_penalty,
+        "algorithm": settings.algorithm,
+        "seed": settings.seed,
+        "racing": settings.racing,
+        "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
+        "start_tokens": list(settings.start_tokens),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+    }
+
+
+def _log(asked: Request, header: dict[str, Any]) -> tuple[IO[str], dict[Job, float]]:
+    """The file that losses are added to, and those that it holds."""
+    from ropewalk.files import writing
+    from ropewalk.search.ledger import begin_log, read_log
+
+    if not asked.resume:
+        return begin_log(asked.log, header), {}
+    known = read_log(asked.log, header)
+    notes.print(f"going on after {len(known):,} forwards", soft_wrap=True)
+    with writing(asked.log):
+        return asked.log.open("a", encoding="utf-8"), known
+
+
+def _progress(budget: int, stack: ExitStack) -> Progress:
+    """A bar that begins with the first new forward: the baselines, and what a log holds, would spoil its time left."""
+    from ropewalk.cli.progress import ConsoleReporter
+
+    bars: list[Advance] = []
+    before: list[int] = []
+
+    def forward(done: int, best: float) -> None:
+        if not bars:
+            before.append(done - 1)
+            label = f"search, after {before[0]:,}" if before[0] else "search"
+            bars.append(stack.enter_context(ConsoleReporter(notes).bar(label, budget - before[0])))
+        reached = (
+            f"best perplexity {math.exp(best):.4g}" if best < MOST_SHOWN else "no candidate on all rows yet"
+        )
+        bars[0](done - before[0], f"forwards, {reached}")
+
+    return forward
+
+
+def _table(asked: Request, ready: Prepared, loaded: Any, found: Found) -> Factors:
+    from ropewalk.search.documents import rows_digest
+    from ropewalk.search.factors import found_factors
+    from ropewalk.versions import software_versions
+
+    text = ready.text
+    measured = [*text.rows, *text.short_rows]
+    return found_factors(
+        found,
+        _model(asked, ready),
+        objective=asked.objective,
+        text=asked.text,
+        documents=(len(measured), rows_digest(measured)),
+        held_out=(len(text.held_out), rows_digest(text.held_out)) if text.held_out else None,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        versions=software_versions(),
+    )
+
+
+def _model(asked: Request, ready: Prepared) -> FactorsModel:
+    from ropewalk.evaluation.identity import model_digest
+    from ropewalk.search.factors import FactorsModel
+
+    goal = ready.goal
+    return FactorsModel(
+        name=asked.model,
+        digest=model_digest(ready.path),
+        rotary_dim=goal.current.rotary_dim,
+        rope_theta=goal.current.rope_theta,
+        original_max_position_embeddings=goal.original_length,
+    )

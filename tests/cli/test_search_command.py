@@ -1,0 +1,419 @@
+"""``ropewalk search`` through the program's own main: a search on a tiny checkpoint, its log, and tables."""
+
+import errno
+import io
+import json
+import math
+import os
+
+import pytest
+
+from byte_checkpoint import save_byte_checkpoint
+from ropewalk.cli import search as search_module
+from ropewalk.cli.app import main
+from ropewalk.cli.search_text import beginning, search_text
+from ropewalk.data import load_tokenizer
+from ropewalk.errors import RopewalkError
+from ropewalk.packing import IGNORED
+from ropewalk.rope import LongRope
+from ropewalk.search import ALGORITHMS, Candidate, Job, Ledger, needles, read_factors
+from ropewalk.search.finding import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
+from ropewalk.search.objective import ModelEvaluator
+from verify_command_cases import command
+
+PAIRS = 4
+"""Of the tiny checkpoint: heads of eight dimensions."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """64 tokens of stated context, weights large enough for RoPE to matter."""
+    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 64, initializer_range=0.3)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    lines = (json.dumps({"text": f"{n * n} " + "abc de fgh " * (20 + n)}) + "\n" for n in range(8))
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def search(checkpoint, text, tmp_path):
+    """The command with a small search; arguments that come later win."""
+
+    def run(*arguments, out=tmp_path / "factors.json"):
+        small = ["--to", "128", "--budget", "40", "--documents", "2", "--held-out", "2", "--device", "cpu"]
+        given = ["--text", text, "--out", out, *arguments]
+        return main(["search", *map(str, [checkpoint, *small, "--algorithm", "evolution", *given])])
+
+    return run
+
+
+def without_times(path):
+    values = json.loads(path.read_text())
+    del values["search"]["seconds"]
+    return values
+
+
+def test_defaults_are_those_of_a_search():
+    assert (search_module.BUDGET, search_module.DOCUMENTS) == (BUDGET, DOCUMENTS)
+    assert search_module.OBJECTIVES == OBJECTIVES
+    assert SearchSettings().budget == search_module.BUDGET
+
+
+def test_json_is_the_file_and_holds_what_was_found(search, checkpoint, text, tmp_path, capsys):
+    assert search("--json", "--plot", tmp_path / "search.png") == 0
+    said = json.loads(capsys.readouterr().out)
+    path = tmp_path / "factors.json"
+    assert said.pop("file") == str(path)
+    assert said == json.loads(path.read_text())
+    assert (tmp_path / "search.png").stat().st_size > 1000
+    table = read_factors(path)
+    assert said["best"] == {
+        "objective": min(point["objective"] for point in said["history"]),
+        "rescale_factors": said["long_factor"],
+        "start_tokens": 0,
+    }
+    assert set(said["baselines"]) == set(said["held_out"]["baselines"]) == {"pi", "ntk", "yarn"}
+    # Seeds are the baselines brought to the grid of 0.01, so the result may be above them by that alone.
+    assert said["best"]["objective"] < 1.01 * min(said["baselines"].values())
+    assert said["forwards"] == 40
+    assert said["search"]["ended_by"] == "budget"
+    assert said["search"]["text"] == str(text)
+    assert said["model"]["name"] == str(checkpoint)
+    assert len(said["model"]["digest"]) == len(said["search"]["documents_sha256"]) == 64
+    assert table.held_out.documents_sha256 != table.search.documents_sha256
+    assert (table.target_length, table.model.original_max_position_embeddings) == (128, 64)
+    assert len(table.long_factor) == PAIRS
+    assert table.short_factor is None
+    assert len((tmp_path / "factors.jsonl").read_text().splitlines()) == 1 + 40
+
+
+def test_perplexities_are_those_of_the_model(search, checkpoint, text, tmp_path):
+    """The file's numbers, computed again by nothing but transformers' loss on the same rows."""
+    import torch
+
+    from ropewalk.integrations.models import load_model
+    from ropewalk.rope import Linear
+
+    assert search() == 0
+    table = read_factors(tmp_path / "factors.json")
+    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 128, 2, 2, None)
+
+    def perplexity(method, chosen):
+        model = load_model(checkpoint, rope=method, max_position_embeddings=128, device="cpu")
+        losses, count = 0.0, 0
+        for row in chosen:
+            with torch.no_grad():
+                logits = model(row.input_ids[None], layout=row.layout).logits[0].double()
+            losses += torch.nn.functional.cross_entropy(
+                logits, row.labels, ignore_index=IGNORED, reduction="sum"
+            )
+            count += int((row.labels != IGNORED).sum())
+        return math.exp(losses / count)
+
+    found = LongRope(8, 1e4, (1.0,) * PAIRS, table.long_factor, table.attention_factor, 64)
+    # The losses are float32 sums over 250 targets; 1e-5 is a hundred times their rounding.
+    assert perplexity(found, rows.rows) == pytest.approx(table.best.objective, rel=1e-5)
+    assert perplexity(Linear(8, 1e4, 2.0), rows.rows) == pytest.approx(table.baselines["pi"], rel=1e-5)
+    assert perplexity(found, rows.held_out) == pytest.approx(table.held_out.best, rel=1e-5)
+
+
+def test_what_is_printed(search, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert search("--start-tokens", "4") == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == "Perplexity at 128 tokens, before training"
+    assert lines[1].split() == ["RoPE", "2", "search", "rows", "2", "held-out", "rows"]
+    assert [line.split("  ")[0] for line in lines[2:6]] == ["factors found (n̂ = 4)", "PI", "NTK", "YaRN"]
+    assert "40 forwards" in printed.out
+    assert "until the budget ended" in printed.out
+    assert f"ropewalk extend recipe.yaml --rope {tmp_path / 'factors.json'}" in printed.out
+    assert "The first 4 tokens keep their angles" in printed.out
+    assert "ropewalk export" not in printed.out
+    assert f"--rope {tmp_path / 'factors.json'} --lengths 128" in printed.out
+    assert "search: 40/40" in printed.err
+    assert "best perplexity" in printed.err
+
+
+@pytest.mark.parametrize("after", [1, 23])
+def test_a_killed_search_goes_on_to_the_same_file(search, tmp_path, monkeypatch, capsys, after):
+    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
+    assert search("--start-tokens", "search", out=whole) == 0
+    asked = []
+    losses = ModelEvaluator.losses
+
+    def mortal(self, jobs):
+        for each in losses(self, jobs):
+            if len(asked) == after:
+                raise KeyboardInterrupt
+            asked.append(each)
+            yield each
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelEvaluator, "losses", mortal)
+        assert search("--start-tokens", "search", out=killed) == 130
+    assert not killed.exists()
+    assert search("--start-tokens", "search", out=killed) == 2
+    assert "go on with it by --resume" in capsys.readouterr().err
+    assert search("--start-tokens", "search", "--resume", "--batch", "3", out=killed) == 0
+    told = capsys.readouterr().err
+    assert f"going on after {after} forwards" in told
+    assert f"search, after {after}: {40 - after}/{40 - after}" in told
+    now, then = without_times(killed), without_times(whole)
+    # Three candidates in one pass round otherwise than one by one: float32 losses, as above.
+    assert now["best"]["objective"] == pytest.approx(then["best"]["objective"], rel=1e-5)
+    assert now["long_factor"] == then["long_factor"]
+    assert [point["forwards"] for point in now["history"]] == [point["forwards"] for point in then["history"]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resumed_alike_it_is_the_same_to_the_last_bit(search, tmp_path, algorithm):
+    whole, killed = tmp_path / "whole.json", tmp_path / "killed.json"
+    assert search("--algorithm", algorithm, out=whole) == 0
+    lines = whole.with_suffix(".jsonl").read_text().splitlines(keepends=True)
+    killed.with_suffix(".jsonl").write_text("".join(lines[:20]) + lines[20][:30])
+    assert search("--algorithm", algorithm, "--resume", out=killed) == 0
+    assert without_times(killed) == without_times(whole)
+    assert killed.with_suffix(".jsonl").read_text() == whole.with_suffix(".jsonl").read_text()
+
+
+def test_another_search_does_not_go_on_with_the_log(search, tmp_path, capsys):
+    assert search() == 0
+    (tmp_path / "factors.json").unlink()
+    for change, message in (
+        (["--seed", "1"], "its seed is 0, and here it is 1"),
+        (["--to", "256"], "its target_length is 128, and here it is 256"),
+        (["--no-racing"], "its racing is True, and here it is False"),
+        (["--objective", "perplexity", "--documents", "3"], "its documents_sha256 is"),
+    ):
+        assert search("--resume", *change) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+    # The budget decides where a search ends, and nothing before.
+    assert search("--resume", "--budget", "60") == 0
+    assert read_factors(tmp_path / "factors.json").forwards == 60
+
+
+def test_two_processes_find_what_one_finds(two_ranks, search, checkpoint, text, tmp_path):
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    assert search("--batch", "2", out=alone) == 0
+    small = ["--to", "128", "--budget", "40", "--documents", "2", "--held-out", "2", "--device", "cpu"]
+    line = [
+        "search",
+        checkpoint,
+        *small,
+        "--algorithm",
+        "evolution",
+        "--text",
+        text,
+        "--batch",
+        "2",
+        "--out",
+        together,
+    ]
+    (status, said), (other, nothing) = two_ranks.run(command, [*map(str, line), "--json"])
+    assert (status, other, nothing) == (0, 0, "")
+    assert without_times(together) == without_times(alone)
+    assert json.loads(said)["best"] == without_times(alone)["best"]
+
+
+def test_the_needle_objective_scores_answers_alone(search, tmp_path):
+    assert (
+        search("--objective", "needle", "--to", "2k", "--documents", "1", "--held-out", "1", "--budget", "4")
+        == 0
+    )
+    table = read_factors(tmp_path / "factors.json")
+    assert table.search.objective == "needle"
+    assert table.held_out.documents == 1
+
+
+def test_needles_are_hidden_in_other_documents_where_held_out(checkpoint, text, monkeypatch):
+    given = []
+    monkeypatch.setattr(needles, "needle_rows", lambda *arguments: given.append(arguments) or [])
+    tokenizer = load_tokenizer(str(checkpoint))
+    search_text(str(text), tokenizer, "needle", 2048, 3, 2, None, 256)
+    (_, own, length, count, seed, beyond), (_, other, _, held_out, other_seed, _) = given
+    assert beyond == 256
+    assert (length, count, held_out) == (2048, 3, 2)
+    assert seed != other_seed
+    assert own
+    assert other
+    assert not set(own) & set(other)
+    search_text(str(text), tokenizer, "needle", 2048, 3, 0, None)
+    assert len(given) == 3
+    assert set(given[-1][1]) == {*own, *other}
+
+
+def test_help_names_the_other_commands(capsys):
+    assert main(["search", "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Usage: ropewalk search [OPTIONS]" in printed
+    assert "ropewalk search show" in printed
+    assert "ropewalk search import" in printed
+    for name in ALGORITHMS:
+        assert name in printed
+
+
+def test_a_short_penalty_measures_the_beginnings_too(search, checkpoint, text, tmp_path):
+    assert search("--short-penalty", "0.5") == 0
+    table = read_factors(tmp_path / "factors.json")
+    assert (table.search.documents, table.search.short_penalty) == (4, 0.5)
+    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 128, 2, 0, 64)
+    for row, short in zip(rows.rows, rows.short_rows, strict=True):
+        assert short.input_ids.tolist() == row.input_ids[:64].tolist()
+        # The last token's target lies beyond the beginning, and has none there.
+        assert short.labels[:63].tolist() == row.labels[:63].tolist()
+        assert short.labels[63] == IGNORED
+
+
+def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
+    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 1024, 1, 0, None)
+    assert rows.joined
+    (row,) = rows.rows
+    cut = beginning(row, 600)
+    assert cut.layout.document_ids.tolist() == row.layout.document_ids[:600].tolist()
+    assert cut.labels[:599].tolist() == row.labels[:599].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "64"], "the checkpoint is trained for 64; give a length beyond 64"),
+        (["--to", "lots"], "'lots' is no length"),
+        (["--algorithm", "guess"], "unknown search algorithm 'guess'; choose one of "),
+        (["--objective", "needles"], "unknown objective 'needles'; choose one of perplexity, needle"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--device", "abacus"], "unknown device 'abacus'"),
+        (
+            ["--start-tokens", "few"],
+            "--start-tokens 'few' is neither a number of tokens from 0 on nor search",
+        ),
+        (["--largest", "0.5"], "the largest rescale factor must be 1 or more, got 0.5"),
+        (["--attention-factor", "0"], "attention_factor"),
+        (["--short-penalty", "-1"], "the short penalty must be 0 or more, got -1"),
+        (["--budget", "1"], "a budget of 1 forwards does not pay for one candidate on 2 rows"),
+        (["--budget", "3", "--short-penalty", "1"], "does not pay for one candidate on 4 rows"),
+        (["--documents", "30"], "and the search wants 30"),
+        (["--text", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--out", "factors.jsonl"], "--out factors.jsonl is a factor table, whose name ends in .json"),
+        (["--out", "factors"], "whose name ends in .json"),
+        (["--plot", "search.pdf"], "a figure is written as .png or .svg"),
+        (["--resume"], "nothing to resume: there is no log"),
+        (["--budget", "0"], "--budget"),
+        (["--prefill-chunk", "none"], "'none' is no length"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(search, arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert search(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    errors = printed.err.splitlines()
+    assert errors[-1].startswith("error: ")
+    assert message in errors[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_is_there_is_not_overwritten(search, tmp_path, capsys):
+    (tmp_path / "factors.json").write_text("mine")
+    assert search() == search("--resume") == 2
+    assert "factors.json exists already" in capsys.readouterr().err
+    assert (tmp_path / "factors.json").read_text() == "mine"
+
+
+def test_losses_that_are_no_numbers_are_a_failure(search, monkeypatch, capsys):
+    monkeypatch.setattr(ModelEvaluator, "_losses", lambda self, methods, _: [math.inf] * len(methods))
+    assert search() == 1
+    assert "no candidate has a finite objective" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_ends_the_search_in_a_sentence():
+    class Full(io.StringIO):
+        name = "factors.jsonl"
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(RopewalkError, match=r"cannot write factors.jsonl: No space left on device"):
+        Ledger(file=Full()).add(Job(Candidate((1.0,)), 0), 1.0)
+
+
+def test_infinite_baselines_are_null(search, monkeypatch, tmp_path, capsys):
+    measured = ModelEvaluator.baseline
+    monkeypatch.setattr(
+        ModelEvaluator,
+        "baseline",
+        lambda self, method: math.inf if method.name == "linear" else measured(self, method),
+    )
+    assert search() == 0
+    assert read_factors(tmp_path / "factors.json").baselines["pi"] is None
+    assert "∞" in capsys.readouterr().out
+
+
+def test_the_embedded_model_is_searched_by_either_name_of_the_command(tmp_path, capsys):
+    out = tmp_path / "factors.json"
+    few = ["--to", "512", "--budget", "2", "--documents", "1", "--held-out", "1", "--device", "cpu"]
+    assert main(["search", "run", "embedded", *few, "--out", str(out)]) == 0
+    table = read_factors(out)
+    assert (table.model.name, table.target_length, len(table.long_factor)) == ("embedded", 512, 16)
+    assert f"ropewalk export embedded --rope {out}" in capsys.readouterr().out
+
+
+def test_short_factors_of_a_longrope_checkpoint(checkpoint, text, tmp_path, capsys):
+    import shutil
+
+    longer = tmp_path / "longer"
+    shutil.copytree(checkpoint, longer)
+    config = json.loads((longer / "config.json").read_text())
+    long = [1.0, 1.5, 1.8, 2.0]
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": long,
+        "short_factor": [1.0] * PAIRS,
+        "original_max_position_embeddings": 64,
+    }
+    config["max_position_embeddings"] = 128
+    (longer / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "short.json"
+    line = ["search", longer, "--to", "48", "--text", text, "--budget", "9", "--documents", "1", "--out", out]
+    assert main([*map(str, line), "--short-penalty", "1"]) == 2
+    assert "--short-penalty 1 is for long factors" in capsys.readouterr().err
+    assert main([*map(str, line), "--start-tokens", "4"]) == 2
+    assert "start tokens belong to the long factors" in capsys.readouterr().err
+    assert main([*map(str, line), "--device", "cpu", "--held-out", "0"]) == 0
+    assert "nothing was held out" in capsys.readouterr().out
+    table = read_factors(out)
+    assert set(table.baselines) == {"original", "long"}
+    assert table.long_factor is None
+    assert max(table.short_factor) <= 1.25
+    assert table.method(LongRope(8, 1e4, (1.0,) * 4, tuple(long), 1.1, 64), 128).long_factor == tuple(long)
+    assert main(["search", "show", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "found" in printed
+    assert "NTK" not in printed
+
+
+def test_show_says_what_a_table_is(search, tmp_path, capsys):
+    assert search("--start-tokens", "2", "--attention-factor", "1.2") == 0
+    capsys.readouterr()
+    path, picture = tmp_path / "factors.json", tmp_path / "shown.svg"
+    assert main(["search", "show", str(path), "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    for word in (
+        "target        128 tokens",
+        "4 pairs, base 10,000, original length 64 tokens",
+        "plain config  no, for its start tokens",
+        "The attention factor 1.2 is not the published",
+        "2 held-out rows",
+    ):
+        assert word in printed
+    assert "<svg" in picture.read_text()
+    assert main(["search", "show", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits_config"] is False
+    assert said["rules"]["pi"] == [2.0] * PAIRS
+    assert len(said["remarks"]) == 2
