@@ -24,6 +24,8 @@ TABLES = (
     ("Interleaved chunks", "data.interleave.", recipe.Interleave),
     ("A stage", "stages[].", recipe.Stage),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
+    ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
+    ("Search for the short factors", "short_context.", recipe.ShortContext),
     ("Optimiser", "optimizer.", recipe.Optimizer),
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
     ("Parallel processes", "parallel.", recipe.Parallel),

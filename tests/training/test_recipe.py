@@ -51,7 +51,7 @@ def test_changed_keys_are_named_with_their_path():
         ("optimiser.beta1=0.9", r"unknown key optimiser; did you mean optimizer\?"),
         ("data.sources.1.nmae=x", r"unknown key data\.sources\.1\.nmae; did you mean name\?"),
         ("stages.0.rope.thta=1", r"unknown key stages\.0\.rope\.thta; known keys are .*rope_theta"),
-        ("stages.0.steps=-1", r"stages\.0\.steps: .*greater than or equal to 1, got -1"),
+        ("stages.0.steps=-1", r"stages\.0\.steps: .*greater than or equal to 0, got -1"),
         ("stages.0.pattern=causal", r"stages\.0\.pattern: .*'anchor', got 'causal'"),
         ("stages.0.context=8x", r"stages\.0\.context: '8x' is no length"),
         ("stages.1.context=4k", r"stages\.1\.context 4096 is shorter than the stage before it"),

@@ -22,6 +22,12 @@ def extend(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: stages.0.steps=20")
     ] = None,
+    rope: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--rope", metavar="FILE", help="A factor table, for the stage of its length; may be given again."
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the output folder.")
     ] = False,
@@ -37,10 +43,12 @@ def extend(
     from ropewalk.parallel import joined
     from ropewalk.training import extend as run
     from ropewalk.training import load_recipe
+    from ropewalk.training.measurement import describe_short_context
     from ropewalk.training.report import run_tables, write_run_report
+    from ropewalk.training.tables import with_tables
 
     with joined(go_on=GO_ON) as world:
-        read = world.lead(lambda: load_recipe(recipe, overrides or []))
+        read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))
         summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
         if not world.leads:
             return
@@ -54,6 +62,8 @@ def extend(
         console.print(table.rich())
     console.print()
     facts = [("model", summary["model"])]
+    if summary["short_context"] is not None:
+        facts.append(("short", describe_short_context(summary["short_context"])))
     facts += [("report" if path.suffix == ".html" else "picture", str(path)) for path in files]
     facts += [
         ("next", f"AutoModelForCausalLM.from_pretrained({summary['model']!r}) loads it in plain transformers")

@@ -35,8 +35,10 @@ ROWS = "rows.json"
 
 def all_rows(
     recipe: Recipe, chosen: Plan, output: Path, resume: bool, reporter: Reporter
-) -> list[PackedRows]:
-    """The packed rows of every stage; a resumed run gets the very rows it began with, or is refused.
+) -> list[PackedRows | None]:
+    """The packed rows of every stage, None for one that trains nothing.
+
+    A resumed run gets the very rows it began with, or is refused.
 
     Raises:
         RopewalkError: if the documents have changed since and the rows are no longer there, or rows that the
@@ -48,19 +50,24 @@ def all_rows(
         raise RopewalkError(f"the validation sources have changed since the run in {output} began")
     if recipe.data.rows:
         return _packed_before(recipe, chosen, began)
-    rows = []
-    for number in range(len(recipe.stages)):
+    rows: list[PackedRows | None] = []
+    for number, stage in enumerate(recipe.stages):
+        if not stage.steps:
+            rows.append(None)
+            continue
         folder = None if began is None else Path(began["rows"][number])
         if folder is not None and is_packed(folder):
-            rows.append(open_rows(folder, verify=True))
-            if began is not None and _rows_digest(rows[-1]) != began["digests"][number]:
+            there = open_rows(folder, verify=True)
+            rows.append(there)
+            if began is not None and _rows_digest(there) != began["digests"][number]:
                 raise RopewalkError(
                     f"the packed rows in {folder} are not those that the run in {output} began with; a resumed run "
                     "must see the same rows: start again"
                 )
             continue
-        rows.append(_rows(recipe, chosen, number, output, reporter))
-        if folder is not None and rows[-1].folder.name != folder.name:
+        packed = _rows(recipe, chosen, number, output, reporter)
+        rows.append(packed)
+        if folder is not None and packed.folder.name != folder.name:
             raise RopewalkError(
                 f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; "
                 "a resumed run must see the same rows: restore the documents, or start again"
@@ -68,27 +75,32 @@ def all_rows(
     return rows
 
 
-def rows_record(recipe: Recipe, rows: list[PackedRows]) -> dict[str, Any]:
+def rows_record(recipe: Recipe, rows: Sequence[PackedRows | None]) -> dict[str, Any]:
     """What a resumed run must find again: the folders of rows, and the validation sources' identity."""
     sources = _specs(recipe.data.validation_sources)
     return {
-        "rows": [str(each.folder.resolve()) for each in rows],
+        "rows": [None if each is None else str(each.folder.resolve()) for each in rows],
         "digests": [_rows_digest(each) for each in rows],
         "validation_sources": digest(inputs_identity(sources)) if sources else None,
     }
 
 
-def _rows_digest(rows: PackedRows) -> str:
+def _rows_digest(rows: PackedRows | None) -> str | None:
+    if rows is None:
+        return None
     files = [*rows.manifest["row_files"], rows.manifest["validation_file"]]
     return digest([rows.manifest["digest"], [each["sha256"] for each in files]])
 
 
-def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -> list[PackedRows]:
+def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -> list[PackedRows | None]:
     """The folders of rows that the recipe names, one for each stage."""
     identity = tokenizer_identity(chosen.tokenizer)
     there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
-    rows = []
+    rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):
+        if not stage.steps:
+            rows.append(None)
+            continue
         wanted = (stage.context, stage.pattern, stage.positions)
         fitting = [
             each
@@ -144,8 +156,19 @@ def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
     return [SourceSpec(s.path, s.name, s.text_field, s.source_field, s.max_documents) for s in sources]
 
 
-def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list[Ids]:
+def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> PackedRows | None:
+    """The packed rows whose held-out documents a run measures on; None where it trains and packs nothing."""
+    packed = [each for each in rows if each is not None]
+    if packed or not recipe.data.rows:
+        return packed[-1] if packed else None
+    return open_rows(recipe.data.rows[-1], verify=True)
+
+
+def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows | None) -> list[Ids]:
     """The documents to measure on, as token ids; none where perplexity is not asked for.
+
+    Where no stage trains and so nothing is packed (``rows`` is None), all documents of the sources are as good as held
+    out.
 
     Raises:
         RopewalkError: if there are none, or too few for one row: now, and not after the training.
@@ -153,7 +176,7 @@ def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows) -> list
     if "perplexity" not in recipe.evaluation.suites:
         return []
     length, limit = recipe.stages[-1].context, recipe.evaluation.rows
-    documents = _held_out(recipe, chosen, rows, length, limit)
+    documents = held_out_documents(recipe, chosen, rows, length, limit)
     if not documents:
         more = (
             "pack the rows with --validation-documents"
@@ -178,13 +201,18 @@ def probe_rows(
         context: tokens of a row.
         limit: most rows.
     """
-    documents = _held_out(recipe, chosen, rows, context, limit)
+    documents = held_out_documents(recipe, chosen, rows, context, limit)
     try:
         return _full_rows(documents, chosen, context, limit), "held-out"
     except RopewalkError:
-        first = (rows[number] for number in range(min(limit, len(rows))))
-        layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
-        return [_in_storage_order(row, layout) for row in first], "training"
+        return training_rows(rows, context, limit), "training"
+
+
+def training_rows(rows: PackedRows, context: int, limit: int) -> list[Row]:
+    """The first training rows, each as one run of text in which every token sees all before it."""
+    first = (rows[number] for number in range(min(limit, len(rows))))
+    layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
+    return [_in_storage_order(row, layout) for row in first]
 
 
 def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
@@ -193,10 +221,18 @@ def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
     return Row(row.input_ids, row.labels.where(row.labels == following, IGNORED), layout)
 
 
-def _held_out(recipe: Recipe, chosen: Plan, rows: PackedRows, length: int, limit: int) -> list[Ids]:
-    if recipe.data.validation_sources:
-        texts = read_documents(_specs(recipe.data.validation_sources))
+def held_out_documents(
+    recipe: Recipe, chosen: Plan, rows: PackedRows | None, length: int, limit: int
+) -> list[Ids]:
+    """Documents that no stage trains on, enough for ``limit`` rows of ``length`` tokens if there are so many.
+
+    Those of the validation sources; else those held out of packed rows; where no rows are packed, the sources' own.
+    """
+    sources = recipe.data.validation_sources or (recipe.data.sources if rows is None else [])
+    if sources:
+        texts = read_documents(_specs(sources))
         return take_documents((d.input_ids for d in tokenise(texts, chosen.tokenizer)), length, limit)
+    assert rows is not None
     return [rows.validation[i].input_ids for i in range(len(rows.validation))]
 
 

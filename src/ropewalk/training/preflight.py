@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from ropewalk.integrations.models import (
 from ropewalk.integrations.trackers import require_trackers
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.ring_blocks import resolve_ring_engine
-from ropewalk.rope import RopeMethod, methods_from_config
+from ropewalk.rope import LongRope, RopeMethod, methods_from_config
+from ropewalk.search import Factors, read_factors
 from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
 from ropewalk.training.recipe import Recipe, Stage
 from ropewalk.training.ropes import possible_methods
@@ -38,13 +40,16 @@ class Plan:
         trained_length: context of the checkpoint as it is, in tokens.
         dtype: dtype of the checkpoint's weights, in which the result is saved.
         rope: RoPE method of the checkpoint as it is.
-        methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose.
+        methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose, or a search
+            will find.
         packing: packing settings of each stage; none where the recipe names rows.
         tokenizer: the model's tokenizer.
         device: where to train.
         precision: float32, bfloat16-autocast or bfloat16.
         engine: the attention engine that ``auto`` stands for.
         mesh: how the processes are arranged.
+        tables: the factor table of each stage that names one.
+        original_length: ``T`` in tokens, where the result is a longrope checkpoint.
     """
 
     model: str
@@ -58,6 +63,8 @@ class Plan:
     precision: str
     engine: str
     mesh: MeshShape = field(default_factory=MeshShape)
+    tables: tuple[Factors | None, ...] = ()
+    original_length: int | None = None
 
 
 def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> Plan:
@@ -78,11 +85,14 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     trained = trained_length(text)
     require_trackers(recipe.trackers)
     current = _current(text)
-    possible = possible_methods(recipe, current, trained)
+    tables = tuple(_table(stage) for stage in recipe.stages)
+    possible = possible_methods(recipe, current, trained, tables)
     for stage, ends in zip(recipe.stages, possible, strict=True):
         for method in ends:
             with_rope(text, method, stage.context)
-    methods = tuple(low if low == high else None for low, high in possible)
+    methods = _known_methods(recipe, possible)
+    _check_short_context(recipe)
+    last = possible[-1][0]
     dropout = getattr(text, "attention_dropout", None)
     if dropout:
         raise RopewalkError(
@@ -132,7 +142,45 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
             resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
         )
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
-    return Plan(model, trained, dtype, current, methods, packing, tokenizer, device, precision, engine, mesh)
+    return Plan(
+        model,
+        trained,
+        dtype,
+        current,
+        methods,
+        packing,
+        tokenizer,
+        device,
+        precision,
+        engine,
+        mesh,
+        tables,
+        last.original_max_position_embeddings if isinstance(last, LongRope) else None,
+    )
+
+
+def _table(stage: Stage) -> Factors | None:
+    return None if stage.rope.factors is None else read_factors(Path(stage.rope.factors).expanduser())
+
+
+def _known_methods(
+    recipe: Recipe, possible: list[tuple[RopeMethod, RopeMethod]]
+) -> tuple[RopeMethod | None, ...]:
+    """The methods that nothing is left to choose or to find for."""
+    known: list[RopeMethod | None] = []
+    searched = False
+    for stage, (low, high) in zip(recipe.stages, possible, strict=True):
+        # A later stage replaces the long factors, or keeps those that were found.
+        searched = stage.rope.search is not None or (searched and stage.rope.method == "default")
+        known.append(low if low == high and not searched else None)
+    return tuple(known)
+
+
+def _check_short_context(recipe: Recipe) -> None:
+    if recipe.short_context is not None and not recipe.exact_rope:
+        raise RopewalkError(
+            "short_context: a search measures through ropewalk's rotary module; set exact_rope: true"
+        )
 
 
 def _current(config: Any) -> RopeMethod:

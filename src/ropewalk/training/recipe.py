@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ropewalk.training.recipe_data import Data, Interleave, Length, Mixture, Source, Strict
+from ropewalk.training.recipe_rope import Rope, Search, ShortContext
 
 __all__ = [
     "Checkpoints",
@@ -21,77 +22,13 @@ __all__ = [
     "Precision",
     "Recipe",
     "Rope",
+    "Search",
+    "ShortContext",
     "Source",
     "Stage",
 ]
 
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
-
-
-class Rope(Strict):
-    """How a stage changes RoPE; parameters that are not given are derived, or as published.
-
-    A plain string in the recipe is its method.
-    """
-
-    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope", "auto"] = Field(
-        "theta", description="see the table of methods above"
-    )
-    rope_theta: float | Literal["auto"] = Field(
-        "auto", description="theta: the new base; auto takes the critical-dimension scaling law"
-    )
-    factor: float | None = Field(None, description="linear, ntk, yarn, llama3; target over trained length")
-    attention_factor: float | None = Field(None, description="yarn, longrope")
-    beta_fast: float | None = Field(None, description="yarn; 32")
-    beta_slow: float | None = Field(None, description="yarn; 1")
-    mscale: float | None = Field(None, description="yarn (DeepSeek's variant)")
-    mscale_all_dim: float | None = Field(None, description="yarn (DeepSeek's variant)")
-    truncate: bool | None = Field(None, description="yarn; whether the ramp's ends are whole dimensions")
-    low_freq_factor: float | None = Field(None, description="llama3; 1")
-    high_freq_factor: float | None = Field(None, description="llama3; 4")
-    short_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
-    long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
-    start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
-    candidates: list[str] | None = Field(
-        None,
-        min_length=1,
-        description="auto; rules that set a base, `theta=5.0e6`, and `current`; "
-        "`[critical-dimension, ntk, current]`",
-    )
-    probe_rows: int | None = Field(None, ge=1, description="auto; rows that each candidate is measured on; 4")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"method": value} if isinstance(value, str) else value
-
-    @field_validator("candidates")
-    @classmethod
-    def _are_bases(cls, names: list[str] | None) -> list[str] | None:
-        # Imported here: a recipe without them needs no torch.
-        from ropewalk.rope.candidates import FACTOR_METHODS, check_candidate
-
-        for name in names or ():
-            if name in FACTOR_METHODS:
-                raise ValueError(
-                    f"{name} is no base, and later stages could not build on it; give {name} as the stage's method"
-                )
-            check_candidate(name)
-        return names
-
-    @model_validator(mode="after")
-    def _auto_or_not(self) -> Rope:
-        own = ("candidates", "probe_rows")
-        if self.method != "auto":
-            given = [key for key in own if getattr(self, key) is not None]
-            if given:
-                raise ValueError(f"{given[0]} has no meaning for {self.method!r}; the method is 'auto'")
-            return self
-        others = [key for key in type(self).model_fields if key not in ("method", *own)]
-        given = [key for key in others if getattr(self, key) not in (None, "auto")]
-        if given:
-            raise ValueError(f"{given[0]} has no meaning for 'auto', which takes {' and '.join(own)}")
-        return self
 
 
 class Stage(Strict):
@@ -105,7 +42,9 @@ class Stage(Strict):
     positions: Literal["continuous", "reset"] = Field(
         "continuous", description="RoPE positions: over the row, or restarting in each document"
     )
-    steps: int = Field(ge=1, description="optimiser steps")
+    steps: int = Field(
+        ge=0, description="optimiser steps; 0 on a longrope stage changes the factors and trains nothing"
+    )
     rows_per_step: int = Field(8, ge=1, description="rows of one optimiser step, over all micro-batches")
     rows_per_batch: int = Field(1, ge=1, description="rows of one forward pass (gradient accumulation)")
     learning_rate: float = Field(2e-5, gt=0, description="after the warm-up")
@@ -122,6 +61,11 @@ class Stage(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
+        if not self.steps and self.rope.method != "longrope":
+            raise ValueError(
+                f"steps 0 trains nothing, which makes sense where factors are swapped; rope {self.rope.method!r} "
+                "needs 1 or more"
+            )
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.rows_per_step % self.rows_per_batch:
@@ -194,6 +138,10 @@ class Recipe(Strict):
     output: str = Field(description="folder of the run; it must not exist yet")
     data: Data = Field(description="which documents, and how they are framed")
     stages: list[Stage] = Field(min_length=1, description="stretches of training, contexts growing")
+    short_context: ShortContext | None = Field(
+        None,
+        description="search the short factors on the final weights, for the original length; last stage longrope",
+    )
     optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
@@ -225,4 +173,14 @@ class Recipe(Strict):
                 raise ValueError(
                     f"stages.{number}.context {after} is shorter than the stage before it ({before})"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _short_factors_have_a_place(self) -> Recipe:
+        last = self.stages[-1].rope.method
+        if self.short_context is not None and last != "longrope":
+            raise ValueError(
+                f"short_context searches the short factors of longrope, and the last stage's rope is {last!r}; leave "
+                "it out, or end with a longrope stage"
+            )
         return self

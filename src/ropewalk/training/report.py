@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ from ropewalk.reporting import (
     training_figure,
     write_report,
 )
+from ropewalk.reporting.search_figures import FactorLines, search_figure
+from ropewalk.rope import Default
+from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.choice import describe_choice
 from ropewalk.training.documents import mixture_sentences
+from ropewalk.training.factor_search import describe_search
+from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run import METRICS, RECIPE, SUMMARY
 
@@ -30,6 +36,38 @@ def _processes(summary: dict[str, Any]) -> dict[str, object]:
         return {}
     degrees = [f"{degree} {name}" for name, degree in found.items() if name != "number" and degree > 1]
     return {"Processes": f"{found['number']}: {' x '.join(degrees)}"}
+
+
+def _training(stage: dict[str, Any]) -> str:
+    if not stage["steps"]:
+        return "not trained"
+    return f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
+
+
+def _short(summary: dict[str, Any]) -> dict[str, object]:
+    """What became of the original length, and of its factors; nothing where the run is not of longrope."""
+    told: dict[str, object] = {}
+    if (searched := summary.get("short_factors")) is not None:
+        told["Short factors"] = describe_search(searched)
+    if (short := summary.get("short_context")) is not None:
+        told["Short context"] = describe_short_context(short)
+    return told
+
+
+def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
+    """The factors that the result has, against those of rules; None where it is not of longrope."""
+    last, original = summary["stages"][-1], summary.get("original_length")
+    if original is None:
+        return None
+    plain = Default(2 * len(last["long_factor"]), last["rope_theta"])
+    periods = (2 * math.pi / plain.frequencies().inv_freq).tolist()
+    rules = goal_of(plain, original, summary["context"]).baselines()
+    return FactorLines(
+        {"long": last["long_factor"], "short": last["short_factor"]},
+        {name: rescale_factors(method) for name, method in rules.items()},
+        periods,
+        original,
+    )
 
 
 def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
@@ -56,7 +94,12 @@ def write_run_report(output: Path) -> list[Path]:
     trained, context = summary["trained_length"], summary["context"]
     what = f"{format_length(trained)} to {format_length(context)} tokens"
     figures = []
-    perplexity = {when: r for when, found in results.items() for r in found if r.suite == "perplexity"}
+    perplexity = {
+        when: r
+        for when, found in results.items()
+        for r in found
+        if (r.suite, r.length) == ("perplexity", context)
+    }
     if perplexity:
         figures.append(output / "perplexity.png")
         perplexity_figure(perplexity, figures[-1], trained, f"Perplexity by position, {what}")
@@ -65,19 +108,25 @@ def write_run_report(output: Path) -> list[Path]:
         figures.append(output / "passkey.png")
         forced = any(result.task == "forced" for found in passkey.values() for result in found)
         passkey_figure(passkey, figures[-1], "Passkey retrieval" + (", teacher-forced" if forced else ""))
-    figures.append(output / "training.png")
-    training_figure(MetricsLog(output / METRICS).read(), figures[-1], "Training loss", x_key="tokens")
+    if steps := MetricsLog(output / METRICS).read():
+        figures.append(output / "training.png")
+        training_figure(steps, figures[-1], "Training loss", x_key="tokens")
+    if (lines := _factor_lines(summary)) is not None:
+        figures.append(output / "factors.png")
+        search_figure(figures[-1], lines=lines, title=f"Rescale factors, {what}")
     page = output / "report.html"
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
-        f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
+        + _training(stage)
         + (f"; {describe_choice(stage['choice'])}" if "choice" in stage else "")
+        + (f"; {describe_search(stage['search'])}" if "search" in stage else "")
         for stage in summary["stages"]
     ]
     facts: dict[str, object] = {
         "Context": what,
         "Model": summary["model"],
         **{f"Stage {number}": text for number, text in enumerate(stages, start=1)},
+        **_short(summary),
         "Attention engine": f"{summary['engine']} on {summary['device']}, {summary['precision']}",
         **_processes(summary),
     }

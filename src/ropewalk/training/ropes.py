@@ -1,20 +1,24 @@
-"""The RoPE method of each stage: derived from the one before, or chosen by ``auto`` from a few bases."""
+"""The RoPE method of each stage: from the one before, chosen by ``auto``, or with factors from a table or a search."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
     Default,
     DynamicNtk,
     Linear,
+    LongRope,
     MethodParameters,
     Ntk,
     RopeMethod,
     candidate,
     method_for_target,
 )
+from ropewalk.search import Candidate, Factors, Goal, goal_of
+from ropewalk.search.goal import NTK
 from ropewalk.training.recipe import Recipe, Rope, Stage
 
 AUTO = "auto"
@@ -23,21 +27,27 @@ AUTO_ROWS = 4
 
 
 def possible_methods(
-    recipe: Recipe, current: RopeMethod, trained_length: int
+    recipe: Recipe,
+    current: RopeMethod,
+    trained_length: int,
+    tables: Sequence[Factors | None] = (),
 ) -> list[tuple[RopeMethod, RopeMethod]]:
     """The methods of each stage with the smallest and with the largest base that it may get.
 
-    They are the same where nothing is left to choose. In between nothing new can happen: every rule gives a larger
-    base for a larger one, so what is refused for neither end is refused for none.
+    They are the same where no base is left to choose; a search for factors has 1s in their place. In between nothing
+    new can happen: every rule gives a larger base for a larger one, so what is refused for neither end is refused for
+    none.
 
     Args:
         current: method of the checkpoint.
         trained_length: tokens.
+        tables: the factor table of each stage that names one.
 
     Raises:
         RopewalkError: if a stage cannot have its method.
     """
     low = high = current
+    checkpoint = (current, trained_length)
     length = trained_length
     possible = []
     for number, stage in enumerate(recipe.stages):
@@ -55,8 +65,14 @@ def possible_methods(
             if high != low:
                 bases += auto_candidates(stage, high, length, number).values()
             low, high = (end(bases, key=lambda base: base.rope_theta) for end in (min, max))
+        elif stage.rope.search is not None:
+            _refuse_start_tokens(stage.rope)
+            _refuse_unsearchable(recipe, number)
+            goals = [search_goals(stage, end, length, checkpoint, number)[1] for end in (low, high)]
+            low, high = (goal.extended(Candidate((1.0,) * (current.rotary_dim // 2))) for goal in goals)
         else:
-            low, high = (stage_method(stage.rope, end, length, stage.context) for end in (low, high))
+            table = tables[number] if tables else None
+            low, high = (stage_method(stage.rope, end, length, stage.context, table) for end in (low, high))
         possible.append((low, high))
         length = stage.context
     return possible
@@ -94,24 +110,121 @@ def auto_candidates(stage: Stage, current: RopeMethod, length: int, number: int)
     return bases
 
 
-def stage_method(rope: Rope, current: RopeMethod, length: int, context: int) -> RopeMethod:
+def stage_method(
+    rope: Rope, current: RopeMethod, length: int, context: int, table: Factors | None = None
+) -> RopeMethod:
     """The method of a stage that says which, from the one before it.
 
     Args:
-        rope: what the stage says; any method but ``auto``.
+        rope: what the stage says; any method but ``auto``, and no search.
         current: method of the checkpoint or the stage before.
         length, context: tokens, before and from the stage on.
+        table: the factor table that it names, if any.
+
+    Raises:
+        RopewalkError: if the method, its parameters or the table do not fit; the message says what would.
     """
+    _refuse_start_tokens(rope)
+    parameters = MethodParameters(**{f.name: getattr(rope, f.name) for f in fields(MethodParameters)})
+    if rope.method == LongRope.name:
+        if table is not None:
+            return _method_of_table(table, rope, current, length, context)
+        if rope.long_factor is None:
+            raise RopewalkError(
+                "longrope needs factors: give long_factor (and short_factor if it is not to be 1s), factors: FILE, or "
+                "search: {}"
+            )
+        if rope.short_factor is None:
+            parameters = replace(parameters, short_factor=_short_factor(current))
+    rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
+    return method_for_target(
+        rope.method, current, length, context, rope_theta=rope_theta, parameters=parameters
+    )
+
+
+def _refuse_start_tokens(rope: Rope) -> None:
     if rope.start_tokens:
         raise RopewalkError(
             f"start_tokens {rope.start_tokens} has no place in a transformers config, so the result would not load "
             "elsewhere; set it to 0"
         )
-    parameters = MethodParameters(**{f.name: getattr(rope, f.name) for f in fields(MethodParameters)})
-    rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
-    return method_for_target(
-        rope.method, current, length, context, rope_theta=rope_theta, parameters=parameters
-    )
+
+
+def _short_factor(current: RopeMethod) -> tuple[float, ...]:
+    """What short factors are where nobody says: those of the checkpoint, or 1s."""
+    return current.short_factor if isinstance(current, LongRope) else (1.0,) * (current.rotary_dim // 2)
+
+
+def _method_of_table(
+    table: Factors, rope: Rope, current: RopeMethod, length: int, context: int
+) -> RopeMethod:
+    if table.start_tokens:
+        raise RopewalkError(
+            f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which have no place in a "
+            "transformers config, so the result would not load elsewhere; search again with start tokens 0"
+        )
+    if table.target_length < context:
+        raise RopewalkError(
+            f"the factor table {rope.factors} is for {table.target_length} tokens, and the stage has a context of "
+            f"{context}; search for that length, or give a context of at most {table.target_length}"
+        )
+    method = table.method(current, length)
+    if rope.attention_factor is not None:
+        method = replace(method, attention_factor=rope.attention_factor)
+    return method
+
+
+def search_goals(
+    stage: Stage, current: RopeMethod, length: int, checkpoint: tuple[RopeMethod, int], number: int
+) -> tuple[Goal, Goal]:
+    """What a stage's search measures candidates for, and what its result becomes a part of.
+
+    Args:
+        stage: whose rope has ``search``.
+        current: method of the checkpoint or the stage before.
+        length: tokens, before the stage.
+        checkpoint: method and trained length of the recipe's model.
+        number: of the stage, counted from 0, for messages.
+
+    Raises:
+        RopewalkError: if factors would come on top of another scaling, or the length needs none; or if the recipe's
+            model, where it is to be measured, has other frequencies than the stage begins with.
+    """
+    assert stage.rope.search is not None
+    try:
+        goal = goal_of(current, length, stage.context, stage.rope.attention_factor)
+        if stage.rope.search.weights == "current":
+            return goal, goal
+        own = goal_of(*checkpoint, stage.context, stage.rope.attention_factor)
+    except RopewalkError as error:
+        raise RopewalkError(f"stages.{number}.rope.search: {error}") from error
+    here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
+    if here != there:
+        raise RopewalkError(
+            f"stages.{number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and {there[1]} tokens, "
+            f"the stage begins with {here[0]:g} and {here[1]}, so factors found on the one do not fit the other; "
+            "choose current"
+        )
+    return own, goal
+
+
+def stand_in(recipe: Recipe, current: RopeMethod, length: int) -> RopeMethod:
+    """A method for the first stage of a recipe that is to search: what its search begins with, NTK's factors.
+
+    Args:
+        recipe: whose first stage searches.
+        current: method of the checkpoint.
+        length: tokens that it is trained for.
+    """
+    _, goal = search_goals(recipe.stages[0], current, length, (current, length), 0)
+    return goal.extended(goal.seeds(goal.space())[NTK])
+
+
+def _refuse_unsearchable(recipe: Recipe, number: int) -> None:
+    if not recipe.exact_rope:
+        raise RopewalkError(
+            f"stages.{number}.rope: a search measures through ropewalk's rotary module; set exact_rope: true"
+        )
 
 
 def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:

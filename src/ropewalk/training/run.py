@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,41 @@ import torch
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.rows import is_packed
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import Settings, Subject, TaskResult, evaluate
-from ropewalk.evaluation.passkey import PasskeyTask
-from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.sharded import evaluate_sharded
 from ropewalk.files import write_json, write_text
-from ropewalk.integrations.losses import LossModel
 from ropewalk.integrations.trackers import tracking
 from ropewalk.parallel import World, make_mesh
-from ropewalk.rope import RopeMethod
+from ropewalk.rope import LongRope, RopeMethod
+from ropewalk.search import Factors, goal_of, read_factors, write_factors
+from ropewalk.training.announcement import announcement
 from ropewalk.training.checkpoint_files import latest_whole, read_position
 from ropewalk.training.choice import Choice, choose_base
-from ropewalk.training.documents import ROWS, all_rows, rows_record, validation_documents
+from ropewalk.training.documents import (
+    ROWS,
+    all_rows,
+    rows_record,
+    rows_with_validation,
+    validation_documents,
+)
+from ropewalk.training.factor_search import (
+    SHORT,
+    SHORT_LABEL,
+    FactorSearch,
+    candidate_of,
+    check_materials,
+    factors_file,
+    search_summary,
+    searched_factors,
+    stage_name,
+)
+from ropewalk.training.measurement import evaluation_file, measure, passkey_lengths, short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.preflight import Plan, plan
 from ropewalk.training.recipe import Recipe, Stage
 from ropewalk.training.recipe_file import changed_keys, dump_recipe, parse_recipe
 from ropewalk.training.reporter import Reporter
-from ropewalk.training.ropes import AUTO, auto_candidates, stage_method
+from ropewalk.training.ropes import AUTO, auto_candidates, search_goals, stage_method
 from ropewalk.training.sharded_checkpoint import export_model, load_weights
 from ropewalk.training.stage import StageRun, run_stage
-from ropewalk.training.step import autocast
 from ropewalk.training.team import Team
 from ropewalk.versions import software_versions
 
@@ -82,32 +94,36 @@ def extend(
     began = time.perf_counter()
     if resume and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
-    for line in _announcement(recipe, chosen):
+    for line in world.lead(lambda: announcement(recipe, chosen)):
         reporter.note(line)
-    measured = world.lead(lambda: (output / _evaluation_file("before")).is_file())
+    measured = world.lead(lambda: (output / evaluation_file("before")).is_file())
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
     model = None if measured else team.load(chosen.model, recipe, chosen)
     rows = _shared_rows(recipe, chosen, output, resume, team, reporter)
-    documents = world.lead(lambda: validation_documents(recipe, chosen, rows[-1]))
-    passkey_lengths = world.lead(lambda: _passkey_lengths(recipe, chosen, reporter))
+    held_out = rows_with_validation(recipe, rows)
+    documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
+    world.lead(lambda: check_materials(recipe, chosen, rows))
+    prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
     world.lead(lambda: _write_start(recipe, chosen, rows, output))
-    before = _measure("before", model, recipe, chosen, documents, passkey_lengths, output, reporter, team)
+    before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
     del model
     metrics = MetricsLog(output / METRICS)
     with ExitStack() as stack:
         if team.leads:
             listener = tracking(recipe.trackers, output / "trackers", _flat(recipe))
             metrics.listener = stack.enter_context(listener)
-        last, methods, choices = _train(recipe, chosen, rows, output, metrics, reporter, team)
+        trained = _train(recipe, chosen, rows, output, metrics, reporter, team)
     final = output / MODEL
     context = recipe.stages[-1].context
+    short = _short_factors(recipe, chosen, trained, held_out, output, reporter, team)
+    method = trained.methods[-1]
     if not world.lead((final / "config.json").is_file):
-        trained = team.load(chosen.model, recipe, chosen, methods[-1], context, torch.float32)
-        load_weights(last, trained, world, team.mesh)
-        export_model(trained, final, chosen.tokenizer, world, chosen.dtype)
-        del trained
-    saved = team.load(str(final), recipe, chosen, methods[-1], context, chosen.dtype)
-    after = _measure("after", saved, recipe, chosen, documents, passkey_lengths, output, reporter, team)
+        model = team.load(chosen.model, recipe, chosen, method, context, torch.float32)
+        load_weights(trained.last, model, world, team.mesh)
+        export_model(model, final, chosen.tokenizer, world, chosen.dtype)
+        del model
+    saved = team.load(str(final), recipe, chosen, method, context, chosen.dtype)
+    after = measure("after", saved, recipe, chosen, documents, prompt_lengths, output, reporter, team)
     summary = {
         "output": str(output),
         "model": str(final),
@@ -118,9 +134,11 @@ def extend(
         "precision": chosen.precision,
         "processes": {"number": world.size, **asdict(chosen.mesh)},
         "stages": [
-            _stage_summary(stage, methods[number], rows[number], choices.get(number))
-            for number, stage in enumerate(recipe.stages)
+            _stage_summary(number, recipe, trained, rows[number]) for number in range(len(recipe.stages))
         ],
+        "short_factors": None if short is None else search_summary(short, factors_file(SHORT)),
+        "original_length": chosen.original_length,
+        "short_context": short_context(chosen.original_length, before, after),
         "before": [result.to_json() for result in before],
         "after": [result.to_json() for result in after],
         "seconds": time.perf_counter() - began,
@@ -143,32 +161,68 @@ def _begun_by(output: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
 
 
-def _write_start(recipe: Recipe, chosen: Plan, rows: list[PackedRows], output: Path) -> None:
+def _short_factors(
+    recipe: Recipe,
+    chosen: Plan,
+    trained: _Trained,
+    held_out: PackedRows | None,
+    output: Path,
+    reporter: Reporter,
+    team: Team,
+) -> Factors | None:
+    """Search the short factors on the final weights, if the recipe says so, and put them into the last method."""
+    method, context = trained.methods[-1], recipe.stages[-1].context
+    if recipe.short_context is None:
+        return None
+    assert isinstance(method, LongRope)
+    goal = goal_of(method, context, method.original_max_position_embeddings)
+    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
+    exported = team.world.lead((output / MODEL / "config.json").is_file)
+    found = searched_factors(search, recipe, chosen, None, held_out, output, exported, reporter, team)
+    trained.methods[-1] = goal.extended(candidate_of(found))
+    return found
+
+
+def _write_start(recipe: Recipe, chosen: Plan, rows: list[PackedRows | None], output: Path) -> None:
     write_json(output / ROWS, rows_record(recipe, rows))
     write_json(output / "versions.json", versions(chosen))
     write_text(output / LAUNCH, _launch())
     write_text(output / RECIPE, dump_recipe(recipe))
+    for number, table in enumerate(chosen.tables):
+        if table is not None:
+            _keep_table(table, recipe.stages[number], output / factors_file(stage_name(number)))
+
+
+def _keep_table(table: Factors, stage: Stage, kept: Path) -> None:
+    """A resumed run must train with the factors that it began with."""
+    if not kept.is_file():
+        write_factors(kept, table)
+    elif read_factors(kept) != table:
+        raise RopewalkError(
+            f"the factor table {stage.rope.factors} has changed since the run began with what lies in {kept}; restore "
+            "it, or start again"
+        )
 
 
 def _shared_rows(
     recipe: Recipe, chosen: Plan, output: Path, resume: bool, team: Team, reporter: Reporter
-) -> list[PackedRows]:
-    """The rows of every stage: rank 0 packs them, and the others read the same files."""
-    there: list[PackedRows] = []
+) -> list[PackedRows | None]:
+    """The rows of every stage that trains: rank 0 packs them, and the others read the same files."""
+    there: list[PackedRows | None] = []
 
-    def pack() -> list[str]:
+    def pack() -> list[str | None]:
         there.extend(all_rows(recipe, chosen, output, resume, reporter))
-        return [str(rows.folder.resolve()) for rows in there]
+        return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
     folders = team.world.lead(pack)
     if there:
         return there
-    if missing := [folder for folder in folders if not is_packed(Path(folder))]:
+    if missing := [folder for folder in folders if folder and not is_packed(Path(folder))]:
         raise RopewalkError(
             f"{missing[0]}, where the packed rows are, is not to be seen from this machine; give an output on a file "
             "system that all machines share"
         )
-    return [open_rows(Path(folder)) for folder in folders]
+    return [None if folder is None else open_rows(Path(folder)) for folder in folders]
 
 
 def versions(plan: Plan) -> dict[str, str]:
@@ -202,108 +256,33 @@ def _check_output(output: Path, recipe: Recipe, resume: bool) -> None:
         raise RopewalkError(f"output {output} is a file; give a folder")
 
 
-def _announcement(recipe: Recipe, chosen: Plan) -> list[str]:
-    told = " (auto)" if recipe.engine == "auto" else ""
-    lines = [
-        f"model {chosen.model}, trained for {chosen.trained_length} tokens",
-        f"attention engine {chosen.engine}{told} on {chosen.device}, {chosen.precision}",
-    ]
-    if chosen.mesh.world_size > 1:
-        told = " (auto)" if recipe.parallel == "auto" else ""
-        lines.append(f"{chosen.mesh.world_size} processes: {chosen.mesh}{told}")
-    for number, (stage, method) in enumerate(zip(recipe.stages, chosen.methods, strict=True), start=1):
-        base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
-        lines.append(
-            f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
-            f"pattern {stage.pattern}, positions {stage.positions}, {stage.steps} steps of {stage.rows_per_step} rows"
-        )
-    return lines
+@dataclass(frozen=True)
+class _Trained:
+    """What all stages together have left.
 
+    Attributes:
+        last: checkpoint of the last stage.
+        methods: of each stage.
+        choices: what ``auto`` stages chose, by the stage's number.
+        searches: the factor tables that stages searched for.
+    """
 
-def _evaluation_file(when: str) -> str:
-    return f"evaluation-{when}.json"
-
-
-def _measure(
-    when: str,
-    model: LossModel | None,
-    recipe: Recipe,
-    chosen: Plan,
-    documents: list[Ids],
-    passkey_lengths: list[int],
-    output: Path,
-    reporter: Reporter,
-    team: Team,
-) -> list[TaskResult]:
-    """Evaluate once; a resumed run finds the results on disk, and needs no model then."""
-    path = output / _evaluation_file(when)
-    known = team.world.lead(lambda: path.read_text(encoding="utf-8") if path.is_file() else None)
-    if known is not None:
-        return [TaskResult.from_json(entry) for entry in json.loads(known)]
-    # Where no passkey prompt fits, the suite is left out, and that was said.
-    suites = tuple(each for each in recipe.evaluation.suites if each != "passkey" or passkey_lengths)
-    if not suites:
-        return []
-    settings = Settings(
-        suites=suites,
-        lengths={"perplexity": [recipe.stages[-1].context], "passkey": passkey_lengths},
-        samples=recipe.evaluation.samples,
-        seed=recipe.seed,
-        rows=recipe.evaluation.rows,
-        trained_length=chosen.trained_length,
-        # Before its extension the model is measured beyond what it was made for.
-        beyond_config=True,
-    )
-    assert model is not None
-    sharded = team.mesh is not None
-    with (
-        reporter.bar(f"evaluation {when}", None) as advance,
-        autocast(chosen.device, chosen.precision, sharded),
-    ):
-
-        def progress(what: str, done: int, total: int) -> None:
-            advance(done, f"{what} {done}/{total}")
-
-        if team.mesh is None:
-            subject = Subject.in_memory(model.model, chosen.tokenizer)
-            results = evaluate(subject, settings, documents, progress=progress)
-        else:
-            results = evaluate_sharded(
-                model, chosen.tokenizer, settings, documents, team.mesh, progress, team.world
-            )
-    if team.leads:
-        write_json(path, [result.to_json() for result in results])
-    return results
-
-
-def _passkey_lengths(recipe: Recipe, chosen: Plan, reporter: Reporter) -> list[int]:
-    """The lengths asked for; else the trained length and the target, where a prompt fits into them."""
-    if "passkey" not in recipe.evaluation.suites:
-        return []
-    if recipe.evaluation.lengths is not None:
-        return recipe.evaluation.lengths
-    lengths = []
-    for length in (chosen.trained_length, recipe.stages[-1].context):
-        try:
-            encoder = PromptEncoder(chosen.tokenizer)
-            PasskeyTask().samples(encoder, length, recipe.evaluation.samples, recipe.seed)
-        except RopewalkError as error:
-            reporter.note(f"passkey is not run at {length} tokens: {error}")
-        else:
-            lengths.append(length)
-    return lengths
+    last: Path
+    methods: list[RopeMethod]
+    choices: dict[int, Choice]
+    searches: dict[int, Factors]
 
 
 def _train(
     recipe: Recipe,
     chosen: Plan,
-    rows: list[PackedRows],
+    rows: list[PackedRows | None],
     output: Path,
     metrics: MetricsLog,
     reporter: Reporter,
     team: Team,
-) -> tuple[Path, list[RopeMethod], dict[int, Choice]]:
-    """All stages that are not done yet; the last checkpoint, each stage's method, and what ``auto`` stages chose."""
+) -> _Trained:
+    """All stages that are not done yet."""
     folder = output / CHECKPOINTS
     latest = latest_whole(folder, team.world)
     done = None if latest is None else read_position(latest)
@@ -313,9 +292,12 @@ def _train(
     method, length = chosen.rope, chosen.trained_length
     methods: list[RopeMethod] = []
     choices: dict[int, Choice] = {}
+    searches: dict[int, Factors] = {}
     for number, stage in enumerate(recipe.stages):
         begun = done is not None and done.stage >= number
+        packed = rows[number]
         if stage.rope.method == AUTO:
+            assert packed is not None
             candidates = auto_candidates(stage, method, length, number)
             choices[number] = choose_base(
                 number,
@@ -324,15 +306,28 @@ def _train(
                 candidates,
                 latest,
                 length,
-                rows[number],
+                packed,
                 output,
                 begun,
                 reporter,
                 team,
             )
             method = choices[number].method
+        elif stage.rope.search is not None:
+            checkpoint = (chosen.rope, chosen.trained_length)
+            measured, goal = search_goals(stage, method, length, checkpoint, number)
+            weights = latest if stage.rope.search.weights == "current" else None
+            search = FactorSearch(
+                stage_name(number), f"stage {number + 1}", measured, stage.rope.search, weights
+            )
+            validation = rows_with_validation(recipe, rows)
+            searches[number] = searched_factors(
+                search, recipe, chosen, packed, validation, output, begun, reporter, team
+            )
+            method = goal.extended(candidate_of(searches[number]))
         else:
-            method = stage_method(stage.rope, method, length, stage.context)
+            table = chosen.tables[number]
+            method = stage_method(stage.rope, method, length, stage.context, table)
         methods.append(method)
         length = stage.context
         if done is None or (done.stage, done.step) < (number, stage.steps):
@@ -345,7 +340,7 @@ def _train(
                 chosen=chosen,
                 team=team,
                 rope=method,
-                rows=rows[number],
+                rows=packed,
                 checkpoints=folder,
                 tokens_before=tokens,
                 steps_before=steps,
@@ -354,23 +349,33 @@ def _train(
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
     assert latest is not None
-    return latest, methods, choices
+    return _Trained(latest, methods, choices, searches)
 
 
-def _stage_summary(
-    stage: Stage, method: RopeMethod, rows: PackedRows, choice: Choice | None
-) -> dict[str, Any]:
+def _stage_summary(number: int, recipe: Recipe, trained: _Trained, rows: PackedRows | None) -> dict[str, Any]:
+    stage, method = recipe.stages[number], trained.methods[number]
+    found: dict[str, Any] = {}
+    if (choice := trained.choices.get(number)) is not None:
+        found["choice"] = choice.to_json()
+    if (table := trained.searches.get(number)) is not None:
+        found["search"] = search_summary(table, factors_file(stage_name(number)))
+    if isinstance(method, LongRope):
+        found |= {
+            "short_factor": list(method.short_factor),
+            "long_factor": list(method.long_factor),
+            "attention_factor": method.attention_factor,
+        }
     return {
         "context": stage.context,
         "method": stage.rope.method,
         "rope_theta": method.rope_theta,
-        **({} if choice is None else {"choice": choice.to_json()}),
+        **found,
         "pattern": stage.pattern,
         "positions": stage.positions,
         "steps": stage.steps,
         "tokens": stage.steps * stage.rows_per_step * stage.context,
-        "rows": len(rows),
-        "mixture": rows.manifest["mixture"],
+        "rows": 0 if rows is None else len(rows),
+        "mixture": None if rows is None else rows.manifest["mixture"],
     }
 
 

@@ -20,7 +20,7 @@ from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
-from ropewalk.training.reporter import Reporter
+from ropewalk.training.reporter import Reporter, Silent
 from ropewalk.training.sharded_checkpoint import load_checkpoint, load_weights
 from ropewalk.training.step import StepResult, train_step
 from ropewalk.training.team import Team
@@ -39,7 +39,7 @@ class StageRun:
         chosen: its answers: model, tokenizer, device, precision.
         team: the processes that take part.
         rope: method that the stage trains with.
-        rows: packed training rows.
+        rows: packed training rows; None for a stage of 0 steps.
         checkpoints: folder that checkpoints go to.
         tokens_before, steps_before: done in earlier stages.
     """
@@ -49,7 +49,7 @@ class StageRun:
     chosen: Plan
     team: Team
     rope: RopeMethod
-    rows: PackedRows
+    rows: PackedRows | None
     checkpoints: Path
     tokens_before: int
     steps_before: int
@@ -58,7 +58,7 @@ class StageRun:
 def run_stage(
     run: StageRun, metrics: MetricsLog, reporter: Reporter, after: Path | None = None, resumed: bool = False
 ) -> Path:
-    """Train a stage from its start, or on from one of its checkpoints.
+    """Train a stage from its start, or on from one of its checkpoints; with 0 steps only its RoPE changes.
 
     Args:
         run: what to work on.
@@ -103,14 +103,17 @@ def run_stage(
     skipped, last = 0, after
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
-        reporter.bar(label, stage.steps) as advance,
+        (reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
             run.checkpoints, model, optimizer, chosen.tokenizer, recipe.checkpoints, team
         ) as checkpoints,
     ):
         advance(position.step, "")
+        if not stage.steps:
+            last = checkpoints.save(position)
         for step in range(position.step, stage.steps):
             began = time.perf_counter()
+            assert run.rows is not None
             wanted = rows_for_step(step, stage.rows_per_step, len(run.rows), recipe.seed + run.number)
             rate = learning_rate_at(
                 step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule

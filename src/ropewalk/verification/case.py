@@ -31,7 +31,7 @@ from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import Plan, plan
 from ropewalk.training.recipe import Optimizer, Recipe
-from ropewalk.training.ropes import auto_candidates
+from ropewalk.training.ropes import auto_candidates, stand_in
 
 WORK = 6e8
 """Parameters times tokens of all rows: one pass forward and backward takes a CPU core about a second in float64."""
@@ -127,7 +127,12 @@ def prepare(
     stage, remarks = recipe.stages[0], []
     config = read_config(chosen.model, recipe.trust_remote_code)
     method = chosen.methods[0]
-    if method is None:
+    if method is None and stage.rope.search is not None:
+        method = stand_in(recipe, chosen.rope, chosen.trained_length)
+        remarks.append(
+            "the factors are searched for in the run; verified with those that the search begins with"
+        )
+    elif method is None:
         name, method = next(iter(auto_candidates(stage, chosen.rope, chosen.trained_length, 0).items()))
         remarks.append(f"rope auto chooses its base in the run; verified with its candidate {name}")
     model = chosen.model

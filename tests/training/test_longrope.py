@@ -1,0 +1,381 @@
+"""Progressive extension: search, train, swap, search again without training, short factors, and the exported result."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import ropewalk.training.factor_search as factor_search
+from longrope_cases import extended
+from ropewalk import load_model
+from ropewalk.data import open_rows
+from ropewalk.evaluation import evaluation_rows, perplexity_by_position
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.rope import Default, Linear, LongRope
+from ropewalk.search import Ledger, read_factors
+from ropewalk.search.documents import rows_digest, search_rows
+from ropewalk.training import extend
+from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.report import write_run_report
+
+ORIGINAL, TARGET = 32, 256
+PAIRS = 4
+DOCUMENTS = 2
+VALIDATION = 60
+FORWARDS = (14, 14, 14, 20)
+FILES = ("factors-stage1", "factors-stage2", "factors-stage3", "factors-short")
+
+
+def recipe_of(values):
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+def stages():
+    """Search and train, search on the recipe's model and train, search and train no more."""
+    search = {"budget": 14, "documents": DOCUMENTS}
+    train = {"pattern": "full", "rows_per_step": 2, "learning_rate": 1e-2}
+    of_model = {**search, "weights": "checkpoint"}
+    return [
+        {**train, "context": 64, "steps": 4, "rope": {"method": "longrope", "search": search}},
+        {**train, "context": 128, "steps": 2, "rope": {"method": "longrope", "search": of_model}},
+        {**train, "context": TARGET, "steps": 0, "rope": {"method": "longrope", "search": search}},
+    ]
+
+
+def values_of(tiny_checkpoint, tiny_documents, output):
+    return {
+        "model": str(tiny_checkpoint),
+        "output": str(output),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": VALIDATION},
+        "stages": stages(),
+        "short_context": {"budget": 20, "documents": 1, "largest": 1.5},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+        "seed": 5,
+    }
+
+
+@pytest.fixture
+def progressive(tiny_checkpoint, tiny_documents, tmp_path):
+    """The values of such a recipe, to change."""
+    return values_of(tiny_checkpoint, tiny_documents, tmp_path / "run")
+
+
+class Told:
+    """A reporter that remembers what it was told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+    def bar(self, label, total):
+        from ropewalk.training.reporter import Silent
+
+        return Silent().bar(label, total)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """One finished run: its folder, its summary, and what it said."""
+    output = tmp_path_factory.mktemp("longrope") / "whole"
+    said = Told()
+    summary = extend(recipe_of(values_of(tiny_checkpoint, tiny_documents, output)), reporter=said)
+    return output, summary, said.lines
+
+
+def table(output, name):
+    """A factor table of a run without what a clock has measured."""
+    found = read_factors(output / f"{name}.json")
+    return found.model_copy(update={"search": found.search.model_copy(update={"seconds": 0.0})})
+
+
+def config_of(folder):
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
+def published(length):
+    return math.sqrt(1 + math.log(length / ORIGINAL) / math.log(ORIGINAL))
+
+
+def held_out(output):
+    """The documents that the run holds out, tokenised."""
+    folder = json.loads((output / "rows.json").read_text())["rows"][0]
+    return [document.input_ids for document in open_rows(folder).validation]
+
+
+def perplexity(model, rows, length):
+    found = perplexity_by_position(model, OutputHead.of(model), rows, [0, length])
+    return found.overall.perplexity
+
+
+def test_each_stage_trains_and_saves_with_the_factors_that_it_found(finished):
+    output, summary, _ = finished
+    for number, (context, step) in enumerate([(64, 4), (128, 2), (TARGET, 0)]):
+        found = table(output, FILES[number])
+        config = config_of(output / "checkpoints" / f"stage{number}-step{step:06d}")
+        rope = config["rope_parameters"]
+        assert rope["rope_type"] == "longrope"
+        assert tuple(rope["long_factor"]) == found.long_factor == found.best.rescale_factors
+        assert rope["short_factor"] == [1.0] * PAIRS
+        # Of the stage's own length, and not of the last one's.
+        assert rope["attention_factor"] == pytest.approx(published(context), rel=1e-12)
+        assert rope["original_max_position_embeddings"] == ORIGINAL
+        assert config["max_position_embeddings"] == found.target_length == context
+        assert summary["stages"][number]["search"]["perplexity"] == found.best.objective
+    assert len({table(output, name).best.rescale_factors for name in FILES[:3]}) == 3
+
+
+def test_the_final_config_has_the_last_long_factors_and_the_short_ones(finished):
+    output, summary, _ = finished
+    config = config_of(summary["model"])
+    rope = config["rope_parameters"]
+    assert tuple(rope["long_factor"]) == table(output, "factors-stage3").long_factor
+    assert tuple(rope["short_factor"]) == table(output, "factors-short").short_factor
+    assert 1.0 < max(rope["short_factor"]) <= 1.5
+    assert rope["attention_factor"] == pytest.approx(published(TARGET), rel=1e-12)
+    assert config["max_position_embeddings"] == TARGET
+
+
+def test_a_stage_of_no_steps_leaves_every_weight_as_it_was(finished):
+    output, summary, _ = finished
+    before = load_file(output / "checkpoints" / "stage1-step000002" / "model.safetensors")
+    for folder in (output / "checkpoints" / "stage2-step000000", Path(summary["model"])):
+        after = load_file(folder / "model.safetensors")
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_search_measures_on_the_weights_that_the_recipe_says(finished, tiny_checkpoint):
+    """Each objective is the perplexity of that checkpoint, loaded with the factors, on documents held out."""
+    output, summary, _ = finished
+    folders = {
+        "factors-stage1": tiny_checkpoint,
+        "factors-stage2": tiny_checkpoint,
+        "factors-stage3": output / "checkpoints" / "stage1-step000002",
+        "factors-short": output / "checkpoints" / "stage2-step000000",
+    }
+    for name, folder in folders.items():
+        found = table(output, name)
+        length, count = found.target_length, found.search.documents
+        rows, others = search_rows(held_out(output)[::-1], length, 0, None, count, count)
+        assert found.search.documents_sha256 == rows_digest(rows.rows)
+        assert found.held_out.documents_sha256 == rows_digest(others.rows)
+        factors = found.best.rescale_factors
+        scale = published(TARGET if name == "factors-short" else length)
+        method = LongRope(2 * PAIRS, 1e4, factors, factors, scale, ORIGINAL)
+        model = load_model(folder, rope=method, max_position_embeddings=TARGET)
+        # The same arithmetic in another order of summation over rows.
+        assert found.best.objective == pytest.approx(perplexity(model, rows.rows, length), rel=1e-6)
+        assert found.held_out.best == pytest.approx(perplexity(model, others.rows, length), rel=1e-6)
+        if name == "factors-stage2":
+            # What it had to beat there is interpolation of that model, and not on top of the stage before.
+            model = load_model(folder, rope=Linear(2 * PAIRS, 1e4, length / ORIGINAL))
+            assert found.baselines["pi"] == pytest.approx(perplexity(model, rows.rows, length), rel=1e-6)
+    assert summary["short_factors"]["baselines"].keys() == {"original", "long"}
+
+
+def test_the_original_length_is_measured_before_and_after(finished, tiny_checkpoint):
+    output, summary, _ = finished
+    for when in ("before", "after"):
+        assert [result["length"] for result in summary[when]] == [TARGET, ORIGINAL]
+    rows = evaluation_rows(held_out(output), ORIGINAL, 0, None, 2).rows
+    short = summary["short_context"]
+    assert short["length"] == ORIGINAL
+    before = load_model(tiny_checkpoint, rope=Default(2 * PAIRS, 1e4))
+    assert short["before"] == pytest.approx(perplexity(before, rows, ORIGINAL), rel=1e-6)
+    factors = table(output, "factors-short").short_factor
+    only_short = LongRope(2 * PAIRS, 1e4, factors, (9.0,) * PAIRS, published(TARGET), ORIGINAL)
+    after = load_model(summary["model"], rope=only_short)
+    assert short["after"] == pytest.approx(perplexity(after, rows, ORIGINAL), rel=1e-6)
+    assert short["ratio"] == short["after"] / short["before"]
+
+
+def test_notes_and_report_say_what_was_found(finished):
+    output, summary, said = finished
+    assert any("stage 3: 256 tokens, longrope with factors yet to be searched for" in line for line in said)
+    assert any(
+        line.startswith("stage 1: factors for 64 tokens from a search of 14 forwards") for line in said
+    )
+    files = write_run_report(output)
+    page = files[0].read_text()
+    assert {path.name for path in files} == {"report.html", "perplexity.png", "training.png", "factors.png"}
+    assert "Short context" in page
+    assert f"perplexity at 32 tokens {summary['short_context']['before']:.3f} before" in page
+    assert "factors for 256 tokens from a search of 14 forwards on 2 held-out rows" in page
+    assert "not trained" in page
+
+
+PLAIN = """
+import sys, torch, transformers
+folder, out = sys.argv[1:]
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+ids = torch.load(out + "/ids.pt")
+with torch.no_grad():
+    torch.save([model(each).logits for each in ids], out + "/logits.pt")
+assert not [name for name in sys.modules if name.startswith("ropewalk")]
+"""
+
+
+def test_plain_transformers_gives_the_same_logits_below_and_above_the_original_length(finished, tmp_path):
+    _, summary, _ = finished
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, 16, (1, n), generator=generator) for n in (ORIGINAL - 5, ORIGINAL, TARGET)]
+    torch.save(ids, tmp_path / "ids.pt")
+    subprocess.run([sys.executable, "-c", PLAIN, summary["model"], str(tmp_path)], check=True)
+    ours = load_model(summary["model"])
+    for each, plain in zip(ids, torch.load(tmp_path / "logits.pt"), strict=True):
+        with torch.no_grad():
+            difference = (ours(each).logits - plain).abs().max()
+        # Angles of up to 256 rad rounded to float32 (2**-16 rad), through two layers, against exact ones.
+        assert difference < 1e-4
+
+
+class CutOff(BaseException):
+    """Stands for the end of the process: nothing may catch it."""
+
+
+@pytest.mark.parametrize(("search", "forwards"), [(0, 0), (0, 5), (2, 3), (3, 4)])
+def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(
+    finished, progressive, monkeypatch, search, forwards
+):
+    whole, expected, _ = finished
+    output = Path(progressive["output"])
+    seen = []
+
+    class Counting(Ledger):
+        def add(self, job, loss):
+            if len(seen) == sum(FORWARDS[:search]) + forwards:
+                raise CutOff
+            seen.append(job)
+            super().add(job, loss)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(factor_search, "Ledger", Counting)
+        with pytest.raises(CutOff):
+            extend(recipe_of(progressive))
+    log = (output / f"{FILES[search]}.jsonl").read_text()
+    assert log.count("\n") == 1 + forwards
+    # Killed while a line was written.
+    (output / f"{FILES[search]}.jsonl").write_text(log + '{"rescale_fac')
+    before = len(seen)
+    seen.clear()
+
+    class Rest(Ledger):
+        def add(self, job, loss):
+            seen.append(job)
+            super().add(job, loss)
+
+    monkeypatch.setattr(factor_search, "Ledger", Rest)
+    summary = extend(recipe_of(progressive), resume=True)
+    assert before + len(seen) == sum(FORWARDS)
+    for name in FILES:
+        assert table(output, name) == table(whole, name)
+    assert summary["stages"] == expected["stages"]
+    assert summary["after"] == expected["after"]
+    assert config_of(summary["model"]) == config_of(expected["model"])
+
+
+def test_a_finished_run_resumed_searches_no_more(finished, tiny_checkpoint, tiny_documents, monkeypatch):
+    output, summary, _ = finished
+    monkeypatch.setattr(factor_search, "find", None)
+    again = extend(recipe_of(values_of(tiny_checkpoint, tiny_documents, output)), resume=True)
+    assert again["stages"] == summary["stages"]
+    assert again["short_context"] == summary["short_context"]
+
+
+def test_two_processes_find_the_same_factors(finished, progressive, two_ranks):
+    whole, expected, _ = finished
+    progressive["parallel"] = {"shard": 2}
+    summary, _ = two_ranks.run(extended, progressive)
+    output = Path(progressive["output"])
+    # On the recipe's own weights to the last bit; after training within the rounding of other sums.
+    for name in FILES[:2]:
+        assert table(output, name) == table(whole, name)
+    found, wanted = (table(each, "factors-stage3") for each in (output, whole))
+    assert found.best.objective == pytest.approx(wanted.best.objective, rel=1e-4)
+    for when in ("before", "after"):
+        for two, one in zip(summary[when], expected[when], strict=True):
+            assert two["score"] == pytest.approx(one["score"], rel=1e-3)
+    assert summary["short_context"]["ratio"] == pytest.approx(expected["short_context"]["ratio"], rel=1e-3)
+
+
+def without_training(progressive):
+    stage = {
+        "context": 128,
+        "steps": 0,
+        "rope": {"method": "longrope", "search": {"budget": 9, "documents": 2}},
+    }
+    return {**progressive, "stages": [stage]}
+
+
+def test_a_search_without_training_packs_nothing(progressive, tiny_checkpoint):
+    summary = extend(recipe_of(without_training(progressive)))
+    output = Path(progressive["output"])
+    assert not (output / "data").exists()
+    assert json.loads((output / "rows.json").read_text())["rows"] == [None]
+    before, after = (load_file(Path(f) / "model.safetensors") for f in (tiny_checkpoint, summary["model"]))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert summary["stages"][0]["rows"] == summary["stages"][0]["tokens"] == 0
+    assert not (output / "training.png").exists()
+    assert "training.png" not in {path.name for path in write_run_report(output)}
+    assert extend(recipe_of(without_training(progressive)), resume=True)["after"] == summary["after"]
+
+
+def test_the_short_penalty_measures_at_the_length_trained_for(progressive):
+    values = without_training(progressive)
+    values["stages"][0]["rope"]["search"] |= {"short_penalty": 1.0, "budget": 16}
+    del values["short_context"]
+    summary = extend(recipe_of(values))
+    found = table(Path(progressive["output"]), "factors-stage1")
+    assert found.search.short_penalty == 1.0
+    assert found.forwards == 16
+    assert summary["short_factors"] is None
+    assert summary["stages"][0]["short_factor"] == [1.0] * PAIRS
+
+
+def test_training_rows_are_searched_on_only_where_nothing_is_held_out(progressive):
+    progressive["data"]["validation_documents"] = 0
+    progressive["evaluation"] = {"suites": []}
+    progressive["stages"] = [{**stages()[0], "steps": 1}]
+    del progressive["short_context"]
+    summary = extend(recipe_of(progressive))
+    assert summary["stages"][0]["search"]["text"] == "training rows"
+    assert summary["stages"][0]["search"]["held_out"] is None
+    assert summary["short_context"] is None
+
+
+def test_a_table_that_is_gone_or_of_another_search_is_not_searched_for_again(
+    finished, tiny_checkpoint, tiny_documents, tmp_path
+):
+    from ropewalk import RopewalkError
+
+    output, _, _ = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(output, copy)
+    values = values_of(tiny_checkpoint, tiny_documents, copy)
+    saved = (copy / "recipe.yaml").read_text().replace(str(output), str(copy))
+    (copy / "recipe.yaml").write_text(saved)
+    path = copy / "factors-stage2.json"
+    written = path.read_text()
+    edited = json.loads(written)
+    edited["long_factor"][-1] += 0.5
+    path.write_text(json.dumps(edited))
+    with pytest.raises(RopewalkError, match=r"factors-stage2\.json does not hold .*restore"):
+        extend(recipe_of(values), resume=True)
+    path.unlink()
+    with pytest.raises(
+        RopewalkError, match=r"stage 2 has begun, and .*factors-stage2\.json .* is gone; restore"
+    ):
+        extend(recipe_of(values), resume=True)
+    path.write_text(written)
+    (copy / "factors-short.json").unlink()
+    with pytest.raises(RopewalkError, match=r"factors-short\.json with its factors is gone"):
+        extend(recipe_of(values), resume=True)
