@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -84,6 +85,17 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path) -> None:
+    """Raise for a file that could not be written, before the work whose result goes there.
+
+    Raises:
+        RopewalkError: naming the path and the reason.
+    """
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    with writing(path), tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def write_text(path: Path, text: str) -> None:

@@ -86,7 +86,7 @@ FLAGS = {
         "--json",
     },
     "search show": {"--plot", "--json"},
-    "search import": {"--out", "--model", "--to", "--start-tokens"},
+    "search import": {"--out", "--model", "--to", "--start-tokens", "--json"},
     "extend": {"--set", "--rope", "--resume", "--json"},
     "export": {"--rope", "--out", "--json"},
     "eval model": {

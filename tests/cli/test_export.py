@@ -19,6 +19,7 @@ from export_command_cases import command
 from ropewalk.cli import app as program
 from ropewalk.cli.text import rows_of
 from ropewalk.data import load_tokenizer
+from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.perplexity import perplexity_by_position
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import load_model, rope_of
@@ -143,8 +144,8 @@ def test_what_other_programs_do_otherwise_is_said(
     assert notes("one", short_factor=LONG) == [vllm]
     assert notes("odd", short_factor=LONG, attention_factor=1.0) == [
         vllm,
-        f"vLLM would compute the attention factor {PUBLISHED:.6g} in place of 1: short_mscale and long_mscale in the "
-        "config tell it otherwise, two keys that transformers warns of and passes over",
+        "short_mscale and long_mscale are in the config, so that vLLM takes the attention factor 1 and not the "
+        f"published {PUBLISHED:.6g}; transformers warns of the two keys and passes over them",
     ]
     entry = json.loads((tmp_path / "odd" / "config.json").read_text())["rope_parameters"]
     assert (entry["short_mscale"], entry["long_mscale"]) == (1.0, 1.0)
@@ -152,6 +153,31 @@ def test_what_other_programs_do_otherwise_is_said(
     shown = capsys.readouterr().out
     assert f"longrope, {ORIGINAL} to {TARGET} tokens" in shown
     assert f"from_pretrained('{tmp_path / 'shown'}') loads it" in shown
+
+
+def test_factors_of_another_checkpoint_are_noted(
+    run: Run, write: Write, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = (
+        "the factors were found on another checkpoint (elsewhere) with the same frequencies; they may not be the best "
+        "for this one"
+    )
+    digests = {"other": "0" * 64, "own": model_digest(str(checkpoint)), "unknown": None}
+    for name, digest in digests.items():
+        table = write(short_factor=LONG, model={"name": "elsewhere", "digest": digest})
+        assert run("export", checkpoint, "--rope", table, "--out", tmp_path / name, "--json") == 0
+        notes = said(capsys)["notes"]
+        assert (notes[0] == note) == (name == "other")
+        assert len(notes) == 1 + (name == "other")
+        assert run("eval", checkpoint, "--rope", table, *asked(text, "--out", tmp_path / f"{name}-eval")) == 0
+        printed = capsys.readouterr()
+        found = json.loads(printed.out)
+        assert found.get("notes", []) == ([note] if name == "other" else [])
+        assert found["rope"]["found_on"] == {"name": "elsewhere", "sha256": digest}
+        assert (note in printed.err) == (name == "other")
+        assert json.loads((tmp_path / f"{name}-eval" / "results.json").read_text()).get("notes") == found.get(
+            "notes"
+        )
 
 
 def test_an_exported_folder_is_extended_again_from_its_first_length(

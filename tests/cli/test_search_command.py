@@ -14,10 +14,12 @@ from ropewalk.cli.app import main
 from ropewalk.cli.search_text import beginning, search_text
 from ropewalk.data import load_tokenizer
 from ropewalk.errors import RopewalkError
+from ropewalk.integrations import models
 from ropewalk.packing import IGNORED
-from ropewalk.rope import LongRope
+from ropewalk.rope import LongRope, longrope_attention_factor
 from ropewalk.search import ALGORITHMS, Candidate, Job, Ledger, needles, read_factors
 from ropewalk.search.finding import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
+from ropewalk.search.ledger import LogFile
 from ropewalk.search.objective import ModelEvaluator
 from verify_command_cases import command
 
@@ -131,7 +133,7 @@ def test_what_is_printed(search, tmp_path, capsys, monkeypatch):
     assert [line.split("  ")[0] for line in lines[2:6]] == ["factors found (n̂ = 4)", "PI", "NTK", "YaRN"]
     assert "40 forwards" in printed.out
     assert "until the budget ended" in printed.out
-    assert f"ropewalk extend recipe.yaml --rope {tmp_path / 'factors.json'}" in printed.out
+    assert "ropewalk extend" not in printed.out
     assert "The first 4 tokens keep their angles" in printed.out
     assert "ropewalk export" not in printed.out
     assert f"--rope {tmp_path / 'factors.json'} --lengths 128" in printed.out
@@ -181,6 +183,30 @@ def test_resumed_alike_it_is_the_same_to_the_last_bit(search, tmp_path, algorith
     assert killed.with_suffix(".jsonl").read_text() == whole.with_suffix(".jsonl").read_text()
 
 
+def test_other_text_does_not_go_on_with_the_log(search, text, tmp_path, capsys):
+    assert search() == 0
+    (tmp_path / "factors.json").unlink()
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(text.read_text().splitlines()[::-1]) + "\n")
+    assert search("--resume", "--text", other) == 2
+    assert "its documents_sha256 is" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_search(search, tmp_path, capsys, option):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / ("x.json" if option == "--out" else "x.png")
+    assert search(option, str(path)) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"error: cannot write {path}: Not a directory"]
+
+
+@pytest.mark.parametrize(("said", "status"), [("128", 2), ("4", 0)])
+def test_start_tokens_leave_something_to_scale(search, capsys, said, status):
+    assert search("--start-tokens", said) == status
+    assert (status == 0) or "128 start tokens leave nothing to scale in 128" in capsys.readouterr().err
+
+
 def test_another_search_does_not_go_on_with_the_log(search, tmp_path, capsys):
     assert search() == 0
     (tmp_path / "factors.json").unlink()
@@ -188,7 +214,7 @@ def test_another_search_does_not_go_on_with_the_log(search, tmp_path, capsys):
         (["--seed", "1"], "its seed is 0, and here it is 1"),
         (["--to", "256"], "its target_length is 128, and here it is 256"),
         (["--no-racing"], "its racing is True, and here it is False"),
-        (["--objective", "perplexity", "--documents", "3"], "its documents_sha256 is"),
+        (["--documents", "3"], "its documents is 2, and here it is 3"),
     ):
         assert search("--resume", *change) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
@@ -294,9 +320,13 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
         (["--largest", "0.5"], "the largest rescale factor must be 1 or more, got 0.5"),
         (["--attention-factor", "0"], "attention_factor"),
         (["--short-penalty", "-1"], "the short penalty must be 0 or more, got -1"),
-        (["--budget", "1"], "a budget of 1 forwards does not pay for one candidate on 2 rows"),
-        (["--budget", "3", "--short-penalty", "1"], "does not pay for one candidate on 4 rows"),
-        (["--documents", "30"], "and the search wants 30"),
+        (
+            ["--budget", "5"],
+            "a budget of 5 forwards does not pay for the 3 candidates that a search begins with, on 2 documents each; "
+            "give 6 or more",
+        ),
+        (["--budget", "11", "--short-penalty", "1"], "on 4 documents each; give 12 or more"),
+        (["--documents", "30", "--budget", "90"], "and the search wants 30"),
         (["--text", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--out", "factors.jsonl"], "--out factors.jsonl is a factor table, whose name ends in .json"),
         (["--out", "factors"], "whose name ends in .json"),
@@ -322,6 +352,40 @@ def test_a_table_that_is_there_is_not_overwritten(search, tmp_path, capsys):
     assert search() == search("--resume") == 2
     assert "factors.json exists already" in capsys.readouterr().err
     assert (tmp_path / "factors.json").read_text() == "mine"
+
+
+def test_the_smallest_budget_is_known_before_the_model_loads(search, monkeypatch, tmp_path, capsys):
+    def loaded(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "load_model", loaded)
+        assert search("--budget", "5") == 2
+    assert "give 6 or more" in capsys.readouterr().err
+    assert search("--budget", "6", "--held-out", "0") == 0
+    table = read_factors(tmp_path / "factors.json")
+    # Above the baselines by rounding to the grid, and their own attention factors, alone.
+    assert table.best.objective < 1.01 * min(table.baselines.values())
+
+
+def test_a_log_that_another_process_writes_is_left_alone(search, tmp_path, capsys):
+    assert search() == 0
+    (tmp_path / "factors.json").unlink()
+    log = tmp_path / "factors.jsonl"
+    before = log.read_text()
+    with LogFile(log, "a"):
+        assert search("--resume") == 2
+    assert "another process writes " in capsys.readouterr().err.splitlines()[-1]
+    assert log.read_text() == before
+
+
+def test_a_log_of_more_rows_than_there_are_is_damaged(search, tmp_path, capsys):
+    assert search() == 0
+    (tmp_path / "factors.json").unlink()
+    log = tmp_path / "factors.jsonl"
+    log.write_text(log.read_text().replace('"document": 1', '"document": 2'))
+    assert search("--resume") == 2
+    assert "document 2, where there are 2 from 0 on" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_losses_that_are_no_numbers_are_a_failure(search, monkeypatch, capsys):
@@ -355,7 +419,7 @@ def test_infinite_baselines_are_null(search, monkeypatch, tmp_path, capsys):
 
 def test_the_embedded_model_is_searched_by_either_name_of_the_command(tmp_path, capsys):
     out = tmp_path / "factors.json"
-    few = ["--to", "512", "--budget", "2", "--documents", "1", "--held-out", "1", "--device", "cpu"]
+    few = ["--to", "512", "--budget", "3", "--documents", "1", "--held-out", "1", "--device", "cpu"]
     assert main(["search", "run", "embedded", *few, "--out", str(out)]) == 0
     table = read_factors(out)
     assert (table.model.name, table.target_length, len(table.long_factor)) == ("embedded", 512, 16)
@@ -389,11 +453,12 @@ def test_short_factors_of_a_longrope_checkpoint(checkpoint, text, tmp_path, caps
     table = read_factors(out)
     assert set(table.baselines) == {"original", "long"}
     assert table.long_factor is None
+    own = longrope_attention_factor(2, 64)
     assert max(table.short_factor) <= 1.25
-    assert table.method(LongRope(8, 1e4, (1.0,) * 4, tuple(long), 1.1, 64), 128).long_factor == tuple(long)
+    assert table.method(LongRope(8, 1e4, (1.0,) * 4, tuple(long), own, 64), 128).long_factor == tuple(long)
     assert main(["search", "show", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "found" in printed
+    assert ["pair", "period", "found", "original", "long"] in [line.split() for line in printed.splitlines()]
     assert "NTK" not in printed
 
 

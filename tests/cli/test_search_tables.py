@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.cli.search_output import cautions, number, objectives_table
+from ropewalk.cli.search_output import objectives_table, rule_factors
 from ropewalk.search import Factors, read_factors
-from ropewalk.search.factors import HeldOut
+from ropewalk.search.factors import HeldOut, perplexity_text
 
 PHI = Path(__file__).parents[1] / "configs" / "phi-3-mini-128k-instruct.json"
 BASELINES = {"pi": None, "ntk": 8.0, "yarn": 8.5}
@@ -47,23 +47,33 @@ def searched(best=7.0, held_out=7.5, baselines=BASELINES, **search):
 
 
 def test_factors_that_are_better_everywhere_need_no_caution():
-    assert cautions(searched()) == []
+    assert searched().cautions() == []
 
 
 def test_held_out_rows_that_say_otherwise_are_told():
-    (said,) = cautions(searched(held_out=9.0))
+    (said,) = searched(held_out=9.0).cautions()
     assert "on held-out rows NTK has 8.0000 and the factors found 9.0000" in said
 
 
 @pytest.mark.parametrize("held_out", [7.5, 9.0])
 def test_a_baseline_that_wins_on_the_search_rows_is_told_once(held_out):
-    (said,) = cautions(searched(9.0, held_out))
+    (said,) = searched(9.0, held_out).cautions()
     assert "on the search rows themselves NTK is better" in said
 
 
 def test_that_nothing_was_held_out_is_told():
-    (said,) = cautions(searched(held_out=None))
+    (said,) = searched(held_out=None).cautions()
     assert "nothing was held out" in said
+
+
+def test_the_baselines_shown_are_those_that_were_measured():
+    table = searched()
+    assert rule_factors(table)["PI"] == (4.0, 4.0)
+    kept = {"pi": (8.0, 9.0), "ntk": (1.0, 9.0)}
+    assert rule_factors(table.model_copy(update={"baseline_factors": kept})) == {
+        "PI": kept["pi"],
+        "NTK": kept["ntk"],
+    }
 
 
 def test_the_table_of_objectives():
@@ -72,7 +82,8 @@ def test_the_table_of_objectives():
         "Needle perplexity at 2,048 tokens, before training; on search rows with 0.5 times what is lost at the trained "
         "length"
     )
-    assert table.header == ("RoPE", "2 search rows", "1 held-out rows")
+    assert table.header == ("RoPE", "1 search rows and their beginnings", "1 held-out rows, no penalty")
+    assert objectives_table(searched()).header == ("RoPE", "2 search rows", "1 held-out rows")
     assert table.rows[0] == ("factors found", "7.0000", "7.5000")
     assert table.rows[1] == ("PI", "∞", "∞")
 
@@ -81,7 +92,7 @@ def test_the_table_of_objectives():
     ("value", "text"), [(None, "∞"), (2.8164123, "2.8164"), (20.9, "20.900"), (3.2e7, "3.20e+07")]
 )
 def test_perplexities_have_five_digits(value, text):
-    assert number(value) == text
+    assert perplexity_text(value) == text
 
 
 def test_import_of_a_csv(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Factor tables: read back as written, refused where they cannot be right, and honest about what they are."""
 
+import dataclasses
 import json
 import math
 
@@ -51,6 +52,11 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path_factory, long, short, t
         ({"start_tokens": -1}, "start_tokens"),
         ({"attention_factor": 0}, "attention_factor"),
         ({"invented": 1}, "invented"),
+        ({"baseline_factors": {"pi": [4.0]}}, r"baseline_factors\.pi has 1 numbers for 4 rotary pairs"),
+        (
+            {"baseline_factors": {"pi": [4.0, 4, 4, 0]}},
+            r"baseline_factors\.pi has a number that is not above 0",
+        ),
         ({"target_length": "long"}, "target_length"),
     ],
 )
@@ -97,6 +103,25 @@ def test_the_method_of_a_checkpoint():
 def test_another_checkpoint_is_refused(current, length, message):
     with pytest.raises(RopewalkError, match=message):
         table().method(current, length)
+
+
+def test_short_factors_of_another_attention_factor_are_refused():
+    checkpoint = LongRope(8, 1e4, (1.0,) * 4, (3.0,) * 4, 1.3, 512)
+
+    def short(attention_factor):
+        return table(
+            long_factor=None, short_factor=LONG, target_length=512, attention_factor=attention_factor
+        )
+
+    with pytest.raises(
+        RopewalkError,
+        match=r"attention factor 1\.2, and this checkpoint has 1\.3 .*search short factors on it",
+    ):
+        short(1.2).method(checkpoint, 2048)
+    # The same one, written with six digits: the checkpoint keeps its own to the last bit.
+    assert short(1.3000001).method(checkpoint, 2048).attention_factor == 1.3
+    # Long factors bring the attention factor of the whole config.
+    assert table(attention_factor=1.2).method(checkpoint, 2048).attention_factor == 1.2
 
 
 def test_short_factors_alone_need_long_ones():
@@ -182,6 +207,21 @@ def test_short_factors_are_kept_as_such():
     made = of_found(found(256, longer, Candidate((1.0, 1.0, 1.1, 1.2))))
     assert (made.long_factor, made.short_factor) == (None, (1.0, 1.0, 1.1, 1.2))
     assert made.attention_factor == 1.2
+    assert made.baseline_factors == {"original": (1.0,) * 4, "long": (2.0,) * 4}
+
+
+def test_baselines_of_a_second_search_are_kept_as_it_ran_them():
+    first = of_found(found())
+    assert set(first.baseline_factors) == {"pi", "ntk", "yarn"}
+    assert first.baseline_factors["pi"] == (4.0,) * 4
+    own = (1.0, 1.5, 2.0, 5.0)
+    goal = goal_of(LongRope(8, 1e4, (1.0,) * 4, own, 1.2, 512), 2048, 4096)
+    second = of_found(dataclasses.replace(found(), goal=goal)).baseline_factors
+    # PI divides what the checkpoint has by two more.
+    assert second["pi"] == pytest.approx([2 * each for each in own], rel=1e-15)
+    # NTK's factors ascend from 1 to the ratio, on top of the checkpoint's; a few roundings in float64.
+    ratio = [a / b for a, b in zip(second["ntk"], own, strict=True)]
+    assert ratio == pytest.approx([2 ** (pair / 3) for pair in range(4)], rel=1e-12)
 
 
 def test_an_objective_that_is_no_perplexity_is_refused():

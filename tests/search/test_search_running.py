@@ -39,9 +39,25 @@ def test_the_result_is_no_worse_than_the_seeds_however_small_the_budget(racing):
     assert result.best.documents == evaluator.n_documents
 
 
-def test_a_budget_that_pays_for_no_candidate_is_refused():
-    with pytest.raises(RopewalkError, match="a budget of 2 forwards does not pay for one candidate on 3"):
-        run(budget=2)
+@pytest.mark.parametrize("budget", [1, 2, 3, 5])
+def test_a_budget_that_does_not_pay_for_the_seeds_is_refused(budget):
+    evaluator = ToyEvaluator(OPTIMUM)
+    said = (
+        rf"a budget of {budget} forwards does not pay for the 2 candidates that a search begins with, on 3 documents "
+        "each; give 6 or more"
+    )
+    with pytest.raises(RopewalkError, match=said):
+        run(evaluator, budget=budget)
+    assert not evaluator.asked
+    run(evaluator, budget=6)
+
+
+def test_seeds_that_are_the_same_cost_once():
+    evaluator = ToyEvaluator(OPTIMUM)
+    twice = {"pi": SEEDS["ntk"], "ntk": SEEDS["ntk"]}
+    assert search(SPACE, evaluator, evolve(), twice, budget=3).best.candidate == SEEDS["ntk"]
+    with pytest.raises(RopewalkError, match=r"the 1 candidate that a search begins with, on 3 .*give 3 or"):
+        search(SPACE, evaluator, evolve(), twice, budget=2)
 
 
 def test_losses_that_are_no_numbers_are_a_failure():

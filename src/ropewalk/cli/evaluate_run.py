@@ -299,6 +299,7 @@ def stores_of(
     stack: ExitStack,
 ) -> tuple[Stores, dict[str, Any]]:
     """Where this run keeps what it has, and what its folder is known by."""
+    from ropewalk.cli.factor_table import other_checkpoint
     from ropewalk.data import SourceSpec
     from ropewalk.data.identity import digest, inputs_identity
     from ropewalk.data.tokenise import tokenizer_identity
@@ -312,9 +313,13 @@ def stores_of(
         "model_sha256": None if "address" in facts["backend"] else model_digest(path),
         "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
     }
+    told = other_checkpoint(facts["rope"], identity["model_sha256"]) if "rope" in facts else []
+    for note in told:
+        notes.print(note, markup=False, soft_wrap=True)
+    noted = {**identity, "notes": told} if told else identity
     samples = output.samples_dir or default_samples_folder()
     if output.out is None:
-        return Stores(PredictionLog(), FinishedResults(), samples), identity
+        return Stores(PredictionLog(), FinishedResults(), samples), noted
     # A server may come back at another port, a run on another device or on more of them.
     where = ("address", "device", "parallel")
     decides = {k: v for k, v in facts.items() if k not in (*where, "backend")}
@@ -333,7 +338,7 @@ def stores_of(
     begin(output.out, known)
     stack.enter_context(locked(output.out))
     log = stack.enter_context(PredictionLog(output.out / PREDICTIONS))
-    return Stores(log, FinishedResults(output.out / FINISHED), samples), identity
+    return Stores(log, FinishedResults(output.out / FINISHED), samples), noted
 
 
 def materials_identity(settings: Settings) -> dict[str, Any]:

@@ -33,8 +33,9 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint that runs with a factor table everywhere: longrope in its config, the weights as they are."""
-    from ropewalk.cli.factor_table import fitted_table
+    from ropewalk.cli.factor_table import fitted_table, other_checkpoint
     from ropewalk.data.embedded import resolve_model
+    from ropewalk.evaluation.identity import model_digest
 
     if out.exists() or out.is_symlink():
         raise RopewalkError(f"{out} exists already; --out names a new folder")
@@ -46,7 +47,8 @@ def export(
             f"with --start-tokens 0, or run it here, as ropewalk eval {model} --rope {rope} does"
         )
     write_folder(path, table, out)
-    told = remarks(table.method, table.context)
+    digest = model_digest(path) if table.factors.model.digest else None
+    told = [*other_checkpoint(table.record, digest), *remarks(table.method, table.context)]
     if as_json:
         print_json(described(model, table, out, told))
         return
@@ -97,9 +99,9 @@ def remarks(method: LongRope, context: int) -> list[str]:
     factor = context / original
     if not has_published_attention(method.attention_factor, factor, original):
         told.append(
-            f"vLLM would compute the attention factor {longrope_attention_factor(factor, original):.6g} in place of "
-            f"{method.attention_factor:.6g}: short_mscale and long_mscale in the config tell it otherwise, two keys "
-            "that transformers warns of and passes over"
+            f"short_mscale and long_mscale are in the config, so that vLLM takes the attention factor "
+            f"{method.attention_factor:.6g} and not the published {longrope_attention_factor(factor, original):.6g}; "
+            "transformers warns of the two keys and passes over them"
         )
     return told
 

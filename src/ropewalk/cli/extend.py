@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 def extend(
-    recipe: Annotated[str, typer.Argument(help="A recipe in YAML, or the name of a shipped one (demo).")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe in YAML, or the name of a shipped one (demo, longrope).")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: stages.0.steps=20")
     ] = None,

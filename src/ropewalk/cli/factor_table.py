@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,28 @@ class FittedTable:
         """What results under these factors are known by, as JSON values."""
         return {
             "sha256": self.sha256,
+            "found_on": {"name": self.factors.model.name, "sha256": self.factors.model.digest},
             "provenance": self.factors.provenance.model_dump(),
             "target_length": self.factors.target_length,
             "start_tokens": self.method.start_tokens,
             "attention_factor": self.method.attention_factor,
         }
+
+
+def other_checkpoint(record: Mapping[str, Any], digest: str | None) -> list[str]:
+    """That a table was found on other weights than it is used with, one sentence; nothing where that is not known.
+
+    Args:
+        record: of the table, as :class:`FittedTable` gives it.
+        digest: sha256 of the checkpoint, as ``model_digest`` gives it.
+    """
+    found_on = record["found_on"]
+    if digest is None or found_on["sha256"] in (None, digest):
+        return []
+    return [
+        f"the factors were found on another checkpoint ({found_on['name']}) with the same frequencies; they may not be "
+        "the best for this one"
+    ]
 
 
 def fitted_table(file: Path, model: str) -> FittedTable:

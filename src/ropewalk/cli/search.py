@@ -171,7 +171,7 @@ def search_command(
             algorithm=algorithm or DEFAULT_ALGORITHM,
             budget=budget,
             seed=seed,
-            start_tokens=_start_tokens(start_tokens),
+            start_tokens=_start_tokens(start_tokens, parse_length(to)),
             racing=racing,
             largest=largest,
             short_penalty=short_penalty,
@@ -200,12 +200,12 @@ def search_command(
         run(world.lead(asked), world)
 
 
-def _start_tokens(said: str) -> tuple[int, ...]:
-    """A number as the only choice, or the paper's list."""
+def _start_tokens(said: str, length: int) -> tuple[int, ...]:
+    """A number as the only choice, or those of the paper's list that leave something of the length to scale."""
     from ropewalk.search.space import START_TOKENS
 
     if said == ANY_START_TOKENS:
-        return START_TOKENS
+        return tuple(each for each in START_TOKENS if each < length)
     if not (said.isascii() and said.isdigit()):
         raise RopewalkError(
             f"--start-tokens {said!r} is neither a number of tokens from 0 on nor {ANY_START_TOKENS}"

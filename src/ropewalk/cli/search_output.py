@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import print_json, print_whole, results
+from ropewalk.search.factors import perplexity_text
+from ropewalk.search.goal import TITLES
 
 if TYPE_CHECKING:
     from ropewalk.cli.search_run import Request
     from ropewalk.reporting import ResultTable
     from ropewalk.search.factors import Factors
-
-RULES = {"pi": "PI", "ntk": "NTK", "yarn": "YaRN"}
 
 
 def finish(table: Factors, asked: Request) -> None:
@@ -28,20 +28,25 @@ def finish(table: Factors, asked: Request) -> None:
         print_whole(objectives_table(table).rich())
         say("")
         print_facts(table)
-        for sentence in (*cautions(table), *table.remarks()):
+        for sentence in (*table.cautions(), *table.remarks()):
             say(f"\n{sentence}")
         say("")
         fact("file", str(asked.out))
-        fact("next", f"ropewalk extend recipe.yaml --rope {asked.out}")
-        if table.start_tokens:
-            fact("next", f"ropewalk eval {asked.model} --rope {asked.out} --lengths {table.target_length}")
-        else:
-            fact("next", f"ropewalk export {asked.model} --rope {asked.out} --out {asked.out.stem}-model")
+        for command in _next(table, asked):
+            fact("next", f"ropewalk {command}")
     # After the result: a picture that cannot be written must not take it away.
     if asked.plot is not None:
         draw(table, asked.plot)
         if not asked.as_json:
             fact("picture", str(asked.plot))
+
+
+def _next(table: Factors, asked: Request) -> list[str]:
+    """Commands that take the table: a config holds no start tokens, and a stage no short factors alone."""
+    if table.start_tokens:
+        return [f"eval {asked.model} --rope {asked.out} --lengths {table.target_length}"]
+    export = f"export {asked.model} --rope {asked.out} --out {asked.out.stem}-model"
+    return [export] if table.long_factor is None else [f"extend recipe.yaml --rope {asked.out}", export]
 
 
 def objectives_table(table: Factors) -> ResultTable:
@@ -52,18 +57,19 @@ def objectives_table(table: Factors) -> ResultTable:
     assert table.search is not None
     judged = table.held_out
     kind = "needle perplexity" if table.search.objective == "needle" else "perplexity"
-    header = ["RoPE", f"{table.search.documents} search rows"]
+    penalty = table.search.short_penalty
+    count = table.search.documents
+    header = ["RoPE", f"{count // 2} search rows and their beginnings" if penalty else f"{count} search rows"]
     rows = [
-        [f"factors found{_n_hat(table.start_tokens)}", number(table.best.objective)],
-        *([RULES.get(name, name), number(value)] for name, value in table.baselines.items()),
+        [f"factors found{_n_hat(table.start_tokens)}", perplexity_text(table.best.objective)],
+        *([TITLES.get(name, name), perplexity_text(value)] for name, value in table.baselines.items()),
     ]
     if judged is not None:
-        header.append(f"{judged.documents} held-out rows")
+        header.append(f"{judged.documents} held-out rows{', no penalty' if penalty else ''}")
         for row, value in zip(rows, (judged.best, *judged.baselines.values()), strict=True):
-            row.append(number(value))
+            row.append(perplexity_text(value))
     return ResultTable(
-        f"{kind.capitalize()} at {table.target_length:,} tokens, before training"
-        f"{_with_penalty(table.search.short_penalty)}",
+        f"{kind.capitalize()} at {table.target_length:,} tokens, before training{_with_penalty(penalty)}",
         tuple(header),
         tuple(map(tuple, rows)),
     )
@@ -87,49 +93,23 @@ def print_facts(table: Factors) -> None:
         )
 
 
-def cautions(table: Factors) -> list[str]:
-    """Where the factors are no better than what needs no search, and where that is not known, a sentence each."""
-    told = []
-    judged = table.held_out
-    own = _better(table.best.objective if table.best else None, table.baselines)
-    other = None if judged is None else _better(judged.best, judged.baselines)
-    if own is not None:
-        told.append(
-            f"Mind: on the search rows themselves {RULES.get(own, own)} is better than the factors found; use it, or "
-            "search with a larger --budget."
-        )
-    elif judged is not None and other is not None:
-        told.append(
-            f"Mind: on held-out rows {RULES.get(other, other)} has {number(judged.baselines[other])} and the factors "
-            f"found {number(judged.best)}: what the search gained belongs to its own rows; search with more "
-            "--documents."
-        )
-    if table.search is not None and judged is None:
-        told.append("Mind: nothing was held out, so what the factors are worth on other text is not known.")
-    return told
-
-
-def _better(best: float | None, baselines: Mapping[str, float | None]) -> str | None:
-    """The lowest baseline, if it is lower than the best; None stands for infinite."""
-    lowest = min(baselines, key=lambda name: _finite(baselines[name]), default=None)
-    return lowest if lowest is not None and _finite(baselines[lowest]) < _finite(best) else None
-
-
-def _finite(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def rule_factors(table: Factors) -> dict[str, tuple[float, ...]]:
-    """Factors of PI, NTK and YaRN from the original to the target length; none up to the original length."""
+    """Factors of what the search had to beat, as it ran them.
+
+    A table that does not say them gets those of PI, NTK and YaRN from the original to the target length, and none up to
+    the original length.
+    """
     from ropewalk.rope import Default
     from ropewalk.search.goal import goal_of, rescale_factors
 
+    if table.baseline_factors:
+        return {TITLES.get(name, name): factors for name, factors in table.baseline_factors.items()}
     model = table.model
     original = model.original_max_position_embeddings
     if table.target_length <= original:
         return {}
     goal = goal_of(Default(model.rotary_dim, model.rope_theta), original, table.target_length)
-    return {RULES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
+    return {TITLES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
 
 
 def periods(table: Factors) -> list[float]:
@@ -163,11 +143,6 @@ def draw(table: Factors, path: Path) -> None:
         lines,
         f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens",
     )
-
-
-def number(value: float | None) -> str:
-    """A perplexity; ∞ for None."""
-    return "∞" if value is None else f"{value:#.5g}" if value < 1e5 else f"{value:.2e}"
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import notes
 from ropewalk.errors import RopewalkError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ropewalk.search.factors import Factors, FactorsModel
     from ropewalk.search.finding import Found, SearchSettings
     from ropewalk.search.goal import Goal
+    from ropewalk.search.ledger import LogFile
     from ropewalk.search.running import Progress
     from ropewalk.training.reporter import Advance
 
@@ -88,16 +89,20 @@ def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, worl
     from ropewalk.search.finding import find
     from ropewalk.search.ledger import Ledger
 
-    files: list[IO[str]] = []
+    files: list[LogFile] = []
 
     def known() -> dict[Job, float]:
-        file, losses = _log(asked, _header(asked, ready, loaded))
+        losses, file = _log(asked, ready, _header(asked, ready, loaded))
         files.append(stack.enter_context(file))
         return losses
 
     losses = world.lead(known)
     ledger = Ledger(losses, files[0] if files else None)
     text = ready.text
+    if world.leads:
+        rules = len(ready.goal.baselines())
+        besides = rules * (len(text.rows) + len(text.short_rows)) + (1 + rules) * len(text.held_out)
+        notes.print(f"besides the budget {besides:,} forwards: what needs no search, and held-out rows")
     progress = _progress(asked.settings.budget, stack) if world.leads else None
     return find(
         loaded,
@@ -122,6 +127,7 @@ def _prepared(asked: Request, world: World) -> Prepared:
     from ropewalk.rope import trained_length
     from ropewalk.search.goal import goal_of
     from ropewalk.search.imports import checkpoint, method_of
+    from ropewalk.search.running import check_budget
 
     _check_files(asked)
     device = choose_device(asked.device)
@@ -141,11 +147,8 @@ def _prepared(asked: Request, world: World) -> Prepared:
     _check_goal(goal, asked.settings)
     short = goal.trained_length if asked.settings.short_penalty else None
     measured = asked.documents * (1 if short is None else 2)
-    if asked.settings.budget < measured:
-        raise RopewalkError(
-            f"a budget of {asked.settings.budget} forwards does not pay for one candidate on {measured} rows; raise "
-            "--budget or lower --documents"
-        )
+    space = goal.space(asked.settings.start_tokens, asked.settings.largest)
+    check_budget(asked.settings.budget, goal.seeds(space), measured)
     text = search_text(
         asked.text,
         load_tokenizer(path),
@@ -167,7 +170,9 @@ def _prepared(asked: Request, world: World) -> Prepared:
 
 
 def _check_files(asked: Request) -> None:
-    """Raise for what would be overwritten, and for what is missing."""
+    """Raise for what would be overwritten, for what is missing, and for what cannot be written."""
+    from ropewalk.files import check_writable
+
     if asked.out.suffix != ".json":
         raise RopewalkError(f"--out {asked.out} is a factor table, whose name ends in .json")
     if asked.out.exists():
@@ -178,6 +183,9 @@ def _check_files(asked: Request) -> None:
         )
     if asked.resume and not asked.log.exists():
         raise RopewalkError(f"nothing to resume: there is no log {asked.log}; leave --resume out")
+    for path in (asked.out, asked.plot):
+        if path is not None:
+            check_writable(path)
 
 
 def _check_goal(goal: Goal, settings: SearchSettings) -> None:
@@ -216,8 +224,8 @@ def _header(asked: Request, ready: Prepared, loaded: Any) -> dict[str, Any]:
         "target_length": asked.target_length,
         "attention_factor": ready.goal.attention_factor,
         "objective": asked.objective,
-        "documents_sha256": rows_digest([*ready.text.rows, *ready.text.short_rows]),
         "documents": asked.documents,
+        "documents_sha256": rows_digest([*ready.text.rows, *ready.text.short_rows]),
         "short_penalty": settings.short_penalty,
         "algorithm": settings.algorithm,
         "seed": settings.seed,
@@ -228,17 +236,15 @@ def _header(asked: Request, ready: Prepared, loaded: Any) -> dict[str, Any]:
     }
 
 
-def _log(asked: Request, header: dict[str, Any]) -> tuple[IO[str], dict[Job, float]]:
-    """The file that losses are added to, and those that it holds."""
-    from ropewalk.files import writing
-    from ropewalk.search.ledger import begin_log, read_log
+def _log(asked: Request, ready: Prepared, header: dict[str, Any]) -> tuple[dict[Job, float], LogFile]:
+    """The losses that the log holds, and its file to add to."""
+    from ropewalk.search.ledger import begin_log, continue_log
 
     if not asked.resume:
-        return begin_log(asked.log, header), {}
-    known = read_log(asked.log, header)
+        return {}, begin_log(asked.log, header)
+    known, file = continue_log(asked.log, header, len(ready.text.rows) + len(ready.text.short_rows))
     notes.print(f"going on after {len(known):,} forwards", soft_wrap=True)
-    with writing(asked.log):
-        return asked.log.open("a", encoding="utf-8"), known
+    return known, file
 
 
 def _progress(budget: int, stack: ExitStack) -> Progress:

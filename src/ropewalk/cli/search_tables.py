@@ -75,6 +75,7 @@ def import_command(
     start_tokens: Annotated[
         int, typer.Option(help="First tokens that keep their angles; a CSV does not say.", min=0)
     ] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a factor table of a CSV that the paper's code wrote, or of the factors in a published config."""
     from ropewalk.cli import search_output
@@ -86,6 +87,11 @@ def import_command(
         raise RopewalkError(f"{out} exists already; remove it or give another --out")
     imported = _imported(source, model, None if to is None else parse_length(to), start_tokens)
     write_factors(out, imported.factors)
+    if as_json:
+        print_json(
+            {**imported.factors.model_dump(mode="json"), "notes": list(imported.notes), "file": str(out)}
+        )
+        return
     for note in imported.notes:
         search_output.say(note)
     _print(imported.factors, search_output.rule_factors(imported.factors))
@@ -128,7 +134,7 @@ def _print(table: Factors, rules: dict[str, tuple[float, ...]]) -> None:
     if table.best is not None and table.search is not None:
         say("")
         print_whole(search_output.objectives_table(table).rich())
-    for sentence in (*search_output.cautions(table), *table.remarks()):
+    for sentence in (*table.cautions(), *table.remarks()):
         say(f"\n{sentence}")
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ropewalk.errors import RopewalkError
 from ropewalk.files import write_text
 from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod, longrope_attention_factor
+from ropewalk.search.goal import TITLES
 
 if TYPE_CHECKING:
     from ropewalk.search.finding import Found
@@ -126,6 +127,7 @@ class Factors(_Strict):
         attention_factor: that they were found or published with.
         provenance: where they come from.
         best, baselines, forwards, history, search, held_out: of a search; None or empty for imported factors.
+        baseline_factors: λ by pair of the baselines, as the search ran them; empty where they are not known.
         versions: of the software that made the file.
     """
 
@@ -139,6 +141,7 @@ class Factors(_Strict):
     provenance: Provenance
     best: Best | None = None
     baselines: dict[str, float | None] = {}
+    baseline_factors: dict[str, tuple[float, ...]] = {}
     forwards: int | None = None
     history: tuple[Point, ...] = ()
     search: SearchRecord | None = None
@@ -150,8 +153,9 @@ class Factors(_Strict):
         if self.long_factor is None and self.short_factor is None:
             raise ValueError("neither long_factor nor short_factor is there")
         pairs = self.model.rotary_dim // 2
-        for name in ("long_factor", "short_factor"):
-            factors = getattr(self, name)
+        lists = {"long_factor": self.long_factor, "short_factor": self.short_factor}
+        lists |= {f"baseline_factors.{name}": factors for name, factors in self.baseline_factors.items()}
+        for name, factors in lists.items():
             if factors is None:
                 continue
             if len(factors) != pairs:
@@ -168,7 +172,8 @@ class Factors(_Strict):
             trained_length: tokens that it is trained for.
 
         Raises:
-            RopewalkError: if they are for a model with other frequencies or another original length.
+            RopewalkError: if they are for a model with other frequencies or another original length, or are short
+                ones that were found under another attention factor than the checkpoint has.
         """
         plain = current.as_default() if isinstance(current, Ntk) else current
         if not isinstance(plain, Default | DynamicNtk | LongRope):
@@ -190,18 +195,21 @@ class Factors(_Strict):
                 )
         ones = (1.0,) * (plain.rotary_dim // 2)
         kept = plain if isinstance(plain, LongRope) else None
-        long, start_tokens = self.long_factor, self.start_tokens
+        long, start_tokens, attention = self.long_factor, self.start_tokens, self.attention_factor
         if long is None:
             if kept is None:
                 raise RopewalkError(
                     "these are short factors alone, for a checkpoint that has long ones; this one is "
                     f"{current.name}"
                 )
-            long, start_tokens = kept.long_factor, kept.start_tokens
+            if not math.isclose(attention, kept.attention_factor, rel_tol=SAME_FACTOR):
+                raise RopewalkError(
+                    f"these are short factors alone, found under the attention factor {attention:.6g}, and this "
+                    f"checkpoint has {kept.attention_factor:.6g} at every length; search short factors on it"
+                )
+            long, start_tokens, attention = kept.long_factor, kept.start_tokens, kept.attention_factor
         short = self.short_factor or (kept.short_factor if kept else ones)
-        return LongRope(
-            plain.rotary_dim, plain.rope_theta, short, long, self.attention_factor, original, start_tokens
-        )
+        return LongRope(plain.rotary_dim, plain.rope_theta, short, long, attention, original, start_tokens)
 
     def remarks(self) -> list[str]:
         """What to know before these factors are used, a sentence each."""
@@ -226,6 +234,51 @@ class Factors(_Strict):
                     "long_mscale, which ropewalk export writes."
                 )
         return told
+
+    def cautions(self) -> list[str]:
+        """Where the factors are no better than what needs no search, or that is not known, a sentence each."""
+        told = []
+        judged = self.held_out
+        own = _better(self.best.objective if self.best else None, self.baselines)
+        other = None if judged is None else _better(judged.best, judged.baselines)
+        if own is not None:
+            more = (
+                "a larger cap of the factors"
+                if self.search and self.search.ended_by == "algorithm"
+                else "a larger budget"
+            )
+            told.append(
+                f"Mind: on the search rows themselves {TITLES.get(own, own)} is better than the factors found; use "
+                f"it, or search with {more}."
+            )
+        elif judged is not None and other is not None:
+            why = "what the search gained belongs to its own rows; search with more documents"
+            if self.search and self.search.short_penalty:
+                why = "held-out rows count no penalty, so this may be what the short context costs"
+            told.append(
+                f"Mind: on held-out rows {TITLES.get(other, other)} has {perplexity_text(judged.baselines[other])} and "
+                f"the factors found {perplexity_text(judged.best)}: {why}."
+            )
+        if self.search is not None and judged is None:
+            told.append(
+                "Mind: nothing was held out, so what the factors are worth on other text is not known."
+            )
+        return told
+
+
+def _better(best: float | None, baselines: Mapping[str, float | None]) -> str | None:
+    """The lowest baseline, if it is lower than the best; None stands for infinite."""
+    lowest = min(baselines, key=lambda name: _number(baselines[name]), default=None)
+    return lowest if lowest is not None and _number(baselines[lowest]) < _number(best) else None
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def perplexity_text(value: float | None) -> str:
+    """A perplexity in five digits; ∞ for None."""
+    return "∞" if value is None else f"{value:#.5g}" if value < 1e5 else f"{value:.2e}"
 
 
 def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
@@ -299,6 +352,7 @@ def found_factors(
         provenance=Provenance(kind="search", source=f"{settings.algorithm}, seed {settings.seed}, on {text}"),
         best=Best(objective=reached, rescale_factors=best.rescale_factors, start_tokens=best.start_tokens),
         baselines={name: perplexity(each) for name, each in found.baselines.items()},
+        baseline_factors=goal.baseline_factors(),
         forwards=result.forwards,
         history=tuple(
             Point(forwards=trace.forwards, objective=perplexity(trace.measured.objective))

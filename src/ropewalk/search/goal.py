@@ -20,6 +20,8 @@ from ropewalk.search.space import CAP, Candidate, Space
 
 PI, NTK, YARN = "pi", "ntk", "yarn"
 ORIGINAL, LONG = "original", "long"
+TITLES = {PI: "PI", NTK: "NTK", YARN: "YaRN"}
+"""Baselines as people write them; the others go by their names."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,18 @@ class Goal:
 
         Args:
             start_tokens: the n̂ to choose from.
-            largest: cap of the factors; ``1.25 · s`` if None. For short factors it is half of that of the long
-                ones, as less has to be interpolated.
+            largest: cap of the factors; ``1.25 · s`` if None. For short factors it is half of the largest long one that
+                the checkpoint has, at least 1.25, as less has to be interpolated.
         """
         if largest is None:
             scale = self.scale
             if self.short and isinstance(self.current, LongRope):
                 scale = max(1.0, max(self.current.long_factor) / CAP / 2)
             largest = CAP * scale
+        if max(start_tokens, default=0) >= self.target_length:
+            raise RopewalkError(
+                f"{max(start_tokens)} start tokens leave nothing to scale in {self.target_length}; choose fewer"
+            )
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
 
     def method(self, candidate: Candidate) -> LongRope:
@@ -127,11 +133,14 @@ class Goal:
 
     def seeds(self, space: Space) -> dict[str, Candidate]:
         """The candidates to begin with: the baselines' factors, brought into the space."""
-        named = {}
-        for name, method in self.baselines().items():
-            factors = method.long_factor if isinstance(method, LongRope) else rescale_factors(method)
-            named[name] = space.nearest(factors)
-        return named
+        return {name: space.nearest(factors) for name, factors in self.baseline_factors().items()}
+
+    def baseline_factors(self) -> dict[str, tuple[float, ...]]:
+        """``[pairs]`` λ of each baseline, relative to the unscaled frequencies."""
+        return {
+            name: method.long_factor if isinstance(method, LongRope) else rescale_factors(method)
+            for name, method in self.baselines().items()
+        }
 
 
 def goal_of(

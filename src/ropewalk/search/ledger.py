@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from ropewalk.errors import RopewalkError
 from ropewalk.files import writing
@@ -57,7 +60,44 @@ class Ledger:
                 print(json.dumps(line, allow_nan=False), file=self._file, flush=True)
 
 
-def begin_log(path: Path, header: Mapping[str, Any]) -> IO[str]:
+class LogFile(io.TextIOWrapper):
+    """A log that is open for one writer: no other process can open it for writing, or read it to go on with it.
+
+    Args:
+        path: of the log.
+        mode: ``x`` for a new file, ``a`` for one that is there.
+
+    Raises:
+        RopewalkError: if the file cannot be written, or another process writes it; also, on closing, if what is left
+            cannot be written.
+    """
+
+    def __init__(self, path: Path, mode: Literal["x", "a"]) -> None:
+        self.path = path
+        with writing(path):
+            file = path.open("xb" if mode == "x" else "ab")
+        super().__init__(file, encoding="utf-8")
+        try:
+            _lock(path, file.fileno(), fcntl.LOCK_EX)
+        except RopewalkError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; it is closed whether or not this raises."""
+        with writing(self.path):
+            super().close()
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        try:
+            self.close()
+        except RopewalkError:
+            # After a failed write closing fails the same way: what is under way says it already.
+            if kind is None:
+                raise
+
+
+def begin_log(path: Path, header: Mapping[str, Any]) -> LogFile:
     """A new log whose first line says what is searched.
 
     Raises:
@@ -69,35 +109,100 @@ def begin_log(path: Path, header: Mapping[str, Any]) -> IO[str]:
         )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("x", encoding="utf-8")
-        print(json.dumps(header, allow_nan=False), file=file, flush=True)
-        os.fsync(file.fileno())
+    file = LogFile(path, "x")
+    try:
+        with writing(path):
+            print(json.dumps(header, allow_nan=False), file=file, flush=True)
+            os.fsync(file.fileno())
+    except RopewalkError as error:
+        file.__exit__(type(error), error, None)
+        # Without its first line it would be a damaged log to whoever goes on.
+        with suppress(OSError):
+            path.unlink()
+        raise
     return file
 
 
-def read_log(path: Path, header: Mapping[str, Any]) -> dict[Job, float]:
+def continue_log(
+    path: Path, header: Mapping[str, Any], n_documents: int | None = None
+) -> tuple[dict[Job, float], LogFile]:
+    """The losses in a log, and the log to add to.
+
+    Args:
+        path, header, n_documents: as for :func:`read_log`.
+
+    Raises:
+        RopewalkError: as :func:`read_log`, and if the file cannot be written.
+    """
+    if not path.is_file():
+        raise RopewalkError(f"nothing to resume: there is no log {path}")
+    file = LogFile(path, "a")
+    try:
+        return _read(path, header, n_documents), file
+    except BaseException:
+        file.close()
+        raise
+
+
+def read_log(path: Path, header: Mapping[str, Any], n_documents: int | None = None) -> dict[Job, float]:
     """The losses in a log; a last line that the end of a process has cut off is left out, and cut off the file.
 
     Args:
         path: of the log.
         header: what is searched now; it must be what was searched then.
+        n_documents: how many there are; not checked if None.
 
     Raises:
-        RopewalkError: if there is no log, it is damaged, or it is of another search; the message says in what.
+        RopewalkError: if there is no log, it is damaged, it is of another search, or another process writes it; the
+            message says in what.
     """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RopewalkError(f"nothing to resume: cannot read {path} ({error})") from error
+    with file:
+        _lock(path, file.fileno(), fcntl.LOCK_SH)
+        return _read(path, header, n_documents)
+
+
+def _lock(path: Path, file: int, kind: int) -> None:
+    """Keep a log as long as its file is open.
+
+    Raises:
+        RopewalkError: if another process has it.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RopewalkError(
+            f"another process writes {path}; wait until it is done, or end it if it was left behind"
+        ) from error
+    except OSError as error:
+        raise RopewalkError(f"cannot lock {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path, header: Mapping[str, Any], n_documents: int | None) -> dict[Job, float]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RopewalkError(f"nothing to resume: cannot read {path} ({error})") from error
     whole = text[: text.rfind("\n") + 1]
-    first, *lines = whole.splitlines() or [""]
+    first, *lines = whole.split("\n")[:-1] or [""]
+    found: dict[Job, float] = {}
+    number = 1
     try:
-        then = json.loads(first)
+        then = _json(first)
         if not isinstance(then, dict):
-            raise TypeError("its first line does not say what was searched")
-        found = dict(_entry(json.loads(line)) for line in lines)
-    except (ValueError, KeyError, TypeError) as error:
-        raise RopewalkError(f"the log {path} is damaged ({error}); remove it to start again") from error
+            raise TypeError("it does not say what was searched")
+        for line in lines:
+            number += 1
+            job, loss = _entry(_json(line), n_documents)
+            if found.setdefault(job, loss) != loss:
+                raise ValueError(f"a loss of {loss:g} where an earlier line has {found[job]:g}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise RopewalkError(
+            f"the log {path} is damaged (line {number}: {_reason(error)}); remove it to start again"
+        ) from error
     now = json.loads(json.dumps(header))
     different = [key for key in {**now, **then} if now.get(key) != then.get(key)]
     if different:
@@ -112,7 +217,44 @@ def read_log(path: Path, header: Mapping[str, Any]) -> dict[Job, float]:
     return found
 
 
-def _entry(line: Mapping[str, Any]) -> tuple[Job, float]:
-    candidate = Candidate(tuple(map(float, line["rescale_factors"])), int(line["start_tokens"]))
-    loss = line["loss"]
-    return Job(candidate, int(line["document"])), math.inf if loss is None else float(loss)
+def _json(line: str) -> Any:
+    def refused(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(line, parse_constant=refused)
+
+
+def _reason(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _entry(line: Any, n_documents: int | None) -> tuple[Job, float]:
+    """The job and the loss of a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, OverflowError: if it is none that a ledger writes.
+    """
+    if not isinstance(line, dict):
+        raise TypeError("it is no loss of a candidate")
+    factors, loss, document = line["rescale_factors"], line["loss"], line["document"]
+    if not (isinstance(factors, list) and factors):
+        raise TypeError(f"rescale_factors {factors!r} are no list of numbers")
+    candidate = Candidate(
+        tuple(_finite("rescale_factors", each) for each in factors),
+        _count("start_tokens", line["start_tokens"]),
+    )
+    if n_documents is not None and _count("document", document) >= n_documents:
+        raise ValueError(f"document {document}, where there are {n_documents} from 0 on")
+    return Job(candidate, _count("document", document)), math.inf if loss is None else _finite("loss", loss)
+
+
+def _finite(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} {value!r} is no finite number")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} {value!r} is no whole number from 0 on")
+    return value

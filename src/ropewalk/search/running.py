@@ -96,20 +96,17 @@ def search(
         evaluator: gives losses. Under several processes all of them call this alike.
         algorithm: asks.
         seeds: candidates to begin with.
-        budget: forwards, at least those of one candidate on all documents.
+        budget: forwards, at least those of the seeds on all documents.
         seed: of all chance; the same seed gives the same search.
         racing: drop candidates after their first documents where they are clearly behind.
         ledger: keeps what is measured; a new one if None.
         progress: called after each forward.
 
     Raises:
-        RopewalkError: if the budget does not pay for one candidate.
+        RopewalkError: if the budget does not pay for the seeds.
         RunFailure: if no candidate has a finite objective.
     """
-    if budget < evaluator.n_documents:
-        raise RopewalkError(
-            f"a budget of {budget} forwards does not pay for one candidate on {evaluator.n_documents} documents"
-        )
+    check_budget(budget, seeds, evaluator.n_documents)
     run = _Run(space, evaluator, ledger or Ledger(), budget, racing, progress)
     first = Ask(tuple(seeds.values()), len(seeds))
     asking = algorithm(space, list(seeds.values()), np.random.default_rng(seed))
@@ -129,6 +126,17 @@ def search(
             "no candidate has a finite objective: the model or its documents give losses that are no numbers"
         )
     return SearchResult(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
+
+
+def check_budget(budget: int, seeds: Mapping[str, Candidate], n_documents: int) -> None:
+    """Raise if a budget does not pay for the candidates that a search begins with, on all documents."""
+    different = len(set(seeds.values()))
+    needed = different * n_documents
+    if budget < needed:
+        raise RopewalkError(
+            f"a budget of {budget} forwards does not pay for the {different} candidate{'s' if different > 1 else ''} "
+            f"that a search begins with, on {n_documents} documents each; give {needed} or more, or fewer documents"
+        )
 
 
 class _Run:
