@@ -183,6 +183,13 @@ def test_resumed_alike_it_is_the_same_to_the_last_bit(search, tmp_path, algorith
     assert killed.with_suffix(".jsonl").read_text() == whole.with_suffix(".jsonl").read_text()
 
 
+def test_a_log_without_its_first_line_is_begun_anew(search, tmp_path):
+    (tmp_path / "factors.jsonl").touch()
+    assert search() == 2
+    assert search("--resume") == 0
+    assert (tmp_path / "factors.json").is_file()
+
+
 def test_other_text_does_not_go_on_with_the_log(search, text, tmp_path, capsys):
     assert search() == 0
     (tmp_path / "factors.json").unlink()

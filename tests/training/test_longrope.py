@@ -13,15 +13,17 @@ import yaml
 from safetensors.torch import load_file
 
 import ropewalk.training.factor_search as factor_search
-from longrope_cases import extended
+from longrope_run_cases import extended
 from ropewalk import load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
+from ropewalk.evaluation.identity import model_digest
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors
 from ropewalk.search.documents import rows_digest, search_rows
 from ropewalk.training import extend
+from ropewalk.training.factor_search import checkpoint_digest
 from ropewalk.training.recipe_file import parse_recipe
 from ropewalk.training.report import write_run_report
 
@@ -301,6 +303,13 @@ def test_two_processes_find_the_same_factors(finished, progressive, two_ranks):
         assert table(output, name) == table(whole, name)
     found, wanted = (table(each, "factors-stage3") for each in (output, whole))
     assert found.best.objective == pytest.approx(wanted.best.objective, rel=1e-4)
+    # A checkpoint in shards has no weights file of its own: what its record says of its files stands for it.
+    for name, step in (("factors-stage3", "stage1-step000002"), ("factors-short", "stage2-step000000")):
+        known = checkpoint_digest(output / "checkpoints" / step)
+        assert table(output, name).model.digest == known
+        assert len(known) == 64
+        assert table(whole, name).model.digest == model_digest(str(whole / "checkpoints" / step))
+    assert checkpoint_digest(output / "checkpoints" / "stage1-step000002") != known
     for when in ("before", "after"):
         for two, one in zip(summary[when], expected[when], strict=True):
             assert two["score"] == pytest.approx(one["score"], rel=1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,8 @@ if TYPE_CHECKING:
     from ropewalk.search.finding import Found, SearchSettings
     from ropewalk.search.goal import Goal
     from ropewalk.search.ledger import LogFile
-    from ropewalk.search.running import Progress
-    from ropewalk.training.reporter import Advance
 
 LOG_FORMAT = "ropewalk-search/1"
-MOST_SHOWN = 20.0
-"""Nats a token: beyond, a perplexity says nothing."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,10 @@ def run(asked: Request, world: World) -> None:
 
 def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, world: World) -> Found:
     """The search itself, with its log and its progress."""
+    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.search.finding import find
     from ropewalk.search.ledger import Ledger
+    from ropewalk.training.reporter import search_progress
 
     files: list[LogFile] = []
 
@@ -103,7 +100,9 @@ def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, worl
         rules = len(ready.goal.baselines())
         besides = rules * (len(text.rows) + len(text.short_rows)) + (1 + rules) * len(text.held_out)
         notes.print(f"besides the budget {besides:,} forwards: what needs no search, and held-out rows")
-    progress = _progress(asked.settings.budget, stack) if world.leads else None
+    progress = None
+    if world.leads:
+        progress = search_progress(ConsoleReporter(notes), "search", asked.settings.budget, stack)
     return find(
         loaded,
         ready.goal,
@@ -240,31 +239,15 @@ def _log(asked: Request, ready: Prepared, header: dict[str, Any]) -> tuple[dict[
     """The losses that the log holds, and its file to add to."""
     from ropewalk.search.ledger import begin_log, continue_log
 
+    if asked.resume and not asked.log.stat().st_size:
+        # An empty one was killed before its first line.
+        asked.log.unlink()
+        return {}, begin_log(asked.log, header)
     if not asked.resume:
         return {}, begin_log(asked.log, header)
     known, file = continue_log(asked.log, header, len(ready.text.rows) + len(ready.text.short_rows))
     notes.print(f"going on after {len(known):,} forwards", soft_wrap=True)
     return known, file
-
-
-def _progress(budget: int, stack: ExitStack) -> Progress:
-    """A bar that begins with the first new forward: the baselines, and what a log holds, would spoil its time left."""
-    from ropewalk.cli.progress import ConsoleReporter
-
-    bars: list[Advance] = []
-    before: list[int] = []
-
-    def forward(done: int, best: float) -> None:
-        if not bars:
-            before.append(done - 1)
-            label = f"search, after {before[0]:,}" if before[0] else "search"
-            bars.append(stack.enter_context(ConsoleReporter(notes).bar(label, budget - before[0])))
-        reached = (
-            f"best perplexity {math.exp(best):.4g}" if best < MOST_SHOWN else "no candidate on all rows yet"
-        )
-        bars[0](done - before[0], f"forwards, {reached}")
-
-    return forward
 
 
 def _table(asked: Request, ready: Prepared, loaded: Any, found: Found) -> Factors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ropewalk.data.mixture import MixtureReport, explain
 from ropewalk.data.rows import is_packed
 from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
 from ropewalk.packing import IGNORED, PackedLayout, Row
 from ropewalk.training.preflight import Plan
@@ -41,13 +42,12 @@ def all_rows(
     A resumed run gets the very rows it began with, or is refused.
 
     Raises:
-        RopewalkError: if the documents have changed since and the rows are no longer there, or rows that the
-            recipe names are damaged, or of another tokenizer or stage.
+        RopewalkError: if the model or the documents have changed since, and the rows are no longer there, or rows that
+            the recipe names are damaged, or of another tokenizer or stage.
     """
-    saved = output / ROWS
-    began = json.loads(saved.read_text(encoding="utf-8")) if resume and saved.is_file() else None
-    if began is not None and began["validation_sources"] != rows_record(recipe, [])["validation_sources"]:
-        raise RopewalkError(f"the validation sources have changed since the run in {output} began")
+    began = _record_in(output) if resume else None
+    if began is not None:
+        _refuse_changed(recipe, chosen, began, output)
     if recipe.data.rows:
         return _packed_before(recipe, chosen, began)
     rows: list[PackedRows | None] = []
@@ -75,14 +75,56 @@ def all_rows(
     return rows
 
 
-def rows_record(recipe: Recipe, rows: Sequence[PackedRows | None]) -> dict[str, Any]:
-    """What a resumed run must find again: the folders of rows, and the validation sources' identity."""
-    sources = _specs(recipe.data.validation_sources)
+def rows_record(recipe: Recipe, chosen: Plan, rows: Sequence[PackedRows | None]) -> dict[str, Any]:
+    """What a resumed run must find again: the folders of rows, and the identity of the model and of other text."""
     return {
         "rows": [None if each is None else str(each.folder.resolve()) for each in rows],
         "digests": [_rows_digest(each) for each in rows],
-        "validation_sources": digest(inputs_identity(sources)) if sources else None,
+        "validation_sources": _sources_digest(recipe.data.validation_sources),
+        "unpacked": _unpacked_digest(recipe),
+        "model": model_digest(chosen.model),
     }
+
+
+def model_at_start(output: Path) -> str | None:
+    """Digest of the recipe's model when a run began; None where it was not at hand, or not recorded yet."""
+    began = _record_in(output)
+    return None if began is None else began.get("model")
+
+
+def _record_in(output: Path) -> dict[str, Any] | None:
+    saved = output / ROWS
+    return json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else None
+
+
+def _refuse_changed(recipe: Recipe, chosen: Plan, began: Mapping[str, Any], output: Path) -> None:
+    """Raise where the model, or text that is not packed, is no longer what a run began with."""
+    since = f"since the run in {output} began"
+    if began["validation_sources"] != _sources_digest(recipe.data.validation_sources):
+        raise RopewalkError(f"the validation sources have changed {since}")
+    # Earlier versions recorded neither of these.
+    if began.get("unpacked") not in (None, _unpacked_digest(recipe)):
+        what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
+        raise RopewalkError(f"{what} have changed {since}; restore them, or start again")
+    known = began.get("model")
+    if known is not None and model_digest(chosen.model) not in (None, known):
+        raise RopewalkError(
+            f"the weights or the config of the model in {chosen.model} have changed {since}; restore them, or start "
+            "again"
+        )
+
+
+def _sources_digest(sources: Sequence[Source]) -> str | None:
+    return digest(inputs_identity(_specs(sources))) if sources else None
+
+
+def _unpacked_digest(recipe: Recipe) -> str | None:
+    """Identity of the text that a run measures and searches on where no stage trains, so that no rows speak for it."""
+    if any(stage.steps for stage in recipe.stages):
+        return None
+    if recipe.data.rows:
+        return _rows_digest(open_rows(recipe.data.rows[-1], verify=True))
+    return None if recipe.data.validation_sources else _sources_digest(recipe.data.sources)
 
 
 def _rows_digest(rows: PackedRows | None) -> str | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +11,25 @@ from typing import IO, Any
 import torch
 
 from ropewalk.data import PackedRows
+from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
-from ropewalk.packing import Row
 from ropewalk.parallel import World
 from ropewalk.search import Candidate, Factors, Goal, Ledger, read_factors, write_factors
-from ropewalk.search.documents import rows_digest, search_rows
+from ropewalk.search.documents import rows_digest
 from ropewalk.search.factors import FactorsModel, found_factors
 from ropewalk.search.finding import Found, SearchSettings, find
-from ropewalk.search.ledger import begin_log, read_log
-from ropewalk.training.documents import held_out_documents, rows_with_validation, training_rows
+from ropewalk.search.ledger import begin_log, continue_log
+from ropewalk.training.checkpoint_files import read_record
+from ropewalk.training.documents import model_at_start
+from ropewalk.training.material import Material, factors_file, search_material, short_penalty
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe import Recipe, Search, ShortContext
-from ropewalk.training.reporter import Reporter
+from ropewalk.training.recipe import Recipe, ShortContext
+from ropewalk.training.reporter import Reporter, search_progress
 from ropewalk.training.sharded_checkpoint import load_weights
 from ropewalk.training.step import autocast
 from ropewalk.training.team import Team
 from ropewalk.versions import software_versions
-
-SHORT, SHORT_LABEL = "short", "the short factors"
-HELD_OUT, TRAINING = "held-out rows", "training rows"
 
 
 @dataclass(frozen=True)
@@ -51,105 +49,6 @@ class FactorSearch:
     goal: Goal
     settings: ShortContext
     weights: Path | None
-
-
-def factors_file(name: str) -> str:
-    """File of a table in a run's folder; the log of its search has the suffix ``.jsonl``."""
-    return f"factors-{name}.json"
-
-
-def stage_name(number: int) -> str:
-    """Name of a stage in files, the first being 1."""
-    return f"stage{number + 1}"
-
-
-@dataclass(frozen=True, eq=False)
-class Material:
-    """What a search measures on.
-
-    Attributes:
-        rows: candidates are measured on.
-        held_out: the result is judged by; none where the text is used up.
-        short: of the length trained for, for the penalty.
-        text: what they are made of.
-    """
-
-    rows: list[Row]
-    held_out: list[Row]
-    short: list[Row]
-    text: str
-
-
-def search_material(
-    label: str,
-    settings: ShortContext,
-    lengths: tuple[int, int],
-    recipe: Recipe,
-    chosen: Plan,
-    packed: PackedRows | None,
-    validation: PackedRows | None,
-) -> Material:
-    """The rows of a search: held-out documents from the last on, as the evaluation takes them from the first on.
-
-    Args:
-        label: what it is, for people.
-        settings: what the recipe says of it.
-        lengths: tokens, searched for and trained for.
-        recipe, chosen: of the run.
-        packed: training rows of the stage, for a run that holds nothing out; None where there are none.
-        validation: packed rows whose held-out documents the run measures on.
-
-    Raises:
-        RopewalkError: if the documents do not fill so many rows.
-    """
-    target, trained = lengths
-    count, penalty = settings.documents, short_penalty(settings)
-    limit = recipe.evaluation.rows + 3 * count
-    documents = held_out_documents(recipe, chosen, validation, target, limit)[::-1]
-    if not documents:
-        if packed is None or packed.settings.context != target or penalty:
-            raise RopewalkError(
-                f"{label}: there are no held-out documents to search on; raise data.validation_documents, or give "
-                "data.validation_sources"
-            )
-        if len(packed) < count:
-            raise RopewalkError(
-                f"{label}: the search wants {count} rows of {target} tokens, and there are {len(packed)} to train on "
-                "and none held out; lower its documents, or give more text"
-            )
-        return Material(training_rows(packed, target, count), [], [], TRAINING)
-    bos, eos = chosen.tokenizer.bos_token_id, chosen.tokenizer.eos_token_id
-    special = (bos, eos if bos is None else None)
-    try:
-        rows, others = search_rows(documents, target, *special, count, count)
-        short = search_rows(documents, trained, *special, count, 0)[0] if penalty else None
-    except RopewalkError as error:
-        raise RopewalkError(
-            f"{label}: {error}; the text is what data.validation_documents or data.validation_sources holds out"
-        ) from error
-    return Material(rows.rows, others.rows if others else [], short.rows if short else [], HELD_OUT)
-
-
-def short_penalty(settings: ShortContext) -> float:
-    """The weight of a search's penalty; 0 for none."""
-    return settings.short_penalty if isinstance(settings, Search) else 0.0
-
-
-def check_materials(recipe: Recipe, chosen: Plan, rows: Sequence[PackedRows | None]) -> None:
-    """Raise for a search of a recipe whose documents are too few: now, and not after the stages before it."""
-    validation = rows_with_validation(recipe, rows)
-    trained = chosen.trained_length
-    for number, stage in enumerate(recipe.stages):
-        if (settings := stage.rope.search) is not None:
-            own = trained if settings.weights == "current" else chosen.trained_length
-            lengths = (stage.context, own)
-            search_material(
-                f"stage {number + 1}", settings, lengths, recipe, chosen, rows[number], validation
-            )
-        trained = stage.context
-    if recipe.short_context is not None and chosen.original_length is not None:
-        lengths = (chosen.original_length, trained)
-        search_material(SHORT_LABEL, recipe.short_context, lengths, recipe, chosen, None, validation)
 
 
 def searched_factors(
@@ -206,6 +105,15 @@ def searched_factors(
     return table
 
 
+def checkpoint_digest(path: Path) -> str:
+    """SHA-256 of a checkpoint of a run, which is the one in the tables of searches on it.
+
+    That of any model where one process wrote it; where several wrote shards, over these files as it records them.
+    """
+    files = read_record(path).files
+    return model_digest(str(path)) or digest([[name, files[name].sha256] for name in sorted(files)])
+
+
 def candidate_of(table: Factors) -> Candidate:
     """The factors of a search's table as a candidate."""
     assert table.best is not None
@@ -224,6 +132,7 @@ def _kept(search: FactorSearch, recipe: Recipe, path: Path, begun: bool) -> Fact
     goal, settings = search.goal, search.settings
     factors = table.short_factor if goal.short else table.long_factor
     there = table.search
+    began = model_at_start(path.parent) if table.model.name == recipe.model else None
     fits = (
         there is not None
         and table.best is not None
@@ -233,6 +142,7 @@ def _kept(search: FactorSearch, recipe: Recipe, path: Path, begun: bool) -> Fact
         and table.model.original_max_position_embeddings == goal.original_length
         and (there.algorithm, there.budget, there.seed) == (settings.algorithm, settings.budget, recipe.seed)
         and goal.space(largest=settings.largest).contains(candidate_of(table))
+        and (began is None or table.model.digest in (None, began))
     )
     if not fits:
         raise RopewalkError(
@@ -255,16 +165,11 @@ def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: Materi
 
 
 def _log(path: Path, header: Mapping[str, Any]) -> tuple[dict[Any, float], IO[str]]:
-    if path.is_file() and not path.stat().st_size:
-        # Killed before its first line.
-        path.unlink()
-    if not path.is_file():
-        return {}, begin_log(path, header)
-    known = read_log(path, header)
-    try:
-        return known, path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise RopewalkError(f"cannot write {path}: {error.strerror}") from error
+    if path.is_file() and path.stat().st_size:
+        return continue_log(path, header)
+    # An empty one was killed before its first line.
+    path.unlink(missing_ok=True)
+    return {}, begin_log(path, header)
 
 
 def _find(
@@ -291,14 +196,7 @@ def _find(
         short_penalty=short_penalty(search.settings),
         batch=search.settings.batch,
     )
-    with (
-        reporter.bar(f"{search.label} search", settings.budget) as advance,
-        autocast(chosen.device, chosen.precision),
-    ):
-
-        def progress(forwards: int, best: float) -> None:
-            advance(forwards, f"perplexity {math.exp(best):.3f}" if math.isfinite(best) else "")
-
+    with ExitStack() as stack, autocast(chosen.device, chosen.precision):
         return find(
             model.model,
             search.goal,
@@ -308,7 +206,7 @@ def _find(
             held_out=material.held_out,
             world=team.world,
             ledger=ledger,
-            progress=progress,
+            progress=search_progress(reporter, f"{search.label} search", settings.budget, stack),
         )
 
 
@@ -321,7 +219,7 @@ def _write(
         found,
         FactorsModel(
             name=name,
-            digest=model_digest(chosen.model if weights is None else str(weights)),
+            digest=model_digest(chosen.model) if weights is None else checkpoint_digest(weights),
             rotary_dim=goal.current.rotary_dim,
             rope_theta=goal.current.rope_theta,
             original_max_position_embeddings=goal.original_length,
@@ -351,19 +249,21 @@ def search_summary(table: Factors, file: str) -> dict[str, Any]:
         "rows": table.search.documents,
         "text": table.search.text,
         "forwards": table.forwards,
+        "cautions": table.cautions(),
     }
 
 
 def describe_search(found: Mapping[str, Any]) -> str:
-    """One sentence on a search as :func:`search_summary` gives it: what it found, and what it had to beat."""
+    """What a search found as :func:`search_summary` gives it, what it had to beat, and what to mind, without a stop."""
     sentence = (
         f"factors for {found['target_length']:,} tokens from a search of {found['forwards']:,} forwards on "
         f"{found['rows']} {found['text']}: perplexity {_compared(found['perplexity'], found['baselines'])}"
     )
     judged = found["held_out"]
-    if judged is None:
-        return sentence
-    return f"{sentence}; on rows it did not see {_compared(judged['best'], judged['baselines'])}"
+    if judged is not None:
+        sentence += f"; on rows it did not see {_compared(judged['best'], judged['baselines'])}"
+    # Summaries of earlier versions have none.
+    return ". ".join([sentence, *(caution.removesuffix(".") for caution in found.get("cautions", ()))])
 
 
 def _compared(best: float | None, baselines: Mapping[str, float | None]) -> str:

@@ -24,7 +24,7 @@ class ShortContext(Strict):
     largest: float | None = Field(
         None,
         ge=SMALLEST,
-        description="cap of the factors; 1.25 times the scale, for short factors half of that",
+        description="cap of the factors; 1.25 times the extension, or half of the largest long factor for short ones",
     )
     racing: bool = Field(
         True, description="drop candidates that are clearly behind after their first documents"

@@ -30,17 +30,8 @@ from ropewalk.training.documents import (
     rows_with_validation,
     validation_documents,
 )
-from ropewalk.training.factor_search import (
-    SHORT,
-    SHORT_LABEL,
-    FactorSearch,
-    candidate_of,
-    check_materials,
-    factors_file,
-    search_summary,
-    searched_factors,
-    stage_name,
-)
+from ropewalk.training.factor_search import FactorSearch, candidate_of, search_summary, searched_factors
+from ropewalk.training.material import SHORT, SHORT_LABEL, check_materials, factors_file, stage_name
 from ropewalk.training.measurement import evaluation_file, measure, passkey_lengths, short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.preflight import Plan, plan
@@ -102,7 +93,7 @@ def extend(
     rows = _shared_rows(recipe, chosen, output, resume, team, reporter)
     held_out = rows_with_validation(recipe, rows)
     documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
-    world.lead(lambda: check_materials(recipe, chosen, rows))
+    world.lead(lambda: check_materials(recipe, chosen, rows, output))
     prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
     world.lead(lambda: _write_start(recipe, chosen, rows, output))
     before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
@@ -184,7 +175,7 @@ def _short_factors(
 
 
 def _write_start(recipe: Recipe, chosen: Plan, rows: list[PackedRows | None], output: Path) -> None:
-    write_json(output / ROWS, rows_record(recipe, rows))
+    write_json(output / ROWS, rows_record(recipe, chosen, rows))
     write_json(output / "versions.json", versions(chosen))
     write_text(output / LAUNCH, _launch())
     write_text(output / RECIPE, dump_recipe(recipe))

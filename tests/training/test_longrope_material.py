@@ -1,0 +1,187 @@
+"""What the searches of a run measure on, by the identity of documents: never what the evaluation takes."""
+
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+import ropewalk.training.documents as documents_room
+import ropewalk.training.material as material_room
+from ropewalk import RopewalkError
+from ropewalk.evaluation import evaluation_rows
+from ropewalk.evaluation.rows import take_documents
+from ropewalk.training import extend
+from ropewalk.training.material import check_materials, evaluated_documents, search_material
+from ropewalk.training.recipe_file import parse_recipe
+
+ORIGINAL = 32
+BOS, EOS = 100_000, 100_001
+
+
+def plan_of(bos, original=ORIGINAL):
+    """As much of a plan as rows depend on."""
+    tokenizer = SimpleNamespace(bos_token_id=bos, eos_token_id=EOS)
+    return SimpleNamespace(tokenizer=tokenizer, original_length=original, trained_length=ORIGINAL)
+
+
+def recipe_of(count, rows, context, penalty=0.0, suites=("perplexity",)):
+    search = {"documents": count, "budget": 9 * count, "short_penalty": penalty}
+    values = {
+        "model": "m",
+        "output": "o",
+        "data": {"sources": ["a"], "validation_documents": 60},
+        "stages": [{"context": context, "steps": 0, "rope": {"method": "longrope", "search": search}}],
+        "evaluation": {"suites": list(suites), "rows": rows},
+    }
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+@pytest.fixture
+def held_out(monkeypatch):
+    """Makes documents of some lengths what a run holds out; every token of one is its number."""
+
+    def hold(lengths, stream):
+        numbered = [np.full(length, number) for number, length in enumerate(lengths)]
+
+        def documents(recipe, chosen, rows, length, limit):
+            return take_documents(numbered, length, limit) if stream else numbered
+
+        for room in (documents_room, material_room):
+            monkeypatch.setattr(room, "held_out_documents", documents)
+        return numbered
+
+    return hold
+
+
+def numbers_in(rows):
+    """The documents that rows are made of."""
+    return {number for row in rows for number in row.input_ids.tolist()} - {BOS, EOS}
+
+
+def material(recipe, chosen, target):
+    settings = recipe.stages[0].rope.search
+    return search_material("stage 1", settings, (target, ORIGINAL), recipe, chosen, None, None)
+
+
+def found_or_refused(recipe, chosen, target):
+    try:
+        return material(recipe, chosen, target), None
+    except RopewalkError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
+    rng = random.Random(20)
+    outcomes = {"found": 0, "refused": 0, "joined": 0, "widened": 0}
+    for _ in range(250):
+        longest = rng.choice([12, 40, 150, 400])
+        lengths = [rng.randint(1, longest) for _ in range(rng.randint(5, 150))]
+        numbered = held_out(lengths, stream)
+        count, rows = rng.randint(1, 4), rng.randint(1, 5)
+        context = rng.choice([64, 128])
+        recipe = recipe_of(count, rows, context, penalty=rng.choice([0.0, 1.0]))
+        chosen = plan_of(rng.choice([BOS, None]))
+        special = (chosen.tokenizer.bos_token_id, None if chosen.tokenizer.bos_token_id else EOS)
+        try:
+            # As the evaluation itself does, for the length that comes last and the original one.
+            reads = take_documents(numbered, context, rows) if stream else numbered
+            evaluated = numbers_in(
+                row
+                for length in (context, ORIGINAL)
+                for row in evaluation_rows(reads, length, *special, rows).rows
+            )
+        except RopewalkError:
+            continue
+        found, refusal = found_or_refused(recipe, chosen, rng.choice([64, context]))
+        if found is None:
+            assert "the evaluation takes" in refusal
+            outcomes["refused"] += 1
+            continue
+        searched = numbers_in(found.rows)
+        assert len(found.rows) == count
+        assert not (searched | numbers_in(found.short)) & evaluated
+        assert not searched & numbers_in(found.held_out)
+        outcomes["found"] += 1
+        outcomes["joined"] += any(len(set(row.input_ids.tolist())) > 2 for row in found.rows)
+        outcomes["widened"] += bool(numbers_in(found.held_out) & evaluated)
+    assert min(outcomes.values()) >= 10, outcomes
+
+
+def test_a_search_takes_documents_from_the_last_one_on(held_out):
+    held_out([70] * 20, stream=False)
+    found = material(recipe_of(3, 4, 64), plan_of(BOS), 64)
+    assert [numbers_in([row]) for row in found.rows] == [{19}, {18}, {17}]
+    assert [numbers_in([row]) for row in found.held_out] == [{16}, {15}, {14}]
+    # Where only the evaluation's are left, the result is judged by these.
+    held_out([70] * 8, stream=False)
+    found = material(recipe_of(3, 4, 64), plan_of(BOS), 64)
+    assert [numbers_in([row]) for row in found.rows] == [{7}, {6}, {5}]
+    assert [numbers_in([row]) for row in found.held_out] == [{4}, {3}, {2}]
+
+
+def test_without_perplexity_every_held_out_document_may_be_searched_on(held_out):
+    held_out([70] * 3, stream=False)
+    recipe = recipe_of(3, 4, 64, suites=())
+    assert evaluated_documents(recipe, plan_of(BOS), None) == frozenset()
+    assert numbers_in(material(recipe, plan_of(BOS), 64).rows) == {0, 1, 2}
+    with pytest.raises(RopewalkError, match=r"takes 3 of the 3 .* the other 0 fill 0 rows of 64 .* wants 3"):
+        material(recipe_of(3, 3, 64), plan_of(BOS), 64)
+
+
+def test_more_of_the_sources_is_read_where_the_evaluation_takes_the_first_part(held_out):
+    """Five documents that fill a row are read at first, and the evaluation's rows are longer: it takes fifteen."""
+    lengths = [70] * 200
+    held_out(lengths, stream=True)
+    recipe = recipe_of(1, 2, 512)
+    taken = evaluated_documents(recipe, plan_of(BOS), None)
+    assert taken == frozenset(range(15))
+    found = material(recipe, plan_of(BOS), 64)
+    assert not numbers_in(found.rows) & taken
+
+
+@pytest.mark.parametrize(("length", "first"), [(30, 8), (30, 20), (30, 21), (50, 10), (9, 40)])
+def test_the_sentence_names_as_many_documents_as_it_takes(held_out, length, first):
+    recipe, chosen = recipe_of(4, 6, 64), plan_of(BOS)
+    held_out([length] * first, stream=False)
+    with pytest.raises(RopewalkError, match=r"or lower evaluation\.rows or the search's documents") as raised:
+        material(recipe, chosen, 64)
+    more = int(
+        re.search(r"hold out about (\d+) more \(raise data\.validation_documents\)", str(raised.value))[1]
+    )
+    held_out([length] * (first + more), stream=False)
+    assert len(material(recipe, chosen, 64).rows) == 4
+    # Exact but for the BOS of documents that go on in the next row, at most one a row, and the document to spare.
+    too_many = 2 + -(-(4 + 6) // length)
+    held_out([length] * (first + more - too_many - 1), stream=False)
+    with pytest.raises(RopewalkError, match="hold out about"):
+        material(recipe, chosen, 64)
+
+
+def test_the_refusal_comes_before_any_work(recipe_values):
+    search = {"documents": 5, "budget": 15}
+    recipe_values["stages"] = [
+        {"context": 64, "steps": 1, "rope": {"method": "longrope", "search": search}, "pattern": "full"}
+    ]
+    recipe_values["evaluation"]["rows"] = 10
+    recipe = parse_recipe(yaml.safe_dump(recipe_values), "test")
+    with pytest.raises(
+        RopewalkError, match=r"stage 1: the evaluation takes \d+ of the 20 held-out documents"
+    ):
+        extend(recipe)
+    assert not {"recipe.yaml", "evaluation-before.json"} & {
+        path.name for path in Path(recipe_values["output"]).iterdir()
+    }
+
+
+def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path):
+    held_out([70] * 3, stream=False)
+    recipe, chosen = recipe_of(3, 3, 64), plan_of(BOS)
+    with pytest.raises(RopewalkError, match="hold out about"):
+        check_materials(recipe, chosen, [None], tmp_path)
+    (tmp_path / "factors-stage1.json").touch()
+    check_materials(recipe, chosen, [None], tmp_path)

@@ -1,0 +1,162 @@
+"""A longrope run that is resumed has the text and the model that it began with; and what a run says of poor factors."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from ropewalk import RopewalkError
+from ropewalk.evaluation.identity import model_digest
+from ropewalk.search import read_factors
+from ropewalk.training import extend
+from ropewalk.training.factor_search import describe_search, search_summary
+from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.report import write_run_report
+
+
+def recipe_of(values):
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+@pytest.fixture
+def own(tiny_checkpoint, tiny_documents, tmp_path):
+    """A recipe that searches and trains nothing, with a model and documents that may be changed."""
+    model, documents = tmp_path / "model", tmp_path / "documents.jsonl"
+    shutil.copytree(tiny_checkpoint, model)
+    shutil.copy(tiny_documents, documents)
+    search = {"budget": 9, "documents": 2}
+    return {
+        "model": str(model),
+        "output": str(tmp_path / "run"),
+        "data": {"sources": [str(documents)]},
+        "stages": [{"context": 64, "steps": 0, "rope": {"method": "longrope", "search": search}}],
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
+
+
+def without_record(output, *keys):
+    """The folder as earlier versions left it."""
+    path = Path(output) / "rows.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in record.items() if key not in keys}))
+
+
+def change_weights(folder):
+    weights = load_file(Path(folder) / "model.safetensors")
+    changed = {name: tensor * 1.01 for name, tensor in weights.items()}
+    save_file(changed, Path(folder) / "model.safetensors", {"format": "pt"})
+
+
+def test_other_documents_are_refused_where_no_stage_trains(own):
+    summary = extend(recipe_of(own))
+    assert extend(recipe_of(own), resume=True)["after"] == summary["after"]
+    (path,) = own["data"]["sources"]
+    lines = Path(path).read_text().splitlines()
+    Path(path).write_text("\n".join(lines[::-1]))
+    with pytest.raises(RopewalkError, match=r"documents of data\.sources have changed since .*restore them"):
+        extend(recipe_of(own), resume=True)
+    without_record(own["output"], "unpacked", "model")
+    assert extend(recipe_of(own), resume=True)["after"] == summary["after"]
+
+
+def test_other_packed_rows_are_refused_where_no_stage_trains(own):
+    packing = {**own, "output": own["output"] + "-packed"}
+    train = {"steps": 1, "rows_per_step": 1, "pattern": "full", "rope": "theta"}
+    packing["stages"] = [{**train, "context": 64}, {**train, "context": 128}]
+    packing["data"] = {**own["data"], "validation_documents": 60}
+    extend(recipe_of(packing))
+    first, second = json.loads((Path(packing["output"]) / "rows.json").read_text())["rows"]
+    rows = Path(own["output"] + "-rows")
+    shutil.copytree(first, rows)
+    own["data"] = {"rows": [str(rows)]}
+    extend(recipe_of(own))
+    shutil.rmtree(rows)
+    shutil.copytree(second, rows)
+    with pytest.raises(RopewalkError, match=r"the rows in data\.rows have changed since the run in .* began"):
+        extend(recipe_of(own), resume=True)
+
+
+def test_another_model_is_refused(own):
+    summary = extend(recipe_of(own))
+    output = Path(own["output"])
+    assert json.loads((output / "rows.json").read_text())["model"] == model_digest(own["model"])
+    # A folder of an earlier version goes on with the same model.
+    without_record(output, "unpacked", "model")
+    assert extend(recipe_of(own), resume=True)["after"] == summary["after"]
+    change_weights(own["model"])
+    # Cut off after the search: its table is there, and what comes after it is not.
+    shutil.rmtree(output / "model")
+    shutil.rmtree(output / "checkpoints")
+    (output / "evaluation-after.json").unlink()
+    with pytest.raises(
+        RopewalkError, match=r"weights or the config of the model in .*model have changed since"
+    ):
+        extend(recipe_of(own), resume=True)
+
+
+def test_a_table_that_was_found_on_another_model_is_refused(own):
+    extend(recipe_of(own))
+    path = Path(own["output"]) / "factors-stage1.json"
+    table = json.loads(path.read_text())
+    assert table["model"]["digest"] == model_digest(own["model"])
+    path.write_text(json.dumps({**table, "model": {**table["model"], "digest": "0" * 64}}))
+    with pytest.raises(RopewalkError, match=r"factors-stage1\.json does not hold what stage 1 searched for"):
+        extend(recipe_of(own), resume=True)
+
+
+class Told:
+    """A reporter that remembers what it was told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+    def bar(self, label, total):
+        from ropewalk.training.reporter import Silent
+
+        return Silent().bar(label, total)
+
+
+def test_note_summary_and_report_say_where_a_rule_is_better(own, monkeypatch):
+    """As if NTK were better than what the search found on its own rows."""
+    import ropewalk.training.factor_search as factor_search
+
+    found_factors = factor_search.found_factors
+
+    def poor(*args, **options):
+        table = found_factors(*args, **options)
+        return table.model_copy(update={"baselines": {**table.baselines, "ntk": table.best.objective / 2}})
+
+    monkeypatch.setattr(factor_search, "found_factors", poor)
+    said = Told()
+    summary = extend(recipe_of(own), reporter=said)
+    table = read_factors(Path(own["output"]) / "factors-stage1.json")
+    (caution,) = table.cautions()
+    assert "NTK is better than the factors found" in caution
+    assert summary["stages"][0]["search"]["cautions"] == [caution]
+    sentence = caution.removesuffix(".")
+    assert [line for line in said.lines if line.startswith("stage 1: factors for") and sentence in line]
+    assert sentence in write_run_report(Path(own["output"]))[0].read_text()
+
+
+def test_a_search_is_described_with_its_cautions(own):
+    extend(recipe_of(own))
+    table = read_factors(Path(own["output"]) / "factors-stage1.json")
+    table = table.model_copy(update={"baselines": {}})
+    better = dict.fromkeys(table.held_out.baselines, table.held_out.best / 2)
+    good = table.model_copy(update={"held_out": table.held_out.model_copy(update={"baselines": {}})})
+    poor = table.model_copy(update={"held_out": table.held_out.model_copy(update={"baselines": better})})
+    unknown = table.model_copy(update={"held_out": None})
+    described = [describe_search(search_summary(each, "f.json")) for each in (good, poor, unknown)]
+    assert ["Mind: " in text for text in described] == [False, True, True]
+    assert "Mind: on held-out rows" in described[1]
+    assert "Mind: nothing was held out" in described[2]
+    assert not any(text.endswith(".") or ".." in text for text in described)
+    old = search_summary(poor, "f.json")
+    del old["cautions"]
+    assert "Mind" not in describe_search(old)
