@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import io
 import json
 import math
@@ -16,6 +16,12 @@ from ropewalk.errors import RopewalkError
 from ropewalk.files import writing
 from ropewalk.search.algorithm import Job
 from ropewalk.search.space import Candidate
+
+try:
+    import fcntl
+except ImportError:
+    # Windows, where a log has no lock.
+    fcntl = None  # type: ignore[assignment]
 
 
 class Ledger:
@@ -78,7 +84,7 @@ class LogFile(io.TextIOWrapper):
             file = path.open("xb" if mode == "x" else "ab")
         super().__init__(file, encoding="utf-8")
         try:
-            _lock(path, file.fileno(), fcntl.LOCK_EX)
+            _lock(path, file.fileno(), shared=False)
         except RopewalkError:
             self.close()
             raise
@@ -161,24 +167,27 @@ def read_log(path: Path, header: Mapping[str, Any], n_documents: int | None = No
     except OSError as error:
         raise RopewalkError(f"nothing to resume: cannot read {path} ({error})") from error
     with file:
-        _lock(path, file.fileno(), fcntl.LOCK_SH)
+        _lock(path, file.fileno(), shared=True)
         return _read(path, header, n_documents)
 
 
-def _lock(path: Path, file: int, kind: int) -> None:
-    """Keep a log as long as its file is open.
+def _lock(path: Path, file: int, shared: bool) -> None:
+    """Keep a log as long as its file is open, where the file system has locks.
 
     Raises:
         RopewalkError: if another process has it.
     """
+    if fcntl is None:
+        return
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RopewalkError(
             f"another process writes {path}; wait until it is done, or end it if it was left behind"
         ) from error
     except OSError as error:
-        raise RopewalkError(f"cannot lock {path}: {error.strerror or error}") from error
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise RopewalkError(f"cannot lock {path}: {error.strerror or error}") from error
 
 
 def _read(path: Path, header: Mapping[str, Any], n_documents: int | None) -> dict[Job, float]:
