@@ -19,6 +19,7 @@ from ropewalk.search import Candidate, Factors, Goal, Ledger, read_factors, writ
 from ropewalk.search.documents import rows_digest
 from ropewalk.search.factors import FactorsModel, found_factors
 from ropewalk.search.finding import Found, SearchSettings, find
+from ropewalk.search.goal import TITLES
 from ropewalk.search.ledger import begin_log, continue_log
 from ropewalk.training.checkpoint_files import read_record
 from ropewalk.training.documents import model_at_start
@@ -267,7 +268,7 @@ def describe_search(found: Mapping[str, Any]) -> str:
 
 
 def _compared(best: float | None, baselines: Mapping[str, float | None]) -> str:
-    others = ", ".join(f"{name} {_number(value)}" for name, value in baselines.items())
+    others = ", ".join(f"{TITLES.get(name, name)} {_number(value)}" for name, value in baselines.items())
     return f"{_number(best)} ({others})"
 
 
