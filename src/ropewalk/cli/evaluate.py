@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from ropewalk.cli.default_command import DefaultCommand
 from ropewalk.cli.output import JsonOption
 from ropewalk.errors import RopewalkError
 
@@ -16,28 +16,12 @@ MEASURE = "model"
 """The command that ``ropewalk eval MODEL`` means."""
 
 
-class MeasureByDefault(TyperGroup):
-    """``ropewalk eval MODEL`` measures; ``ropewalk eval compare`` and its like do what they say."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Anything but the name of a command is the beginning of MODEL and its options."""
-        if not args or args[0] not in self.commands:
-            args = [MEASURE, *args]
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command to run; the one that measures goes by no name of its own."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return ("" if name == MEASURE else name), command, rest
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     from ropewalk.cli import evaluate_compare
 
     group = typer.Typer(
-        cls=MeasureByDefault,
+        cls=DefaultCommand,
         help="Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
     )
     example = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from ropewalk.cli.default_command import DefaultCommand
 from ropewalk.cli.evaluate import DTYPES
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption
@@ -21,28 +21,12 @@ OBJECTIVES = ("perplexity", "needle")
 BUDGET, DOCUMENTS = 500, 5
 
 
-class RunByDefault(TyperGroup):
-    """``ropewalk search MODEL`` searches; ``ropewalk search show`` and ``import`` do what they say."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Anything but the name of a command is the beginning of MODEL and its options."""
-        if not args or args[0] not in self.commands:
-            args = [RUN, *args]
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command to run; the one that searches goes by no name of its own."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return ("" if name == RUN else name), command, rest
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     from ropewalk.cli import search_tables
 
     group = typer.Typer(
-        cls=RunByDefault,
+        cls=DefaultCommand,
         help="Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
     )
     example = (
