@@ -70,20 +70,15 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     Raises:
         RopewalkError: if one of them cannot be read, or the factors are not for such a checkpoint.
     """
-    from ropewalk.integrations.models import read_config, trained_length
-    from ropewalk.rope import methods_from_config
+    from ropewalk.rope import trained_length
     from ropewalk.search import read_factors
+    from ropewalk.search.imports import checkpoint, method_of
 
     factors = read_factors(file)
-    config = read_config(model).get_text_config()
-    methods = methods_from_config(config.to_dict())
-    if None not in methods:
-        raise RopewalkError(
-            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}), and a "
-            "factor table is for all layers alike; choose a model with one RoPE"
-        )
-    trained = trained_length(config)
-    method = factors.method(methods[None], trained)
+    config = checkpoint(model)
+    current = method_of(config)
+    trained = trained_length(config.values, current)
+    method = factors.method(current, trained)
     if factors.long_factor is None:
         # Short factors alone make nothing longer.
         context = trained
