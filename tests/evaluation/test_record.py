@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import path_digest
-from ropewalk.evaluation.record import RUN, begin, locked, read_record
+from ropewalk.evaluation.record import RUN, begin, read_record
 
 
 def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) -> None:
@@ -29,25 +27,6 @@ def test_foreign_folder_and_file_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match="is a file"):
         begin(tmp_path / "thesis.txt", {})
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_two_processes_do_not_write_into_one_folder(tmp_path: Path) -> None:
-    begin(tmp_path, {})
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from ropewalk.errors import RopewalkError\n"
-        "from ropewalk.evaluation.record import locked\n"
-        "try:\n    with locked(Path(sys.argv[1])): print('mine')\n"
-        "except RopewalkError as error: print(error)\n"
-    )
-
-    def other() -> str:
-        command = [sys.executable, "-c", program, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    with locked(tmp_path):
-        assert "another process is writing" in other()
-    assert other() == "mine\n"
 
 
 def test_digest_of_a_path_is_of_names_and_contents(tmp_path: Path) -> None:

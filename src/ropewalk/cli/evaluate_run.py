@@ -307,7 +307,8 @@ def stores_of(
     from ropewalk.evaluation.finished import FinishedResults
     from ropewalk.evaluation.identity import model_digest
     from ropewalk.evaluation.predictions import PredictionLog
-    from ropewalk.evaluation.record import FINISHED, PREDICTIONS, begin, locked
+    from ropewalk.evaluation.record import FINISHED, PREDICTIONS, begin
+    from ropewalk.io.lock import locked
 
     identity = {
         "model_sha256": None if "address" in facts["backend"] else model_digest(path),
@@ -335,8 +336,8 @@ def stores_of(
     }
     if reads_text(settings):
         known["text"] = inputs_identity([SourceSpec(text)])
+    stack.enter_context(locked(output.out, "give another --out"))
     begin(output.out, known)
-    stack.enter_context(locked(output.out))
     log = stack.enter_context(PredictionLog(output.out / PREDICTIONS))
     return Stores(log, FinishedResults(output.out / FINISHED), samples), noted
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,23 +69,6 @@ def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         if there.get(key) != asked.get(key)
     ]
     return told + [key for key in changed if key != "settings"]
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep a folder that was begun for this process, as long as the context is open.
-
-    Raises:
-        RopewalkError: if another process has it.
-    """
-    with (out / RUN).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RopewalkError(
-                f"another process is writing to {out}; wait until it is done, or give another --out"
-            ) from error
-        yield
 
 
 def summarise(results: Sequence[TaskResult], threshold: float) -> dict[str, Any]:

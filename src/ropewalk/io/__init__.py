@@ -1,0 +1,1 @@
+"""Files of a run: locks and logs, one implementation of each for every room."""
