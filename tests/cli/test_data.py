@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from ropewalk.cli import data
+from ropewalk.cli.app import main
 from ropewalk.errors import RopewalkError
 
 
@@ -153,6 +154,35 @@ def test_bad_input_is_told(
 ) -> None:
     with pytest.raises(RopewalkError, match=message):
         call("pack", corpus, "--tokenizer", tokenizer, "--out", tmp_path / "out", *options)
+
+
+def test_ctrl_c_says_where_the_work_lies_and_how_it_goes_on(
+    corpus: Path,
+    tokenizer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    command = ["data", "pack", str(corpus), "--tokenizer", tokenizer, "--length", "8", "--out", str(out)]
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted_in(place: str, *options: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"ropewalk.data.store.{place}", interrupt)
+            assert main([*command, *options]) == 130
+        return capsys.readouterr().err
+
+    nothing = "error: interrupted: nothing is packed yet; the same command starts again\n"
+    assert interrupted_in("load_tokenizer") == nothing
+    said = f"error: interrupted: what is packed so far lies in {out}; the same command goes on from there\n"
+    assert interrupted_in("_write") == said
+    assert f"in {out}, tokenised documents in {store};" in interrupted_in(
+        "_write", "--token-store", str(store)
+    )
+    assert main(command) == 0
 
 
 @pytest.mark.parametrize("command", ["pack", "merge", "stats", "preview"])

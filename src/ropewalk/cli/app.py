@@ -55,6 +55,7 @@ def quiet_libraries() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     from ropewalk.cli import commands
+    from ropewalk.cli.output import Interrupted
 
     quiet_libraries()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -65,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(args=arguments, prog_name="ropewalk", standalone_mode=False)
         # typer turns Ctrl-C into this status of its own.
         return _fail_once("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+    except Interrupted as error:
+        return _fail_once(f"interrupted: {error}", INTERRUPTED)
     except Echo as error:
         # The first of several processes says it.
         return 1 if error.failed else 2

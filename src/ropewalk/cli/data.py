@@ -23,7 +23,7 @@ from ropewalk.cli.data_options import (
     shares_by_name,
     source_specs,
 )
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, notes, on_interrupt, print_json, results
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def pack_command(
         specs, tokenizer, settings, mixture, ValidationSettings(validation_documents, validation_fraction)
     )
     complete = is_packed(out.expanduser())
-    with packing_progress() as (read, written):
+    with on_interrupt(lambda: _so_far(out, token_store)), packing_progress() as (read, written):
         rows = pack_rows(
             job,
             out,
@@ -230,6 +230,15 @@ def pack_command(
             written=written,
         )
     _show(rows, complete, as_json)
+
+
+def _so_far(out: Path, token_store: Path | None) -> str:
+    from ropewalk.data.rows import WORK
+
+    if not (out.expanduser() / WORK).is_dir():
+        return "nothing is packed yet; the same command starts again"
+    tokens = "" if token_store is None else f", tokenised documents in {token_store}"
+    return f"what is packed so far lies in {out}{tokens}; the same command goes on from there"
 
 
 def merge_command(

@@ -18,6 +18,26 @@ notes = Console(stderr=True, highlight=False)
 """Progress and remarks: stderr, so that stdout holds the result alone."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C; the message says where the work so far lies and how to go on with it."""
+
+
+@contextmanager
+def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
+    """Let Ctrl-C end the program with a sentence of the command's own.
+
+    Args:
+        describe: called after Ctrl-C; where the work so far lies and which command goes on, without a full stop.
+
+    Raises:
+        Interrupted: in place of the KeyboardInterrupt; the program prints it and exits with status 130.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(describe()) from error
+
+
 def results() -> Console:
     """A console for the result on stdout, made late so that it follows a redirected stdout."""
     return Console(highlight=False)
