@@ -14,6 +14,7 @@ import typer
 from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
+from ropewalk.evaluation.predictions import Prediction, PredictionLog
 
 Run = Callable[..., int]
 
@@ -129,6 +130,41 @@ def test_out_holds_results_predictions_figures_and_page(
     assert run(*asked, "--json") == 0
     assert json.loads(capsys.readouterr().out)["results"] == record["results"]
     assert (out / "predictions.jsonl").read_bytes() == before
+
+
+def test_ctrl_c_says_where_the_answers_lie_and_how_to_go_on(
+    run: Run,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    asked = (checkpoint, "--suite", "passkey", "--lengths", 400, "--samples", 2)
+
+    def interrupted_after(answers: int, *options: object) -> str:
+        add, given = PredictionLog.add, []
+
+        def mortal(self: PredictionLog, prediction: Prediction) -> None:
+            if len(given) == answers:
+                raise KeyboardInterrupt
+            given.append(prediction)
+            add(self, prediction)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PredictionLog, "add", mortal)
+            assert run(*asked, *options) == 130
+        return capsys.readouterr().err.splitlines()[-1]
+
+    kept = "nothing is kept without --out; with it, the same command goes on where it was interrupted"
+    assert interrupted_after(1) == f"error: interrupted: {kept}"
+    nothing = "nothing is measured yet; the same command starts again"
+    assert interrupted_after(0, "--out", out) == f"error: interrupted: {nothing}"
+    there = f"the answers and results so far lie in {out}; the same command goes on from there"
+    assert interrupted_after(1, "--out", out) == f"error: interrupted: {there}"
+    first = (out / "predictions.jsonl").read_bytes()
+    assert run(*asked, "--out", out) == 0
+    assert (out / "predictions.jsonl").read_bytes().startswith(first)
 
 
 def test_samples_are_made_once_for_a_tokenizer(

@@ -158,6 +158,10 @@ def test_a_killed_search_goes_on_to_the_same_file(search, tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr(ModelEvaluator, "losses", mortal)
         assert search("--start-tokens", "search", out=killed) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: interrupted: the losses measured so far lie in {tmp_path / 'killed.jsonl'}; the same command with "
+        "--resume goes on from there"
+    )
     assert not killed.exists()
     assert search("--start-tokens", "search", out=killed) == 2
     assert "go on with it by --resume" in capsys.readouterr().err
@@ -188,6 +192,16 @@ def test_a_log_without_its_first_line_is_begun_anew(search, tmp_path):
     assert search() == 2
     assert search("--resume") == 0
     assert (tmp_path / "factors.json").is_file()
+
+
+def test_ctrl_c_before_the_first_loss_says_that_nothing_is_lost(search, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropewalk.integrations.models.load_model", interrupt)
+    assert search() == 130
+    said = "error: interrupted: nothing is measured yet; the same command starts again"
+    assert capsys.readouterr().err.splitlines()[-1] == said
 
 
 def test_other_text_does_not_go_on_with_the_log(search, text, tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ropewalk.cli.default_command import DefaultCommand
-from ropewalk.cli.output import JsonOption
+from ropewalk.cli.output import JsonOption, on_interrupt
 from ropewalk.errors import RopewalkError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -331,13 +331,22 @@ def evaluate_command(
             require_devices(world, choose_device(device))
         return settings, loading, serving, Output(out, samples_dir, as_json)
 
-    with joined(device, "the same command goes on where it was") as world:
+    with on_interrupt(lambda: _so_far(out)), joined(device, "the same command goes on where it was") as world:
         # Every process reads the same command; what is wrong with it is said once.
         settings, loading, serving, output = world.lead(lambda: asked(world))
         if world.size == 1:
             measure(model, settings, text, loading, serving, last if average else None, output)
         else:
             measure_sharded(model, settings, text, loading, parallel, output, world)
+
+
+def _so_far(out: Path | None) -> str:
+    if out is None:
+        return "nothing is kept without --out; with it, the same command goes on where it was interrupted"
+    # A mean of checkpoints has a folder for each.
+    if not any(log.stat().st_size for log in out.rglob("*.jsonl")):
+        return "nothing is measured yet; the same command starts again"
+    return f"the answers and results so far lie in {out}; the same command goes on from there"
 
 
 def names(text: str | None) -> list[str]:

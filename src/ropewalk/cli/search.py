@@ -10,7 +10,7 @@ import typer
 from ropewalk.cli.default_command import DefaultCommand
 from ropewalk.cli.evaluate import DTYPES
 from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption
+from ropewalk.cli.output import JsonOption, on_interrupt
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
@@ -179,9 +179,18 @@ def search_command(
             as_json,
         )
 
-    with joined(device, "go on with --resume") as world:
+    with on_interrupt(lambda: _so_far(out)), joined(device, "go on with --resume") as world:
         # Every process reads the same command; what is wrong with it is said once.
         run(world.lead(asked), world)
+
+
+def _so_far(out: Path) -> str:
+    from ropewalk.cli.search_run import log_file
+
+    log = log_file(out)
+    if not (log.is_file() and log.stat().st_size):
+        return "nothing is measured yet; the same command starts again"
+    return f"the losses measured so far lie in {log}; the same command with --resume goes on from there"
 
 
 def _start_tokens(said: str, length: int) -> tuple[int, ...]:

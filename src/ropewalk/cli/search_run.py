@@ -46,7 +46,12 @@ class Request:
     @property
     def log(self) -> Path:
         """Where losses are kept, line by line."""
-        return self.out.with_suffix(".jsonl")
+        return log_file(self.out)
+
+
+def log_file(out: Path) -> Path:
+    """The log of the search that writes a factor table to ``out``."""
+    return out.with_suffix(".jsonl")
 
 
 @dataclass(frozen=True)
