@@ -19,6 +19,9 @@ os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+# A test's files need not outlive a power cut, and waiting for a busy disk takes longer than most tests.
+os.fsync = lambda file: None
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

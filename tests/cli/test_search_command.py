@@ -1,10 +1,7 @@
 """``ropewalk search`` through the program's own main: a search on a tiny checkpoint, its log, and tables."""
 
-import errno
-import io
 import json
 import math
-import os
 
 import pytest
 
@@ -13,13 +10,12 @@ from ropewalk.cli import search as search_module
 from ropewalk.cli.app import main
 from ropewalk.cli.search_text import beginning, search_text
 from ropewalk.data import load_tokenizer
-from ropewalk.errors import RopewalkError
 from ropewalk.integrations import models
+from ropewalk.io.lock import locked
 from ropewalk.packing import IGNORED
 from ropewalk.rope import LongRope, longrope_attention_factor
-from ropewalk.search import ALGORITHMS, Candidate, Job, Ledger, needles, read_factors
+from ropewalk.search import ALGORITHMS, needles, read_factors
 from ropewalk.search.finding import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
-from ropewalk.search.ledger import LogFile
 from ropewalk.search.objective import ModelEvaluator
 from verify_command_cases import command
 
@@ -394,9 +390,9 @@ def test_a_log_that_another_process_writes_is_left_alone(search, tmp_path, capsy
     (tmp_path / "factors.json").unlink()
     log = tmp_path / "factors.jsonl"
     before = log.read_text()
-    with LogFile(log, "a"):
+    with locked(tmp_path, file=log.name):
         assert search("--resume") == 2
-    assert "another process writes " in capsys.readouterr().err.splitlines()[-1]
+    assert " is writing to " in capsys.readouterr().err.splitlines()[-1]
     assert log.read_text() == before
 
 
@@ -413,17 +409,6 @@ def test_losses_that_are_no_numbers_are_a_failure(search, monkeypatch, capsys):
     monkeypatch.setattr(ModelEvaluator, "_losses", lambda self, methods, _: [math.inf] * len(methods))
     assert search() == 1
     assert "no candidate has a finite objective" in capsys.readouterr().err
-
-
-def test_a_disk_that_is_full_ends_the_search_in_a_sentence():
-    class Full(io.StringIO):
-        name = "factors.jsonl"
-
-        def write(self, _):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(RopewalkError, match=r"cannot write factors.jsonl: No space left on device"):
-        Ledger(file=Full()).add(Job(Candidate((1.0,)), 0), 1.0)
 
 
 def test_infinite_baselines_are_null(search, monkeypatch, tmp_path, capsys):

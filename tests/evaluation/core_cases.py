@@ -1,9 +1,7 @@
 """Tokenizers, samples, results and a backend that tests of the evaluation's core make themselves."""
 
 import json
-import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,17 +159,6 @@ def perplexity_result(nats: Sequence[Any], tokens: Sequence[int], score: float, 
 def through_json(value: Any) -> Any:
     """What a strict reader of JSON gets."""
     return json.loads(json.dumps(value, allow_nan=False))
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """The system refuses to let a file grow beyond so many bytes, in the middle of a line if need be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -3,10 +3,12 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from core_cases import WILD_TEXTS, files_no_larger_than, percent_result, perplexity_result, through_json
+from core_cases import WILD_TEXTS, percent_result, perplexity_result, through_json
+from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.finished import FinishedResults
 from ropewalk.evaluation.results import PositionBin, TaskResult
@@ -76,17 +78,6 @@ def test_run_that_is_killed_at_any_byte_keeps_the_lines_before(tmp_path: Path) -
         assert path.read_bytes() == content
 
 
-def test_disk_that_is_full_for_a_while_costs_one_result(tmp_path: Path) -> None:
-    path = tmp_path / "f.jsonl"
-    finished = add_all(path, RESULTS[:1])
-    with (
-        files_no_larger_than(path.stat().st_size + 20),
-        pytest.raises(RopewalkError, match=r"cannot write .*: File too large"),
-    ):
-        finished.add(RESULTS[1])
-    assert_holds(FinishedResults(path), RESULTS[:1])
-
-
 def test_file_whose_disk_was_full_for_a_while_can_still_be_read(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     finished = add_all(path, RESULTS[:1])
@@ -100,13 +91,39 @@ def test_file_whose_disk_was_full_for_a_while_can_still_be_read(tmp_path: Path) 
 def test_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     path.write_text(f"{json.dumps(through_json(RESULTS[0].to_json()))}\n{line}\n")
-    with pytest.raises(RopewalkError, match=r"f\.jsonl holds what is no result"):
+    with pytest.raises(RopewalkError, match=r"^line 2 of .*f\.jsonl is damaged: "):
         FinishedResults(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"suite": []}, "suite is []"),
+        ({"length": "4k"}, "length is '4k'"),
+        ({"n": 2.0}, "n is 2.0"),
+        ({"score": "3.5"}, "score is '3.5'"),
+        ({"score": True}, "score is True"),
+        ({"ci95": [1.0]}, "not enough values"),
+        ({"ci95": [1.0, "2"]}, "high is '2'"),
+        ({"unit": "share"}, "unit is 'share'"),
+        ({"status": "okay"}, "unknown status 'okay'"),
+        ({"details": 5}, "details is 5"),
+        ({"samples": [7]}, "a position or a sample is not a JSON object"),
+        ({"positions": [{"start": 0}]}, "it has no 'end'"),
+        ({"positions": [{**BINS[0].to_json(), "perplexity": "3"}]}, "perplexity is '3'"),
+    ],
+)
+def test_value_that_no_result_has_is_named(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps({**RESULTS[0].to_json(), **change}) + "\n")
+    with pytest.raises(RopewalkError) as refused:
+        FinishedResults(path)
+    assert str(refused.value).startswith(f"line 1 of {path} is damaged: {reason}")
 
 
 def test_path_that_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=r"cannot read .*: Is a directory"):
         FinishedResults(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RopewalkError, match="cannot write"):
-        FinishedResults(tmp_path / "file" / "f.jsonl").add(RESULTS[0])
+    with pytest.raises(RopewalkError, match=r"cannot read .*: Not a directory"):
+        FinishedResults(tmp_path / "file" / "f.jsonl")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_cases import WILD_TEXTS, answered, asked_sample, byte_tokenizer, files_no_larger_than, lines_of
-from ropewalk.errors import RopewalkError
+from core_cases import WILD_TEXTS, answered, asked_sample, byte_tokenizer, lines_of
+from disk_cases import files_no_larger_than
+from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.predictions import (
     Prediction,
@@ -27,9 +28,9 @@ WILD = [answered(sample, f"{text} 7") for sample, text in zip(SAMPLES, WILD_TEXT
 
 
 def written(path: Path, predictions: list[Prediction]) -> bytes:
-    with PredictionLog(path) as log:
-        for each in predictions:
-            log.add(each)
+    log = PredictionLog(path)
+    for each in predictions:
+        log.add(each)
     return path.read_bytes()
 
 
@@ -52,7 +53,7 @@ def test_any_answer_survives_its_line(text: str, tmp_path: Path) -> None:
     content = written(tmp_path / "p.jsonl", [prediction])
     assert content.count(b"\n") == 1
     assert content.isascii()
-    assert list(read_predictions(tmp_path / "p.jsonl")) == [prediction]
+    assert read_predictions(tmp_path / "p.jsonl") == [prediction]
     assert list(PredictionLog(tmp_path / "p.jsonl").known.values()) == [prediction]
 
 
@@ -74,61 +75,59 @@ def test_run_that_is_killed_at_any_byte_goes_on_without_loss_or_repetition(tmp_p
         path.write_bytes(content[:cut])
         complete = sum(end <= cut for end in ends)
         # Who only reads passes over the unfinished line and leaves the file as it is.
-        assert list(read_predictions(path)) == chosen[:complete]
+        assert read_predictions(path) == chosen[:complete]
         assert path.stat().st_size == cut
-        with PredictionLog(path) as log:
-            assert list(log.known.values()) == chosen[:complete]
-            for sample, prediction in zip(SAMPLES[1:3], chosen, strict=True):
-                if log.get(sample) is None:
-                    log.add(prediction)
+        log = PredictionLog(path)
+        assert list(log.known.values()) == chosen[:complete]
+        for sample, prediction in zip(SAMPLES[1:3], chosen, strict=True):
+            if log.get(sample) is None:
+                log.add(prediction)
         assert path.read_bytes() == content
 
 
 def test_lines_are_in_the_file_before_the_next_answer(tmp_path: Path) -> None:
     """A process that is killed flushes nothing."""
     path = tmp_path / "folder" / "p.jsonl"
-    with PredictionLog(path) as log:
-        for number, each in enumerate(WILD, start=1):
-            log.add(each)
-            assert len(lines_of(path)) == number
+    log = PredictionLog(path)
+    for number, each in enumerate(WILD, start=1):
+        log.add(each)
+        assert len(lines_of(path)) == number
 
 
 def test_nothing_is_written_before_the_first_answer(tmp_path: Path) -> None:
-    with PredictionLog(tmp_path / "folder" / "p.jsonl") as log:
-        assert log.get(SAMPLES[0]) is None
+    assert PredictionLog(tmp_path / "folder" / "p.jsonl").get(SAMPLES[0]) is None
     assert list(tmp_path.iterdir()) == []
-    assert list(read_predictions(tmp_path / "none.jsonl")) == []
+    assert read_predictions(tmp_path / "none.jsonl") == []
 
 
 def test_log_without_a_path_keeps_predictions_in_memory() -> None:
-    with PredictionLog() as log:
-        log.add(WILD[0])
+    log = PredictionLog()
+    log.add(WILD[0])
     assert log.get(SAMPLES[0]) == WILD[0]
 
 
 def test_disk_that_is_full_in_the_middle_of_a_line_costs_that_line_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     first = len(written(path, WILD[:1]))
-    with PredictionLog(path) as log, files_no_larger_than(first + 40):
-        with pytest.raises(
-            RopewalkError, match=r"cannot write .*p\.jsonl: File too large; the answers before"
-        ):
-            log.add(WILD[1])
-        assert log.get(SAMPLES[1]) is None
-    with PredictionLog(path) as log:
-        assert list(log.known.values()) == WILD[:1]
+    log = PredictionLog(path)
+    said = r"cannot write .*p\.jsonl: File too large; the lines before it are kept"
+    with files_no_larger_than(first + 40), pytest.raises(RunFailure, match=said):
         log.add(WILD[1])
-    assert list(read_predictions(path)) == WILD[:2]
+    assert log.get(SAMPLES[1]) is None
+    log = PredictionLog(path)
+    assert list(log.known.values()) == WILD[:1]
+    log.add(WILD[1])
+    assert read_predictions(path) == WILD[:2]
 
 
 def test_log_whose_disk_was_full_for_a_while_can_still_be_read(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     first = len(written(path, WILD[:1]))
-    with PredictionLog(path) as log:
-        with files_no_larger_than(first + 40), pytest.raises(RopewalkError, match="cannot write"):
-            log.add(WILD[1])
-        log.add(WILD[2])
-    assert list(read_predictions(path)) == [WILD[0], WILD[2]]
+    log = PredictionLog(path)
+    with files_no_larger_than(first + 40), pytest.raises(RunFailure, match="cannot write"):
+        log.add(WILD[1])
+    log.add(WILD[2])
+    assert read_predictions(path) == [WILD[0], WILD[2]]
 
 
 def test_file_size_limit_is_the_system_s_own() -> None:
@@ -142,15 +141,14 @@ def test_file_size_limit_is_the_system_s_own() -> None:
 def test_answer_given_twice_is_refused_and_not_written(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     content = written(path, WILD[:1])
-    with PredictionLog(path) as log, pytest.raises(RopewalkError, match="niah, sample 0, was answered twice"):
-        log.add(WILD[0])
+    with pytest.raises(RopewalkError, match="niah, sample 0, was answered twice"):
+        PredictionLog(path).add(WILD[0])
     assert path.read_bytes() == content
 
 
 def test_answer_to_another_prompt_is_never_taken_for_this_one(tmp_path: Path) -> None:
     log = PredictionLog(tmp_path / "p.jsonl")
     log.add(WILD[1])
-    log.__exit__(None, None, None)
     log = PredictionLog(tmp_path / "p.jsonl")
     assert log.get(SAMPLES[1]) == WILD[1]
     with pytest.raises(RopewalkError, match="another prompt for niah at 64 tokens, sample 1; give another"):
@@ -177,41 +175,34 @@ GOOD = json.dumps(WILD[0].to_json())
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "reason"),
     [
-        "{",
-        "",
-        "[]",
-        "5",
-        "null",
-        '"text"',
-        "{}",
-        "\x00" * 40,
-        GOOD.replace('"task"', '"tusk"'),
-        GOOD.replace('"references": [', '"references": 5, "x": ['),
-        GOOD + GOOD,
-        GOOD.replace('"ruler"', "[]"),
+        ("{", "Expecting property name"),
+        (GOOD.replace('"task"', '"tusk"'), "it has no 'task'"),
+        (GOOD.replace('"references": [', '"references": 5, "x": ['), "references is 5"),
+        (GOOD.replace('"references": [', '"references": [7, '), "references are [7, "),
+        (GOOD.replace('"ruler"', "[]"), "suite is []"),
+        (GOOD.replace('"index": 0', '"index": "0"'), "index is '0'"),
+        (GOOD.replace('"index": 0', '"index": false'), "index is False"),
+        (GOOD.replace('"score": ', '"score": null, "x": '), "score is None"),
+        (GOOD.replace('"metric": "', '"metric": "no '), "there is no metric 'no "),
+        (GOOD[:-1] + ', "extra": 1}', "Prediction.__init__() got an unexpected keyword argument 'extra'"),
     ],
 )
-def test_line_that_is_no_prediction_is_named(line: str, tmp_path: Path) -> None:
+def test_line_that_is_no_prediction_is_named(line: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(f"{GOOD}\n{line}\n")
-    with pytest.raises(RopewalkError, match=r"^line 2 of .*p\.jsonl is no prediction"):
+    with pytest.raises(RopewalkError) as refused:
         PredictionLog(path)
+    assert str(refused.value).startswith(f"line 2 of {path} is damaged: {reason}")
+    assert str(refused.value).endswith("or delete the line: its sample is then asked again")
     assert path.read_text() == f"{GOOD}\n{line}\n"
-
-
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b"\xff\xfe\x80\n")
-    with pytest.raises(RopewalkError, match="line 1 of"):
-        PredictionLog(path)
 
 
 def test_same_sample_twice_in_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(f"{GOOD}\n{GOOD}\n")
-    with pytest.raises(RopewalkError, match=r"line 2 of .* repeats a sample of niah"):
+    with pytest.raises(RopewalkError, match=r"line 2 of .* is damaged: it repeats sample 0 of niah"):
         PredictionLog(path)
 
 
@@ -219,8 +210,5 @@ def test_path_that_is_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=r"cannot read .*: Is a directory"):
         PredictionLog(tmp_path)
     (tmp_path / "file").write_text("")
-    with (
-        PredictionLog(tmp_path / "file" / "p.jsonl") as log,
-        pytest.raises(RopewalkError, match="cannot write"),
-    ):
-        log.add(WILD[0])
+    with pytest.raises(RopewalkError, match=r"cannot read .*: Not a directory"):
+        PredictionLog(tmp_path / "file" / "p.jsonl")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from core_cases import CHAT, WILD_TEXTS, asked_sample, byte_tokenizer, files_no_larger_than
+from core_cases import CHAT, WILD_TEXTS, asked_sample, byte_tokenizer
+from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample

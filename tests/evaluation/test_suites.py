@@ -181,9 +181,12 @@ def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path:
     first, second, third = Served(most=4), Served(), Served()
 
     def run(served: Served) -> list[TaskResult]:
-        with PredictionLog(tmp_path / "predictions.jsonl") as log:
-            stores = Stores(log, FinishedResults(tmp_path / "finished.jsonl"), tmp_path / "samples")
-            return evaluate(Subject(tokenizer, served), asked, stores=stores)
+        log, results = (
+            PredictionLog(tmp_path / "predictions.jsonl"),
+            FinishedResults(tmp_path / "finished.jsonl"),
+        )
+        stores = Stores(log, results, tmp_path / "samples")
+        return evaluate(Subject(tokenizer, served), asked, stores=stores)
 
     with pytest.raises(RunFailure):
         run(first)

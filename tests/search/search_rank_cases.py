@@ -23,6 +23,7 @@ from ropewalk.search import (
     goal_of,
     search,
 )
+from ropewalk.search.ledger import search_log
 from toy_objective import ToyEvaluator
 
 TRAINED, TARGET = 32, 96
@@ -86,7 +87,7 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     calls = []
     with ExitStack() as stack:
         leads = world is None or world.leads
-        file = stack.enter_context(Path(log).open("x")) if leads else None
+        ledger = stack.enter_context(search_log(Path(log), {}, False)) if leads else Ledger()
         result = search(
             space,
             evaluator,
@@ -95,7 +96,7 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
             budget=70,
             seed=5,
             racing=racing,
-            ledger=Ledger(file=file),
+            ledger=ledger,
             progress=lambda *call: calls.append(call),
         )
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}

@@ -6,7 +6,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.search import Candidate, Job, Ledger, Space, evolve, search
-from ropewalk.search.ledger import begin_log, read_log
+from ropewalk.search.ledger import read_log, search_log
 from toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)
@@ -84,27 +84,27 @@ def test_a_search_that_was_cut_off_goes_on_to_the_same_result(tmp_path, racing, 
                     raise Killed
                 yield each
 
-    with begin_log(path, header) as file, pytest.raises(Killed):
-        run(Mortal(OPTIMUM), racing=racing, ledger=Ledger(file=file))
+    with search_log(path, header, False) as ledger, pytest.raises(Killed):
+        run(Mortal(OPTIMUM), racing=racing, ledger=ledger)
     # A process that is killed while it writes leaves half a line.
     with path.open("a") as file:
         file.write('{"rescale_factors": [1.0, 1.')
-    known = read_log(path, header)
-    assert len(known) == after
     rest = ToyEvaluator(OPTIMUM)
-    with path.open("a") as file:
-        assert run(rest, racing=racing, ledger=Ledger(known, file)) == whole
+    with search_log(path, header, True) as ledger:
+        assert len(ledger.known) == after
+        assert run(rest, racing=racing, ledger=ledger) == whole
     assert len(rest.asked) == whole.forwards - after
     assert len(read_log(path, header)) == whole.forwards
 
 
 def test_a_log_of_another_search_is_refused(tmp_path):
     path = tmp_path / "search.jsonl"
-    begin_log(path, {"seed": 3, "text": "a.jsonl"}).close()
+    with search_log(path, {"seed": 3, "text": "a.jsonl"}, False):
+        pass
     with pytest.raises(RopewalkError, match=r"its text is 'a.jsonl', and here it is 'b.jsonl'"):
         read_log(path, {"seed": 3, "text": "b.jsonl"})
-    with pytest.raises(RopewalkError, match="holds a search already"):
-        begin_log(path, {"seed": 3})
+    with pytest.raises(RopewalkError, match="holds a search already"), search_log(path, {"seed": 3}, False):
+        pass
 
 
 def test_a_ledger_answers_what_it_knows_and_counts_it_once():

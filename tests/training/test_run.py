@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.training import extend
-from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.metrics import LOST
 from ropewalk.training.preflight import plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.reporter import Silent
 from tiny import save_tokenizer
 
 
@@ -82,6 +83,49 @@ def test_a_finished_run_resumed_gives_its_summary_again(finished):
     again = extend(recipe_of(values), resume=True)
     assert again["after"] == summary["after"]
     assert len(losses(Path(values["output"]))) == 40
+
+
+def test_a_resumed_run_does_not_go_on_without_the_steps_that_it_has_done(finished):
+    values, _ = finished
+    path = Path(values["output"]) / "metrics.jsonl"
+    content = path.read_bytes()
+    lost, notes = path.with_name(LOST), []
+
+    class Reporter(Silent):
+        def note(self, text):
+            notes.append(text)
+
+    class Reached(Exception):
+        pass
+
+    def resume():
+        with pytest.MonkeyPatch.context() as patch:
+            # What comes after training is not of interest here.
+            patch.setattr("ropewalk.training.run._short_factors", lambda *_: (_ for _ in ()).throw(Reached))
+            extend(recipe_of(values), resume=True, reporter=Reporter())
+
+    try:
+        lines = content.splitlines(keepends=True)
+        path.write_bytes(lines[0] + b"\xff" + b"".join(lines[1:]))
+        with pytest.raises(RopewalkError, match=f"line 2 of {path} is damaged: 'utf-8'"):
+            resume()
+        path.unlink()
+        with pytest.raises(
+            RopewalkError, match="lacks 40 of the 40 steps that are done, from step 1 of stage 1 on"
+        ):
+            resume()
+        path.write_bytes(b"".join(lines[:30]))
+        with pytest.raises(
+            RopewalkError, match="lacks 10 of the 40 steps that are done, from step 11 of stage 2 on"
+        ):
+            resume()
+        lost.touch()
+        with pytest.raises(Reached):
+            resume()
+        assert [note for note in notes if f"as {LOST} allows" in note]
+    finally:
+        lost.unlink(missing_ok=True)
+        path.write_bytes(content)
 
 
 def test_the_same_recipe_gives_the_same_losses(recipe_values, tmp_path):
@@ -492,12 +536,6 @@ def test_a_corpus_eaten_by_validation_says_so(recipe_values, tmp_path, capsys):
     recipe_values["data"]["validation_documents"] = 500
     file = write(tmp_path / "recipe.yaml", recipe_values)
     assert "120 more are held out for validation" in refused(capsys, "extend", file)
-
-
-def test_a_broken_line_of_metrics_ends_what_is_read(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.path.write_bytes(b'{"stage": 0, "step": 1}\n\x00\x00\n{"stage": 0, "step": 3}\n{"st')
-    assert log.read() == [{"stage": 0, "step": 1}]
 
 
 def test_frequencies_of_transformers_own_are_not_rounded_with_the_weights(recipe_values, monkeypatch):

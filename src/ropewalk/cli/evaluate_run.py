@@ -338,8 +338,8 @@ def stores_of(
         known["text"] = inputs_identity([SourceSpec(text)])
     stack.enter_context(locked(output.out, "give another --out"))
     begin(output.out, known)
-    log = stack.enter_context(PredictionLog(output.out / PREDICTIONS))
-    return Stores(log, FinishedResults(output.out / FINISHED), samples), noted
+    predictions, finished = PredictionLog(output.out / PREDICTIONS), FinishedResults(output.out / FINISHED)
+    return Stores(predictions, finished, samples), noted
 
 
 def materials_identity(settings: Settings) -> dict[str, Any]:

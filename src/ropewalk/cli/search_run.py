@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ropewalk.search.factors import Factors, FactorsModel
     from ropewalk.search.finding import Found, SearchSettings
     from ropewalk.search.goal import Goal
-    from ropewalk.search.ledger import LogFile
 
 LOG_FORMAT = "ropewalk-search/1"
 
@@ -88,19 +87,21 @@ def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, worl
     """The search itself, with its log and its progress."""
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.search.finding import find
-    from ropewalk.search.ledger import Ledger
+    from ropewalk.search.ledger import Ledger, search_log
     from ropewalk.training.reporter import search_progress
 
-    files: list[LogFile] = []
+    text = ready.text
+    ledgers: list[Ledger] = []
 
     def known() -> dict[Job, float]:
-        losses, file = _log(asked, ready, _header(asked, ready, loaded))
-        files.append(stack.enter_context(file))
-        return losses
+        header, rows = _header(asked, ready, loaded), len(text.rows) + len(text.short_rows)
+        ledgers.append(stack.enter_context(search_log(asked.log, header, asked.resume, rows)))
+        if ledgers[0].known:
+            notes.print(f"going on after {len(ledgers[0].known):,} forwards", soft_wrap=True)
+        return ledgers[0].known
 
     losses = world.lead(known)
-    ledger = Ledger(losses, files[0] if files else None)
-    text = ready.text
+    ledger = ledgers[0] if ledgers else Ledger(losses)
     if world.leads:
         rules = len(ready.goal.baselines())
         besides = rules * (len(text.rows) + len(text.short_rows)) + (1 + rules) * len(text.held_out)
@@ -181,7 +182,7 @@ def _check_files(asked: Request) -> None:
         raise RopewalkError(f"--out {asked.out} is a factor table, whose name ends in .json")
     if asked.out.exists():
         raise RopewalkError(f"{asked.out} exists already; remove it or give another --out")
-    if asked.log.exists() and not asked.resume:
+    if not asked.resume and asked.log.exists() and asked.log.stat().st_size:
         raise RopewalkError(
             f"{asked.log} holds a search already; go on with it by --resume, or give another --out"
         )
@@ -238,21 +239,6 @@ def _header(asked: Request, ready: Prepared, loaded: Any) -> dict[str, Any]:
         "start_tokens": list(settings.start_tokens),
         "dtype": str(loaded.dtype).removeprefix("torch."),
     }
-
-
-def _log(asked: Request, ready: Prepared, header: dict[str, Any]) -> tuple[dict[Job, float], LogFile]:
-    """The losses that the log holds, and its file to add to."""
-    from ropewalk.search.ledger import begin_log, continue_log
-
-    if asked.resume and not asked.log.stat().st_size:
-        # An empty one was killed before its first line.
-        asked.log.unlink()
-        return {}, begin_log(asked.log, header)
-    if not asked.resume:
-        return {}, begin_log(asked.log, header)
-    known, file = continue_log(asked.log, header, len(ready.text.rows) + len(ready.text.short_rows))
-    notes.print(f"going on after {len(known):,} forwards", soft_wrap=True)
-    return known, file
 
 
 def _table(asked: Request, ready: Prepared, loaded: Any, found: Found) -> Factors:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
-from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.predictions import append_line
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.io.json_lines import append_line, read_lines
 
 Key = tuple[str, str, int | None]
 
@@ -17,28 +14,16 @@ class FinishedResults:
     """A JSONL file of results that grows by whole lines; without a path it is kept in memory alone.
 
     Raises:
-        RopewalkError: if the file cannot be read or holds what is no result.
+        RopewalkError: if the file cannot be read, or naming a line that is no result.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.known: dict[Key, TaskResult] = {}
-        if path is None or not path.exists():
-            return
-        complete = 0
-        try:
-            with path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    complete += len(line)
-                    self._keep(TaskResult.from_json(json.loads(line)))
-            if path.stat().st_size > complete:
-                os.truncate(path, complete)
-        except OSError as error:
-            raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise RopewalkError(f"{path} holds what is no result: {error}") from error
+        if path is not None:
+            advice = "restore the file, or delete the line: its task is then measured again"
+            for result in read_lines(path, lambda _, values: TaskResult.from_json(values), advice):
+                self._keep(result)
 
     def get(self, suite: str, task: str, length: int | None) -> TaskResult | None:
         """A result that is known."""
@@ -50,15 +35,8 @@ class FinishedResults:
         Raises:
             RunFailure: if it cannot be written; the lines before it stay.
         """
-        if self.path is None:
-            self._keep(result)
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
-                append_line(file, json.dumps(result.to_json()) + "\n")
-        except OSError as error:
-            raise RunFailure(f"cannot write {self.path}: {error.strerror or error}") from error
+        if self.path is not None:
+            append_line(self.path, result.to_json())
         self._keep(result)
 
     def _keep(self, result: TaskResult) -> None:

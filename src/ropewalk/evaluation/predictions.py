@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
+from ropewalk.io.json_lines import append_line, check_types, read_lines
 
 Key = tuple[str, str, int, int]
+
+
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("suite", "task", "prompt_sha256", "prediction", "metric"), (str,)),
+    **dict.fromkeys(("length", "index", "prompt_tokens", "bos_count"), (int,)),
+    **dict.fromkeys(("score", "fill"), (int, float)),
+    "references": (list, tuple),
+    "new_tokens": (int, _NONE),
+    "finished": (bool, _NONE),
+    "details": (dict,),
+}
+"""Types of a prediction's values in JSON."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,16 @@ class Prediction:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prediction:
-        """What :meth:`to_json` wrote."""
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is something else.
+        """
+        check_types(value, _TYPES)
+        if not all(isinstance(each, str) for each in value["references"]):
+            raise TypeError(f"references are {value['references']!r}")
+        if value["metric"] not in METRICS:
+            raise ValueError(f"there is no metric {value['metric']!r}")
         return cls(**{**value, "references": tuple(value["references"])})
 
 
@@ -102,19 +122,13 @@ def prompt_digest(sample: Sample) -> str:
 class PredictionLog:
     """A JSONL file of predictions that grows by whole lines; without a path it is kept in memory alone.
 
-    A line that a killed run left unfinished is cut off when the file is opened again.
-
     Raises:
-        RopewalkError: if the file holds what is no prediction, or the same sample twice.
+        RopewalkError: as :func:`read_predictions`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.known: dict[Key, Prediction] = {}
-        self._file: Any = None
-        if path is not None:
-            for prediction in read_predictions(path, mend=True):
-                self.known[prediction.key] = prediction
+        self.known = {} if path is None else {each.key: each for each in read_predictions(path)}
 
     def get(self, sample: Sample) -> Prediction | None:
         """What is known of a sample.
@@ -134,81 +148,31 @@ class PredictionLog:
         """Write one line.
 
         Raises:
+            RopewalkError: if the sample has a prediction already.
             RunFailure: if it cannot be written; the lines before it stay.
         """
         if prediction.key in self.known:
             raise RopewalkError(f"{prediction.task}, sample {prediction.index}, was answered twice")
         if self.path is not None:
-            line = json.dumps(prediction.to_json()) + "\n"
-            try:
-                if self._file is None:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    self._file = self.path.open("ab", buffering=0)
-                append_line(self._file, line)
-            except OSError as error:
-                raise RunFailure(
-                    f"cannot write {self.path}: {error.strerror or error}; the answers before are kept, and the same "
-                    "command goes on from them"
-                ) from error
+            append_line(self.path, prediction.to_json())
         self.known[prediction.key] = prediction
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def append_line(file: Any, line: str) -> None:
-    """Write a whole ASCII line at the end of an unbuffered file, or nothing of it.
+def read_predictions(path: Path) -> list[Prediction]:
+    """The predictions of a file, in its order; none if there is no file. An unfinished last line is passed over.
 
     Raises:
-        OSError: if the disk is full, say; what was written of the line is cut off again.
+        RopewalkError: if the file cannot be read, or naming a line that is no prediction, or a sample's second.
     """
-    end = file.seek(0, os.SEEK_END)
-    view = memoryview(line.encode("ascii"))
-    try:
-        while view:
-            view = view[file.write(view) :]
-    except OSError:
-        file.truncate(end)
-        raise
-
-
-def read_predictions(path: Path, mend: bool = False) -> Iterable[Prediction]:
-    """The predictions of a file, in its order; none if there is no file.
-
-    Args:
-        path: of the JSONL file.
-        mend: cut an unfinished last line off; otherwise it is passed over.
-
-    Raises:
-        RopewalkError: if the file cannot be read, holds what is no prediction, or the same sample twice.
-    """
-    if not path.exists():
-        return
     seen: set[Key] = set()
-    complete = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                complete += len(line)
-                try:
-                    prediction = Prediction.from_json(json.loads(line))
-                    known = prediction.key in seen
-                except (ValueError, TypeError, KeyError) as error:
-                    raise RopewalkError(f"line {number} of {path} is no prediction: {error}") from error
-                if known:
-                    raise RopewalkError(f"line {number} of {path} repeats a sample of {prediction.task}")
-                seen.add(prediction.key)
-                yield prediction
-        if mend and path.stat().st_size > complete:
-            os.truncate(path, complete)
-    except OSError as error:
-        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def parse(number: int, values: dict[str, Any]) -> Prediction:
+        prediction = Prediction.from_json(values)
+        if prediction.key in seen:
+            raise ValueError(f"it repeats sample {prediction.index} of {prediction.task}")
+        seen.add(prediction.key)
+        return prediction
+
+    return list(
+        read_lines(path, parse, "restore the file, or delete the line: its sample is then asked again")
+    )

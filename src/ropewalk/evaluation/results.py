@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
+from ropewalk.io.json_lines import check_types
 
 Status = Literal["ok", "not run"]
 Unit = Literal["percent", "perplexity"]
@@ -18,6 +19,24 @@ ITSELF = "the model itself"
 
 SAMPLES = "samples_sha256"
 """Key in a result's details: a digest of what was asked, equal for two results on the same samples."""
+
+
+_NUMBER = (int, float, type(None))
+_TYPES_OF_RESULT: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("suite", "task", "status", "unit"), (str,)),
+    "length": (int, type(None)),
+    "n": (int,),
+    "score": _NUMBER,
+    "reason": (str, type(None)),
+    "details": (Mapping,),
+    **dict.fromkeys(("ci95", "positions", "samples"), (list, tuple)),
+}
+_TYPES_OF_BIN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("start", "end", "n_tokens", "n_windows"), (int,)),
+    "perplexity": _NUMBER,
+    "ci95": (list, tuple),
+}
+"""Types of the values in JSON."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,7 @@ class PositionBin:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PositionBin:
+        check_types(value, _TYPES_OF_BIN)
         return cls(
             value["start"],
             value["end"],
@@ -134,6 +154,7 @@ class TaskResult:
         Raises:
             RopewalkError: if the value is no object, or names no unit: ropewalk once wrote shares of 1 in place
                 of percent.
+            KeyError, TypeError, ValueError: if a value is missing or something else.
         """
         if not isinstance(value, Mapping):
             raise RopewalkError(f"a result is an object, got {value!r}")
@@ -141,6 +162,12 @@ class TaskResult:
             raise RopewalkError(
                 f"the result of {value.get('task')} names no unit: an older ropewalk wrote it; measure again"
             )
+        value = {"details": {}, "positions": [], "samples": [], **value}
+        check_types(value, _TYPES_OF_RESULT)
+        if value["unit"] not in get_args(Unit):
+            raise ValueError(f"unit is {value['unit']!r}")
+        if not all(isinstance(each, Mapping) for each in (*value["positions"], *value["samples"])):
+            raise TypeError("a position or a sample is not a JSON object")
         return cls(
             value["suite"],
             value["task"],
@@ -150,10 +177,10 @@ class TaskResult:
             _interval(value["ci95"]),
             value["status"],
             value["reason"],
-            value.get("details", {}),
-            tuple(PositionBin.from_json(each) for each in value.get("positions", ())),
+            value["details"],
+            tuple(PositionBin.from_json(each) for each in value["positions"]),
             value["unit"],
-            tuple(value.get("samples", ())),
+            tuple(value["samples"]),
         )
 
 
@@ -167,4 +194,5 @@ def _number(value: float | None) -> float:
 
 def _interval(value: list[float | None]) -> Interval:
     low, high = value
+    check_types({"low": low, "high": high}, dict.fromkeys(("low", "high"), _NUMBER))
     return _number(low), _number(high)

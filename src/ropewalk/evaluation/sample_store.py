@@ -13,6 +13,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample, Task
 from ropewalk.files import replacing
+from ropewalk.io.json_lines import strict_json
 
 FORMAT = 1
 """Of the files and of the generators: what changes the prompts of a task raises it."""
@@ -66,13 +67,15 @@ def stored_samples(
 
 def _read(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
     try:
-        with path.open(encoding="utf-8") as file:
-            if json.loads(file.readline()) != identity:
+        with path.open("rb") as file:
+            if strict_json(file.readline()) != identity:
                 raise RopewalkError(f"{path} holds other samples than its name says; delete it")
             value: Any = {}
             read = 0
             for line in file:
-                value = json.loads(line)
+                value = strict_json(line)
+                if not isinstance(value, dict):
+                    raise TypeError("a line of it is not a JSON object")
                 if "samples" not in value:
                     yield Sample.from_json(value)
                     read += 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from ropewalk.search.documents import rows_digest
 from ropewalk.search.factors import FactorsModel, found_factors
 from ropewalk.search.finding import Found, SearchSettings, find
 from ropewalk.search.goal import TITLES
-from ropewalk.search.ledger import begin_log, continue_log
+from ropewalk.search.ledger import search_log
 from ropewalk.training.checkpoint_files import read_record
 from ropewalk.training.documents import model_at_start
 from ropewalk.training.material import Material, factors_file, search_material, short_penalty
@@ -88,19 +88,18 @@ def searched_factors(
     )
     header = team.world.lead(lambda: _header(search, recipe, chosen, material))
     with ExitStack() as stack:
-        opened: list[IO[str]] = []
+        ledgers: list[Ledger] = []
 
         def begin() -> dict[Any, float]:
-            known, file = _log(path.with_suffix(".jsonl"), header)
-            opened.append(stack.enter_context(file))
-            return known
+            log = path.with_suffix(".jsonl")
+            ledgers.append(stack.enter_context(search_log(log, header, log.exists())))
+            return ledgers[0].known
 
         known = team.world.lead(begin)
         if known:
             reporter.note(f"{search.label}: the search goes on after {len(known)} forwards")
-        found = _find(
-            search, recipe, chosen, material, Ledger(known, opened[0] if opened else None), reporter, team
-        )
+        ledger = ledgers[0] if ledgers else Ledger(known)
+        found = _find(search, recipe, chosen, material, ledger, reporter, team)
     table = team.world.lead(lambda: _write(search, recipe, chosen, material, found, path))
     reporter.note(f"{search.label}: {describe_search(search_summary(table, path.name))}")
     return table
@@ -163,14 +162,6 @@ def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: Materi
         "precision": chosen.precision,
         "documents_sha256": rows_digest([*material.rows, *material.short]),
     }
-
-
-def _log(path: Path, header: Mapping[str, Any]) -> tuple[dict[Any, float], IO[str]]:
-    if path.is_file() and path.stat().st_size:
-        return continue_log(path, header)
-    # An empty one was killed before its first line.
-    path.unlink(missing_ok=True)
-    return {}, begin_log(path, header)
 
 
 def _find(

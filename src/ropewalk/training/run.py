@@ -277,8 +277,9 @@ def _train(
     folder = output / CHECKPOINTS
     latest = latest_whole(folder, team.world)
     done = None if latest is None else read_position(latest)
-    if team.leads:
-        metrics.rewind(done.stage if done else 0, done.step if done else 0)
+    steps_done = [*(stage.steps for stage in recipe.stages[: done.stage]), done.step] if done else []
+    if gap := team.world.lead(lambda: metrics.rewind(steps_done)):
+        reporter.note(gap)
     tokens = steps = 0
     method, length = chosen.rope, chosen.trained_length
     methods: list[RopeMethod] = []

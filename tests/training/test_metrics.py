@@ -1,0 +1,115 @@
+"""The log of a run's steps: nothing in it is lost without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disk_cases import files_no_larger_than
+from ropewalk.errors import RopewalkError
+from ropewalk.training.metrics import LOST, MetricsLog
+
+STEPS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]
+"""The second stage changes only RoPE."""
+
+
+def values(stage: int, step: int, **more: Any) -> dict[str, Any]:
+    return {"stage": stage, "step": step, "loss": None, "tokens": 8, **more}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> MetricsLog:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for place in STEPS:
+        log.append(values(*place), 1)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("done", "left"),
+    [([], 0), ([0], 0), ([1], 1), ([3], 3), ([3, 0], 3), ([3, 0, 0], 3), ([3, 0, 1], 4), ([3, 0, 2], 5)],
+)
+def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
+    log: MetricsLog, done: list[int], left: int
+) -> None:
+    with log.path.open("ab") as file:
+        file.write(b'{"stage": 2, "st')
+    assert log.rewind(done) is None
+    assert log.read() == [values(*place) for place in STEPS[:left]]
+    log.append(values(3, 1), 1)
+    assert log.read() == [*(values(*place) for place in STEPS[:left]), values(3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"\xff" * 8, "'utf-8' codec"),
+        (b"\x00\x00", "Expecting value"),
+        (b'{"step": 2, "loss": 1.0, "tokens": 8}', "it has no 'stage'"),
+        (b'{"stage": 0, "loss": 1.0, "tokens": 8}', "it has no 'step'"),
+        (b'{"stage": 0, "step": 2, "loss": 1.0}', "it has no 'tokens'"),
+        (
+            b'{"stage": 0, "step": "2", "loss": 1.0, "tokens": 8}',
+            "step is '2', and not a whole number from 1 on",
+        ),
+        (b'{"stage": 0, "step": 0, "loss": 1.0, "tokens": 8}', "step is 0, and not a whole number"),
+        (b'{"stage": true, "step": 2, "loss": 1.0, "tokens": 8}', "stage is True, and not"),
+        (
+            b'{"stage": 0, "step": 1, "loss": 1.0, "tokens": 8}',
+            "step 1 of stage 1 stands after step 1 of stage 1",
+        ),
+    ],
+)
+def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
+    log: MetricsLog, line: bytes, reason: str
+) -> None:
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    content = b"".join([lines[0], line + b"\n", *lines[2:]])
+    log.path.write_bytes(content)
+    for use in (log.read, lambda: log.rewind([3, 0, 2]), lambda: log.rewind([])):
+        with pytest.raises(RopewalkError) as refused:
+            use()
+        assert str(refused.value).startswith(f"line 2 of {log.path} is damaged: {reason}")
+        assert str(refused.value).endswith(
+            f"or rename it to {log.path.with_name(LOST)} to go on without its steps"
+        )
+    assert log.path.read_bytes() == content
+
+
+def test_missing_steps_are_refused_until_the_user_says_that_they_are_lost(log: MetricsLog) -> None:
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join(lines[:2] + lines[3:]))
+    told = f"{log.path} lacks 1 of the 5 steps that are done, from step 3 of stage 1 on"
+    lost = log.path.with_name(LOST)
+    with pytest.raises(RopewalkError) as refused:
+        log.rewind([3, 0, 2])
+    assert str(refused.value) == f"{told}; restore the file, or go on without them by: touch {lost}"
+    lost.touch()
+    assert log.rewind([3, 0, 2]) == f"{told}, as {LOST} allows"
+    assert len(log.read()) == 4
+
+
+def test_a_log_that_is_gone_is_refused_and_a_renamed_one_is_not(log: MetricsLog) -> None:
+    assert MetricsLog(log.path.with_name("none.jsonl")).rewind([]) is None
+    lost = log.path.with_name(LOST)
+    aside = log.path.rename(log.path.with_name("aside"))
+    with pytest.raises(
+        RopewalkError, match=r"lacks 5 of the 5 steps that are done, from step 1 of stage 1 on; rest"
+    ):
+        log.rewind([3, 0, 2])
+    aside.rename(lost)
+    assert "lacks 5 of the 5 steps" in str(log.rewind([3, 0, 2]))
+    assert len(lost.read_bytes().splitlines()) == 5
+
+
+def test_a_full_disk_while_it_is_rewound_is_one_sentence_and_loses_nothing(log: MetricsLog) -> None:
+    content = log.path.read_bytes()
+    with (
+        files_no_larger_than(20),
+        pytest.raises(RopewalkError, match=r"cannot write .*metrics\.jsonl: File too large"),
+    ):
+        log.rewind([3])
+    assert log.path.read_bytes() == content
+    assert list(log.path.parent.iterdir()) == [log.path]
