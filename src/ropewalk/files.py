@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -15,6 +16,13 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ropewalk.errors import RopewalkError
+
+PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
+"""Kinds of temporary names: being written, replaced by a new one, being deleted."""
+
+_LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
+_EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
+"""Names that earlier versions gave to what they wrote and deleted."""
 
 
 @contextmanager
@@ -34,22 +42,21 @@ def writing(path: Path) -> Iterator[None]:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill under a temporary name; it takes its own name when the block ends well.
 
-    A folder that stands there already is replaced. On failure nothing is left of the new one.
+    A folder that stands there already is replaced. On failure nothing is left of the new one; what a killed process
+    leaves is for :func:`remove_left_overs`.
 
     Raises:
         RopewalkError: if the disk is full or the place cannot be written.
     """
-    temporary = folder.with_name(f".{folder.name}.partial")
+    temporary = unique_name(folder, PARTIAL)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 _sync(path)
         if folder.exists():
-            retired = folder.with_name(f".{folder.name}.old")
-            shutil.rmtree(retired, ignore_errors=True)
+            retired = unique_name(folder, REPLACED)
             folder.rename(retired)
             temporary.rename(folder)
             shutil.rmtree(retired)
@@ -61,6 +68,46 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise RopewalkError(f"cannot write {folder}: {reason}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unique_name(path: Path, kind: str) -> Path:
+    """A hidden name beside a path that no other process takes; ``kind`` is PARTIAL, REPLACED or DELETED."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.{kind}")
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a name is one of the temporary ones that files and folders have until they are whole."""
+    return bool(_LEFT_OVER.fullmatch(name) or _EARLIER.fullmatch(name))
+
+
+def remove_left_overs(folder: Path, name: str | None = None) -> None:
+    """Clear a folder of what killed processes left under temporary names, and put back what one had taken away.
+
+    Only a process that holds the lock of the folder may call this: to the others it would look the same while they
+    write.
+
+    Args:
+        folder: looked through, without what lies in its subfolders.
+        name: only what belongs to this file or folder in it; everything if None.
+
+    Raises:
+        RopewalkError: if something cannot be removed.
+    """
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        if not is_left_over(path.name):
+            continue
+        found = _LEFT_OVER.fullmatch(path.name)
+        of, kind = (path.name, None) if found is None else (found["name"], found["kind"])
+        if name not in (None, of, f"{of}.{kind}"):
+            continue
+        with writing(path):
+            if kind == REPLACED and not (folder / of).exists():
+                # Killed between taking the old one away and giving its name to the new one.
+                path.rename(folder / of)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 @contextmanager

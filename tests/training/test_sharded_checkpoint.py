@@ -25,6 +25,7 @@ from checkpoint_rank_cases import (
     sentence,
 )
 from ropewalk import RopewalkError
+from ropewalk.files import remove_left_overs
 from ropewalk.testing.ranks import RankFailure
 from ropewalk.training.checkpoint import Position, checkpoints_in, read_position, restore, save_checkpoint
 from ropewalk.training.checkpoint_files import RECORD, check_checkpoint, latest_whole, read_record
@@ -357,14 +358,21 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, 
     assert "none before it is whole" in sentence(lambda: latest_whole(tmp_path))[1]
 
 
-def test_what_a_killed_process_left_is_ignored_and_removed(tied_llama, rows, tmp_path):
+def test_what_a_killed_process_left_is_no_checkpoint_and_left_to_whoever_holds_the_folder(
+    tied_llama, rows, tmp_path
+):
+    """Another process may be writing it: what is written here takes nothing away."""
     one = Trainee(tied_llama, rows)
-    for name in (".stage0-step000001.partial", ".stage0-step000000.old", ".stage0-notes"):
+    hidden = [".stage0-step000001.partial", f".stage0-step000002.{'0f' * 16}.partial", ".stage0-notes"]
+    for name in hidden:
         (tmp_path / name).mkdir()
         (tmp_path / name / RECORD).write_text("{}")
     assert checkpoints_in(tmp_path) == []
     for step in (2, 3, 10):
         save_checkpoint(tmp_path, one.model.model, None, one.optimizer, Position(0, step, 0), 2)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([*hidden, "stage0-step000003", "stage0-step000010"])
+    remove_left_overs(tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".stage0-notes", "stage0-step000003", "stage0-step000010"]
 
@@ -378,5 +386,6 @@ def test_a_rank_killed_while_it_writes_leaves_the_last_checkpoint(two_ranks, tie
     one = Trainee(tied_llama, rows)
     assert load_checkpoint(path, one.model, one.optimizer, ALONE) == Position(0, 1, 0)
     assert one.train(1) == Trainee(tied_llama, rows).train(1)
+    remove_left_overs(tmp_path)
     save_checkpoint(tmp_path, one.model.model, None, one.optimizer, Position(0, 2, 0), 2)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["stage0-step000001", "stage0-step000002"]

@@ -65,15 +65,18 @@ def export(
 def write_folder(path: str, table: FittedTable, out: Path) -> None:
     """Write weights and tokenizer of a checkpoint with another config beside them, whole or not at all."""
     from ropewalk.data import load_tokenizer
-    from ropewalk.files import new_folder
+    from ropewalk.files import new_folder, remove_left_overs
     from ropewalk.integrations.models import load_model, save_model
+    from ropewalk.io.lock import locked
 
     tokenizer = load_tokenizer(path)
     # A tokenizer that truncates at the old length would take the new context away again.
     tokenizer.model_max_length = max(tokenizer.model_max_length, table.context)
     loaded = load_model(path, rope=table.method, max_position_embeddings=table.context)
-    with new_folder(out) as partial:
-        save_model(loaded, partial, tokenizer)
+    with locked(out.parent, file=out.name):
+        remove_left_overs(out.parent, out.name)
+        with new_folder(out) as partial:
+            save_model(loaded, partial, tokenizer)
 
 
 def remarks(method: LongRope, context: int) -> list[str]:

@@ -26,7 +26,8 @@ from ropewalk.data.rows import (
     rows_file,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.files import new_folder, write_json, writing
+from ropewalk.files import new_folder, remove_left_overs, write_json, writing
+from ropewalk.io.lock import locked
 
 JOB, PLAN = "job.json", "plan.json"
 
@@ -229,17 +230,19 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
     if missing:
         others = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
         raise RopewalkError(f"{missing[0]}{others} in none of the parts")
-    with new_folder(folder) as fresh:
-        making = Making(fresh, plans[0], files)
-        (fresh / WORK).mkdir()
-        for name, holder in found.items():
-            assert holder is not None
-            part, described = holder
-            shutil.copyfile(part / name, fresh / name)
-            if not _matches(fresh / name, described):
-                raise RopewalkError(f"{part / name} is damaged; run its shard again")
-            making.seal(name, described)
-        making.publish_if_complete(making.names)
+    with locked(folder.parent, file=folder.name):
+        remove_left_overs(folder.parent, folder.name)
+        with new_folder(folder) as fresh:
+            making = Making(fresh, plans[0], files)
+            (fresh / WORK).mkdir()
+            for name, holder in found.items():
+                assert holder is not None
+                part, described = holder
+                shutil.copyfile(part / name, fresh / name)
+                if not _matches(fresh / name, described):
+                    raise RopewalkError(f"{part / name} is damaged; run its shard again")
+                making.seal(name, described)
+            making.publish_if_complete(making.names)
     return open_rows(folder)
 
 

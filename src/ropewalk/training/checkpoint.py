@@ -18,14 +18,13 @@ from ropewalk.errors import RopewalkError
 from ropewalk.files import new_folder
 from ropewalk.integrations.models import save_model
 from ropewalk.integrations.sharding import local_part
+from ropewalk.io.digests import digests
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint_files import Position as Position
 from ropewalk.training.checkpoint_files import (
     Record,
     checkpoint_name,
-    digests,
     keep_latest,
-    remove_left_over,
     write_record,
 )
 from ropewalk.training.checkpoint_files import checkpoints_in as checkpoints_in
@@ -42,7 +41,6 @@ def save_checkpoint(
 
     Its weights are the optimiser's float32 masters, whatever dtype the model computes in.
     """
-    remove_left_over(folder)
     path = folder / checkpoint_name(position)
     with new_folder(path) as partial:
         save_model(model, partial, tokenizer, optimizer.weights(model.state_dict()))

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import write_json, writing
+from ropewalk.files import DELETED, unique_name, writing
+from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
 from ropewalk.parallel import World
 
 RECORD = "training_state.json"
+EXPORT_RECORD = "ropewalk-digests.json"
+"""Within the exported folder, so that it appears with the files it speaks of and goes where they go; no reader of such
+folders looks at a JSON file of another name than those it knows."""
 VERSION = 1
 _NAME = re.compile(r"stage(\d+)-step(\d+)")
-_LEFT_OVER = re.compile(r"\.stage\d+-step\d+\.(partial|old)")
 _OLDEST_KEYS = {"stage", "step", "tokens"}
 
 
@@ -38,20 +40,6 @@ class Position:
     stage: int
     step: int
     tokens: int
-
-
-@dataclass(frozen=True)
-class FileDigest:
-    """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
-
-    bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> FileDigest:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(path.stat().st_size, sha256)
 
 
 @dataclass(frozen=True)
@@ -82,8 +70,14 @@ def checkpoint_name(position: Position) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The complete checkpoints below a folder, earliest first: one takes its name when all of it is written."""
-    found = [(match, path) for path in folder.glob("stage*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda item: (int(item[0][1]), int(item[0][2])))]
+    return sorted((path for path in folder.glob("stage*") if _NAME.fullmatch(path.name)), key=place_of)
+
+
+def place_of(path: Path) -> tuple[int, int]:
+    """Stage and step of a checkpoint, from its folder's name alone."""
+    found = _NAME.fullmatch(path.name)
+    assert found is not None, path
+    return int(found[1]), int(found[2])
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -97,9 +91,8 @@ def write_record(path: Path, record: Record) -> None:
         "world_size": record.world_size,
         "mesh": dict(record.mesh),
         "random_states": list(record.random_states),
-        "files": {name: {"bytes": d.bytes, "sha256": d.sha256} for name, d in sorted(record.files.items())},
     }
-    write_json(path / RECORD, {**values, "sha256": _digest_of(values)})
+    write_sealed(path / RECORD, values, record.files)
 
 
 def read_record(path: Path) -> Record:
@@ -118,11 +111,9 @@ def read_record(path: Path) -> Record:
                 f"the checkpoint {path} has format version {values['version']}, this ropewalk reads up to {VERSION}; "
                 "resume with the newer one that wrote it"
             )
-        if values.pop("sha256") != _digest_of(values):
-            raise ValueError(f"{RECORD} was altered: its SHA-256 differs")
         return Record(
             position,
-            {name: FileDigest(**digest) for name, digest in values["files"].items()},
+            read_sealed(values, RECORD),
             values["sharded"],
             values["world_size"],
             values["mesh"],
@@ -137,6 +128,50 @@ def read_record(path: Path) -> Record:
         raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} lacks {error}") from error
+
+
+def write_export_record(folder: Path, position: Position | None) -> None:
+    """Write the digests of all files of an exported model into its folder.
+
+    Args:
+        folder: with all of its files.
+        position: how far the run had come whose weights these are, if they are of one.
+    """
+    files = digests(path for path in folder.iterdir() if path.is_file())
+    write_sealed(
+        folder / EXPORT_RECORD,
+        {"version": VERSION, "position": None if position is None else asdict(position)},
+        files,
+    )
+
+
+def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDigest]]:
+    """Of which position an exported model is, None if of no run, and the digests of its files.
+
+    Raises:
+        RopewalkError: if the record is missing or damaged, without the folder's name.
+    """
+    try:
+        values = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
+        files = read_sealed(values, EXPORT_RECORD)
+        return None if values["position"] is None else Position(**values["position"]), files
+    except FileNotFoundError as error:
+        raise RopewalkError(f"{EXPORT_RECORD}, the record of its files, is missing") from error
+    except OSError as error:
+        raise RopewalkError(f"{EXPORT_RECORD} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RopewalkError(f"{EXPORT_RECORD} is damaged: {error}") from error
+    except KeyError as error:
+        raise RopewalkError(f"{EXPORT_RECORD} is damaged: it lacks {error}") from error
+
+
+def check_export(folder: Path, world: World | None = None) -> str | None:
+    """What is wrong with the files of an exported model, as :func:`check_checkpoint` says it; None if nothing is."""
+    try:
+        files, unreadable = read_export_record(folder)[1], None
+    except RopewalkError as error:
+        files, unreadable = {}, str(error)
+    return _first_damage(folder, files, unreadable, world or World())
 
 
 def read_position(path: Path) -> Position:
@@ -159,16 +194,25 @@ def check_checkpoint(path: Path, world: World | None = None) -> str | None:
     """
     world = world or World()
     try:
-        record = read_record(path)
+        files, unreadable = read_record(path).files, None
     except RopewalkError as error:
-        mine = [(-1, str(error).removeprefix(f"{path} is no checkpoint of a run: "))]
-    else:
-        # Largest first, dealt in turn: every rank gets about as many bytes to hash.
-        order = sorted(record.files, key=lambda name: (-record.files[name].bytes, name))
-        checked = list(enumerate(order))[world.rank :: world.size]
-        found = ((i, _damage(path / name, record.files[name])) for i, name in checked)
-        mine = [(i, damage) for i, damage in found if damage is not None]
-    everything = [damage for damages in told_to_all(world, mine) for damage in damages]
+        files, unreadable = {}, str(error).removeprefix(f"{path} is no checkpoint of a run: ")
+    return _first_damage(path, files, unreadable, world)
+
+
+def _first_damage(
+    folder: Path, files: Mapping[str, FileDigest], unreadable: str | None, world: World
+) -> str | None:
+    """What is wrong with a folder's record on any rank, else with the first damaged of its files; None if nothing is.
+
+    Every rank calls this with what it has read of the record, and hashes a part of the files.
+    """
+    # Largest first, dealt in turn: every rank gets about as many bytes to hash.
+    order = sorted(files, key=lambda name: (-files[name].bytes, name))
+    checked = list(enumerate(order))[world.rank :: world.size]
+    found = ((i, damage(folder / name, files[name])) for i, name in checked)
+    mine = [(i, what) for i, what in found if what is not None] if unreadable is None else [(-1, unreadable)]
+    everything = [each for of_rank in told_to_all(world, mine) for each in of_rank]
     return min(everything)[1] if everything else None
 
 
@@ -188,9 +232,9 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
     damaged: list[tuple[Path, str]] = []
     while paths:
         path = paths.pop()
-        damage = check_checkpoint(path, world)
-        if damage is not None:
-            damaged.append((path, damage))
+        what = check_checkpoint(path, world)
+        if what is not None:
+            damaged.append((path, what))
             continue
         if not damaged:
             return path
@@ -223,20 +267,12 @@ def told_to_all(world: World, value: Any) -> list[Any]:
     return values
 
 
-def remove_left_over(folder: Path) -> None:
-    """Delete what a killed run left of a checkpoint that it was writing or deleting."""
-    for path in folder.glob(".stage*"):
-        if _LEFT_OVER.fullmatch(path.name):
-            with writing(path):
-                shutil.rmtree(path)
-
-
 def keep_latest(folder: Path, keep: int) -> None:
     """Delete all complete checkpoints but the latest ones."""
     for path in checkpoints_in(folder)[:-keep]:
         # Under another name first: a half-deleted folder must not pass for a checkpoint.
         with writing(path):
-            retired = path.with_name(f".{path.name}.old")
+            retired = unique_name(path, DELETED)
             path.rename(retired)
             shutil.rmtree(retired)
 
@@ -248,28 +284,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def digests(paths: Iterable[Path]) -> dict[str, FileDigest]:
-    """Digests by file name."""
-    return {path.name: FileDigest.of(path) for path in paths}
-
-
-def _digest_of(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _damage(path: Path, wanted: FileDigest) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size < wanted.bytes:
-            return f"{path.name} is {wanted.bytes - size} bytes short"
-        if size > wanted.bytes:
-            return f"{path.name} is {size - wanted.bytes} bytes too long"
-        if FileDigest.of(path) != wanted:
-            return f"{path.name} was altered: its SHA-256 differs"
-    except FileNotFoundError:
-        return f"{path.name} is missing"
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror or error}"
-    return None

@@ -20,10 +20,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import new_folder, write_json, writing
+from ropewalk.files import PARTIAL, REPLACED, new_folder, unique_name, write_json, writing
 from ropewalk.integrations.losses import LossModel
 from ropewalk.integrations.models import save_model
 from ropewalk.integrations.sharding import gathered_state
+from ropewalk.io.digests import FileDigest, digests
 from ropewalk.parallel import Mesh, World
 from ropewalk.parallel.world import PATIENCE
 from ropewalk.training.checkpoint import (
@@ -36,17 +37,15 @@ from ropewalk.training.checkpoint import (
     set_random_states,
 )
 from ropewalk.training.checkpoint_files import (
-    FileDigest,
     Position,
     Record,
     checkpoint_name,
-    digests,
     keep_latest,
     read_record,
     refuse,
-    remove_left_over,
     sync_folder,
     told_to_all,
+    write_export_record,
     write_record,
 )
 from ropewalk.training.optimizer import MasterAdamW
@@ -148,9 +147,9 @@ class ShardedCheckpoints:
         """What the background does: every step ends on all ranks alike, well or not."""
         world = self._world
         path = self.folder / checkpoint_name(position)
-        partial = path.with_name(f".{path.name}.partial")
+        # Rank 0 names the folder for all; where the machines share no disk, each has its own path to it.
+        partial = path.with_name(world.lead(lambda: _prepare(path)))
         try:
-            world.lead(lambda: _prepare(path, partial))
             _write_shards(path, partial, state, world)
             files = _digests_of_all(path, partial, world)
             world.lead(lambda: self._commit(position, path, partial, files))
@@ -178,11 +177,13 @@ class ShardedCheckpoints:
             )
             write_record(partial, record)
             sync_folder(partial)
-            if path.exists():
-                path.rename(path.with_name(f".{path.name}.old"))
+            retired = unique_name(path, REPLACED) if path.exists() else None
+            if retired is not None:
+                path.rename(retired)
             partial.rename(path)
             sync_folder(self.folder)
-        remove_left_over(self.folder)
+            if retired is not None:
+                shutil.rmtree(retired)
         keep_latest(self.folder, self.keep)
 
 
@@ -241,8 +242,17 @@ def load_weights(path: Path, trained: LossModel, world: World, mesh: Mesh | None
         read_weights(path, trained.model, into, world)
 
 
-def export_model(trained: LossModel, folder: Path, tokenizer: Any, world: World, dtype: torch.dtype) -> None:
+def export_model(
+    trained: LossModel,
+    folder: Path,
+    tokenizer: Any,
+    world: World,
+    dtype: torch.dtype,
+    position: Position | None = None,
+) -> None:
     """Write a folder that plain transformers loads; rank 0 alone gathers the model, every rank calls this.
+
+    Beside the weights lies a record of every file's digest (:data:`EXPORT_RECORD`), by which damage is found later.
 
     Args:
         trained: whole or sharded.
@@ -250,6 +260,7 @@ def export_model(trained: LossModel, folder: Path, tokenizer: Any, world: World,
         tokenizer: saved beside the weights, if any.
         world: the ranks that hold the model.
         dtype: of the weights in it.
+        position: how far the run had come whose weights these are, if they are of one.
 
     Raises:
         RopewalkError: on every rank, if rank 0 cannot write.
@@ -262,14 +273,17 @@ def export_model(trained: LossModel, folder: Path, tokenizer: Any, world: World,
             # transformers notes the dtype of the model in memory.
             config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
             write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
+            write_export_record(partial, position)
 
     world.lead(write)
 
 
-def _prepare(path: Path, partial: Path) -> None:
-    remove_left_over(path.parent)
+def _prepare(path: Path) -> str:
+    """Make a folder to fill with a checkpoint, and return its name."""
+    partial = unique_name(path, PARTIAL)
     with writing(path):
         partial.mkdir(parents=True)
+    return partial.name
 
 
 class _PlainSpoken(FileSystemWriter):

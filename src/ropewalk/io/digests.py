@@ -1,0 +1,86 @@
+"""Digests by which damage is found: of files, and of the JSON record that keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.files import write_json
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileDigest:
+        """The digest of a file as it is now.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(path.stat().st_size, sha256)
+
+
+def digests(paths: Iterable[Path]) -> dict[str, FileDigest]:
+    """Digests by file name."""
+    return {path.name: FileDigest.of(path) for path in paths}
+
+
+def damage(path: Path, wanted: FileDigest) -> str | None:
+    """What is wrong with a file, such as ``model.safetensors is 10 bytes short``; None if nothing is."""
+    try:
+        size = path.stat().st_size
+        if size < wanted.bytes:
+            return f"{path.name} is {wanted.bytes - size} bytes short"
+        if size > wanted.bytes:
+            return f"{path.name} is {size - wanted.bytes} bytes too long"
+        if FileDigest.of(path) != wanted:
+            return f"{path.name} was altered: its SHA-256 differs"
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror or error}"
+    return None
+
+
+def write_sealed(path: Path, values: Mapping[str, Any], files: Mapping[str, FileDigest]) -> None:
+    """Write a record as JSON: its values, the digests of files, and a digest of the record itself.
+
+    Args:
+        path: of the record.
+        values: plain values; ``files`` and ``sha256`` are no names of theirs.
+        files: digests by file name.
+    """
+    whole = {**values, "files": {name: asdict(each) for name, each in sorted(files.items())}}
+    write_json(path, {**whole, "sha256": _digest_of(whole)})
+
+
+def read_sealed(values: Mapping[str, Any], name: str) -> dict[str, FileDigest]:
+    """The digests in a record that :func:`write_sealed` wrote, as it was read from JSON.
+
+    Args:
+        values: of the record.
+        name: of its file, for the message.
+
+    Raises:
+        ValueError: if the record was altered.
+        KeyError, TypeError, AttributeError: if it is none.
+    """
+    unsealed = {key: value for key, value in values.items() if key != "sha256"}
+    if values["sha256"] != _digest_of(unsealed):
+        raise ValueError(f"{name} was altered: its SHA-256 differs")
+    return {file: FileDigest(**digest) for file, digest in values["files"].items()}
+
+
+def _digest_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
