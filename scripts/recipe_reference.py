@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ropewalk.training import recipe
+from ropewalk.training import recipe, recipe_changes
+from ropewalk.training.recipe_changes import is_group
+from ropewalk.training.recipe_data import Strict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
@@ -45,14 +47,21 @@ def default(field: Any) -> str:
     return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
 
 
+def on_resume(model: type[Strict], name: str) -> str:
+    """What ``--resume`` does with a key; nothing for one whose own keys say it."""
+    return "" if is_group(model.model_fields[name]) else recipe_changes.on_resume(model, name).kind
+
+
 def reference() -> str:
     """The tables of all keys as Markdown."""
     parts = []
     for title, prefix, model in TABLES:
-        rows = [f"| `{prefix}{n}` | {default(f)} | {f.description} |" for n, f in model.model_fields.items()]
-        parts.append(
-            "\n".join([f"### {title}", "", "| key | default | meaning |", "| --- | --- | --- |", *rows])
-        )
+        rows = [
+            f"| `{prefix}{name}` | {default(field)} | {field.description} | {on_resume(model, name)} |"
+            for name, field in model.model_fields.items()
+        ]
+        head = [f"### {title}", "", "| key | default | meaning | `--resume` |", "| --- | --- | --- | --- |"]
+        parts.append("\n".join([*head, *rows]))
     return "\n\n".join(parts)
 
 

@@ -160,3 +160,22 @@ def test_a_search_is_described_with_its_cautions(own):
     old = search_summary(poor, "f.json")
     del old["cautions"]
     assert "Mind" not in describe_search(old)
+
+
+def test_a_run_with_more_steps_searches_its_short_factors_again(own):
+    """They were found on weights that are no longer the last ones."""
+    factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 2]}
+    train = {"context": 64, "steps": 1, "rows_per_step": 1, "pattern": "full"}
+    own["stages"] = [{**train, "rope": {"method": "longrope", **factors}}]
+    own["data"] = {**own["data"], "validation_documents": 60}
+    own["short_context"] = {"budget": 6, "documents": 1, "largest": 1.5}
+    extend(recipe_of(own))
+    output = Path(own["output"])
+    first = read_factors(output / "factors-short.json")
+    own["stages"][0]["steps"] = 2
+    extend(recipe_of(own), resume=True)
+    assert first.model.name.endswith("after stage0-step000001")
+    assert read_factors(output / "factors-short.json").model.name.endswith("after stage0-step000002")
+    kept = output / "earlier" / "stage0-step000001"
+    assert read_factors(kept / "factors-short.json") == first
+    assert (kept / "factors-short.jsonl").is_file()

@@ -5,7 +5,7 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_file import changed_keys, dump_recipe, load_recipe, parse_recipe
+from ropewalk.training.recipe_file import dump_recipe, load_recipe, parse_recipe
 
 MINIMAL = """
 model: some/model
@@ -36,12 +36,6 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
     assert recipe.stages[1].steps == 7
     assert recipe.optimizer.weight_decay == 0
     assert recipe.output == "runs/y"
-
-
-def test_changed_keys_are_named_with_their_path():
-    old, new = parse_recipe(MINIMAL, "x"), parse_recipe(MINIMAL, "x", ["stages.0.steps=11", "seed=3"])
-    assert changed_keys(old, new) == ["stages.0.steps", "seed"]
-    assert changed_keys(old, old) == []
 
 
 @pytest.mark.parametrize(

@@ -314,16 +314,6 @@ def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, ca
     assert len(losses(Path(values["output"]))) == 40
 
 
-def test_resume_with_a_changed_recipe_names_the_change(finished, tmp_path, capsys):
-    values, _ = finished
-    file = write(tmp_path / "recipe.yaml", values)
-    message = refused(capsys, "extend", file, "--resume", "--set", "stages.1.steps=21")
-    assert "differs" in message
-    assert "stages.1.steps" in message
-    empty = f"output={tmp_path / 'nothing'}"
-    assert "nothing to resume" in refused(capsys, "extend", file, "--resume", "--set", empty)
-
-
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path):
     """A limit on the size of a file stands for the full disk: the weights no longer fit, small files do."""
     file = write(tmp_path / "recipe.yaml", recipe_values)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.output import JsonOption, notes, print_json, results
+from ropewalk.cli.output import JsonOption, notes, on_interrupt, print_json, results
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
 
@@ -47,10 +47,16 @@ def extend(
     from ropewalk.training import load_recipe
     from ropewalk.training.measurement import describe_short_context
     from ropewalk.training.report import run_tables, write_run_report
+    from ropewalk.training.run_folder import left_off
     from ropewalk.training.tables import with_tables
 
-    with joined(go_on=GO_ON) as world:
+    output: list[Path] = []
+    with (
+        on_interrupt(lambda: left_off(output[0]) if output else "nothing has begun yet"),
+        joined(go_on=GO_ON) as world,
+    ):
         read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))
+        output.append(Path(read.output).expanduser())
         summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
         if not world.leads:
             return

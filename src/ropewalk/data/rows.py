@@ -165,7 +165,9 @@ def open_rows(
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
     except (KeyError, TypeError) as error:
-        raise RopewalkError(f"{folder / MANIFEST} is damaged: {error}; pack again") from error
+        raise RopewalkError(
+            f"{folder / MANIFEST} is damaged: {error}; delete the folder {folder} and pack again"
+        ) from error
     if settings is not None and settings != rows.settings:
         raise RopewalkError(f"{folder} was packed with {difference(rows.settings, settings)}")
     return rows
@@ -267,16 +269,18 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
     paths = [folder / each["name"] for each in files]
     for path, each in zip(paths, files, strict=True):
         if not path.is_file():
-            raise RopewalkError(f"{path} is missing; pack again")
+            raise RopewalkError(f"{path} is missing; delete the folder {folder} and pack again")
         if path.stat().st_size != each["bytes"]:
             raise RopewalkError(
-                f"{path} has {path.stat().st_size} bytes where its manifest says {each['bytes']}; delete its folder "
-                "and pack again"
+                f"{path} has {path.stat().st_size} bytes where its manifest says {each['bytes']}; delete the folder "
+                f"{folder} and pack again"
             )
     if verify:
         for path, each, digest in zip(paths, files, file_digests(paths), strict=True):
             if digest != each["sha256"]:
-                raise RopewalkError(f"{path} is damaged: its digest is not the manifest's; pack again")
+                raise RopewalkError(
+                    f"{path} is damaged: its digest is not the manifest's; delete the folder {folder} and pack again"
+                )
 
 
 def _refuse_other_tokenizer(folder: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -118,7 +118,7 @@ def choose_base(
     found = tuple(result.to_json() for result in results)
     choice = Choice(number, best, candidates[best], len(measured_on), text, found)
     if team.leads:
-        choices = [*_read(output / CHOICES).values(), choice]
+        choices = [*choices_in(output).values(), choice]
         write_json(output / CHOICES, [each.to_json() for each in choices])
     reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
     return choice
@@ -128,7 +128,7 @@ def _chosen_before(
     number: int, candidates: Mapping[str, Default], output: Path, begun: bool
 ) -> Choice | None:
     """What is on the disk of an earlier choice, if it was made and fits the recipe."""
-    choice = _read(output / CHOICES).get(number)
+    choice = choices_in(output).get(number)
     if choice is not None and candidates.get(choice.name) != choice.method:
         raise RopewalkError(
             f"{output / CHOICES} says that stage {number + 1} trains with {choice.name} and rope_theta "
@@ -161,7 +161,13 @@ def _behind(result: Mapping[str, Any]) -> str:
     return f"{result['name']} +{result['difference']:.4f}{interval}"
 
 
-def _read(path: Path) -> dict[int, Choice]:
+def choices_in(output: Path) -> dict[int, Choice]:
+    """What the stages of a run chose so far, by the stage's number.
+
+    Raises:
+        RopewalkError: if the file is damaged.
+    """
+    path = output / CHOICES
     if not path.is_file():
         return {}
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ropewalk.data import (
     MixtureSettings,
@@ -21,96 +22,238 @@ from ropewalk.data import (
 )
 from ropewalk.data.identity import digest, inputs_identity
 from ropewalk.data.mixture import MixtureReport, explain
-from ropewalk.data.rows import is_packed
+from ropewalk.data.portions import is_blank, read_portion, refuse_duplicates, source_portions
+from ropewalk.data.rows import WORK, is_packed
 from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.files import write_json
 from ropewalk.packing import IGNORED, PackedLayout, Row
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe, Source
 from ropewalk.training.reporter import Reporter
 
 ROWS = "rows.json"
+DATA = "data"
+
+
+class Began(BaseModel):
+    """What a run began with, as ``rows.json`` keeps it: a resumed run must find the same again.
+
+    Attributes:
+        rows: folder of each stage's packed rows, below the run's own folder or absolute; None for a stage without.
+        digests: of these rows.
+        validation_sources: digest of the text, where there are such sources.
+        unpacked: digest of text that is measured on and never packed.
+        model: digest of the recipe's model; None where its files were not at hand.
+        precision: that ``auto`` stood for; None in files of earlier versions, as may be the two before it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: list[str | None]
+    digests: list[str | None]
+    validation_sources: str | None
+    unpacked: str | None = None
+    model: str | None = None
+    precision: str | None = None
+
+    @model_validator(mode="after")
+    def _fit(self) -> Began:
+        if len(self.rows) != len(self.digests):
+            raise ValueError(f"{len(self.rows)} rows and {len(self.digests)} digests")
+        return self
+
+    def of_stage(self, number: int) -> tuple[str, str | None] | None:
+        """Folder and digest of a stage's rows; None for a stage without, or one that is new."""
+        folder = self.rows[number] if number < len(self.rows) else None
+        return None if folder is None else (folder, self.digests[number])
+
+
+def read_began(output: Path) -> Began:
+    """What the run in a folder began with.
+
+    Raises:
+        RopewalkError: if its record is missing or damaged.
+    """
+    path = output / ROWS
+    advice = "restore the file, or give another output and begin a new run"
+    try:
+        return Began.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise RopewalkError(
+            f"{path}, which says what the run trains on, is missing; a resumed run must see the same rows: {advice}"
+        ) from error
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        what = f"{where}: {error.errors()[0]['msg']}".removeprefix(": ").replace("Value error, ", "")
+        raise RopewalkError(f"{path} is damaged ({what}); {advice}") from error
+    except (ValueError, RecursionError) as error:
+        raise RopewalkError(f"{path} is damaged ({error}); {advice}") from error
 
 
 def all_rows(
-    recipe: Recipe, chosen: Plan, output: Path, resume: bool, reporter: Reporter
+    recipe: Recipe,
+    chosen: Plan,
+    output: Path,
+    began: Began | None,
+    reporter: Reporter,
+    others: Collection[int] = (),
 ) -> list[PackedRows | None]:
     """The packed rows of every stage, None for one that trains nothing.
 
     A resumed run gets the very rows it began with, or is refused.
 
+    Args:
+        recipe: of the run.
+        chosen: its answers.
+        output: folder of the run.
+        began: what a resumed run began with.
+        reporter: progress.
+        others: stages, counted from 0, that are no longer those of ``began``, or new.
+
     Raises:
         RopewalkError: if the model or the documents have changed since, and the rows are no longer there, or rows that
             the recipe names are damaged, or of another tokenizer or stage.
     """
-    began = _record_in(output) if resume else None
     if began is not None:
         _refuse_changed(recipe, chosen, began, output)
     if recipe.data.rows:
-        return _packed_before(recipe, chosen, began)
+        return _packed_before(recipe, chosen, began, others)
     rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):
+        known = None if began is None or number in others else began.of_stage(number)
         if not stage.steps:
             rows.append(None)
-            continue
-        folder = None if began is None else Path(began["rows"][number])
-        if folder is not None and is_packed(folder):
-            there = open_rows(folder, verify=True)
-            rows.append(there)
-            if began is not None and _rows_digest(there) != began["digests"][number]:
-                raise RopewalkError(
-                    f"the packed rows in {folder} are not those that the run in {output} began with; a resumed run "
-                    "must see the same rows: start again"
-                )
-            continue
-        packed = _rows(recipe, chosen, number, output, reporter)
-        rows.append(packed)
-        if folder is not None and packed.folder.name != folder.name:
-            raise RopewalkError(
-                f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; "
-                "a resumed run must see the same rows: restore the documents, or start again"
-            )
+        elif known is None:
+            rows.append(_rows(recipe, chosen, number, output, reporter))
+        else:
+            rows.append(_rows_again(recipe, chosen, number, known, output, reporter))
+    # Otherwise the documents of one stage could be those that another one holds out.
+    inputs = {json.dumps(each.manifest["inputs"], sort_keys=True) for each in rows if each is not None}
+    if len(inputs) > 1:
+        raise RopewalkError(
+            f"the documents have changed since the run in {output} began, so a new stage cannot have the same; restore "
+            "them, or begin a new run"
+        )
     return rows
 
 
-def rows_record(recipe: Recipe, chosen: Plan, rows: Sequence[PackedRows | None]) -> dict[str, Any]:
-    """What a resumed run must find again: the folders of rows, and the identity of the model and of other text."""
-    return {
-        "rows": [None if each is None else str(each.folder.resolve()) for each in rows],
-        "digests": [_rows_digest(each) for each in rows],
-        "validation_sources": _sources_digest(recipe.data.validation_sources),
-        "unpacked": _unpacked_digest(recipe),
-        "model": model_digest(chosen.model),
-    }
+def _rows_again(
+    recipe: Recipe, chosen: Plan, number: int, known: tuple[str, str | None], output: Path, reporter: Reporter
+) -> PackedRows:
+    """The rows that a stage of a resumed run began with: as they lie on disk, or packed again."""
+    folder, digest_ = _place(known[0], output), known[1]
+    if not is_packed(folder):
+        if folder.is_dir() and not (folder / WORK).is_dir():
+            raise RopewalkError(
+                f"the packed rows in {folder} have no manifest that can be read; delete the folder {folder}, and "
+                "--resume packs them again"
+            )
+        packed = _rows(recipe, chosen, number, output, reporter)
+        if packed.folder.name != folder.name:
+            raise RopewalkError(
+                f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; a "
+                "resumed run must see the same rows: restore the documents, or start again"
+            )
+        return packed
+    try:
+        there = open_rows(folder, tokenizer=tokenizer_identity(chosen.tokenizer), verify=True)
+    except RopewalkError as error:
+        raise RopewalkError(f"{error} (--resume does so once {folder} is gone)") from error
+    if _rows_digest(there) != digest_:
+        raise RopewalkError(
+            f"the packed rows in {folder} are not those that the run in {output} began with; a resumed run must see "
+            f"the same rows: delete the folder {folder}, and --resume packs them again"
+        )
+    return there
+
+
+def _place(folder: str, output: Path) -> Path:
+    """Where the rows of a record lie, after the run may have been moved; earlier versions noted absolute paths."""
+    moved = output / DATA / Path(folder).name
+    return moved if moved.is_dir() else output / folder
+
+
+def began_with(
+    recipe: Recipe,
+    chosen: Plan,
+    rows: Sequence[PackedRows | None],
+    output: Path,
+    before: Began | None = None,
+) -> Began:
+    """What a resumed run must find again: the folders of rows, and the identity of the model and of other text.
+
+    Args:
+        recipe, chosen: of the run.
+        rows: of every stage.
+        output: folder of the run; rows within it are noted relative to it, so that it can be moved.
+        before: what was noted when the run began, if it is resumed.
+    """
+    home = output.resolve()
+    places = [None if each is None else each.folder.resolve() for each in rows]
+    return Began(
+        rows=[
+            None if p is None else str(p.relative_to(home) if p.is_relative_to(home) else p) for p in places
+        ],
+        digests=[_rows_digest(each) for each in rows],
+        validation_sources=_sources_digest(recipe.data.validation_sources),
+        unpacked=_unpacked_digest(recipe),
+        # A resumed run has compared it already, where it is at hand.
+        model=model_digest(chosen.model) if before is None or before.model is None else before.model,
+        precision=chosen.precision,
+    )
+
+
+def write_began(output: Path, began: Began) -> None:
+    """Write the record that :func:`read_began` reads."""
+    write_json(output / ROWS, began.model_dump())
+
+
+def check_sources(recipe: Recipe, chosen: Plan) -> None:
+    """Read the first document of every source, or the manifests of packed rows: before anything that takes long.
+
+    Raises:
+        RopewalkError: as reading all of them does: a source that is not there, cannot be read or is given twice, a
+            first record without its text field, rows of another tokenizer.
+    """
+    identity = tokenizer_identity(chosen.tokenizer)
+    for folder in recipe.data.rows:
+        open_rows(folder, tokenizer=identity)
+    for sources in (recipe.data.sources, recipe.data.validation_sources):
+        specs = _specs(sources)
+        refuse_duplicates(specs)
+        for spec in specs:
+            records = (record for portion in source_portions(spec) for record in read_portion(portion))
+            next((d for record in records for d in record.documents if not is_blank(d)), None)
 
 
 def model_at_start(output: Path) -> str | None:
     """Digest of the recipe's model when a run began; None where it was not at hand, or not recorded yet."""
-    began = _record_in(output)
-    return None if began is None else began.get("model")
+    return read_began(output).model if (output / ROWS).is_file() else None
 
 
-def _record_in(output: Path) -> dict[str, Any] | None:
-    saved = output / ROWS
-    return json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else None
-
-
-def _refuse_changed(recipe: Recipe, chosen: Plan, began: Mapping[str, Any], output: Path) -> None:
+def _refuse_changed(recipe: Recipe, chosen: Plan, began: Began, output: Path) -> None:
     """Raise where the model, or text that is not packed, is no longer what a run began with."""
     since = f"since the run in {output} began"
-    if began["validation_sources"] != _sources_digest(recipe.data.validation_sources):
-        raise RopewalkError(f"the validation sources have changed {since}")
-    # Earlier versions recorded neither of these.
-    if began.get("unpacked") not in (None, _unpacked_digest(recipe)):
+    if began.validation_sources != _sources_digest(recipe.data.validation_sources):
+        raise RopewalkError(f"the validation sources have changed {since}; restore them, or start again")
+    # Earlier versions recorded none of these.
+    if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
         raise RopewalkError(f"{what} have changed {since}; restore them, or start again")
-    known = began.get("model")
-    if known is not None and model_digest(chosen.model) not in (None, known):
+    if began.model is not None and model_digest(chosen.model) not in (None, began.model):
         raise RopewalkError(
             f"the weights or the config of the model in {chosen.model} have changed {since}; restore them, or start "
             "again"
+        )
+    if began.precision is not None and began.precision != chosen.precision:
+        raise RopewalkError(
+            f"the run in {output} began with precision {began.precision}, and {recipe.precision} is {chosen.precision} "
+            f"here; set precision: {began.precision}"
         )
 
 
@@ -134,7 +277,9 @@ def _rows_digest(rows: PackedRows | None) -> str | None:
     return digest([rows.manifest["digest"], [each["sha256"] for each in files]])
 
 
-def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -> list[PackedRows | None]:
+def _packed_before(
+    recipe: Recipe, chosen: Plan, began: Began | None, others: Collection[int]
+) -> list[PackedRows | None]:
     """The folders of rows that the recipe names, one for each stage."""
     identity = tokenizer_identity(chosen.tokenizer)
     there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
@@ -159,27 +304,39 @@ def _packed_before(recipe: Recipe, chosen: Plan, began: dict[str, Any] | None) -
                 f"positions {stage.positions}; data.rows has {len(fitting)} such: {found}"
             )
         rows.append(fitting[0])
-    if began is not None and began["digests"] != [_rows_digest(each) for each in rows]:
-        raise RopewalkError(
-            "the rows in data.rows are not those that the run began with; a resumed run must see the same rows: "
-            "restore them, or start again"
-        )
+    for number, each in enumerate(rows):
+        known = None if began is None or number in others else began.of_stage(number)
+        if known is not None and known[1] != _rows_digest(each):
+            raise RopewalkError(
+                "the rows in data.rows are not those that the run began with; a resumed run must see the same rows: "
+                "restore them, or start again"
+            )
     return rows
 
 
 def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Reporter) -> PackedRows:
     data = recipe.data
+    made = False
+
+    def progress(documents: int, tokens: int) -> None:
+        nonlocal made
+        made = True
+        advance(documents, f"{tokens:,} tokens")
+
     with reporter.bar(f"stage {number + 1} data", None) as advance:
         rows = prepare_rows(
             _specs(data.sources),
             chosen.tokenizer,
             chosen.packing[number],
-            data.cache or output / "data",
+            data.cache or output / DATA,
             ValidationSettings(documents=0 if data.validation_sources else data.validation_documents),
             workers=data.workers,
-            progress=lambda documents, tokens: advance(documents, f"{tokens:,} tokens"),
+            progress=progress,
             mixture=None if data.mixture is None else MixtureSettings(**data.mixture.model_dump()),
         )
+    if not made:
+        # Another run has packed them, maybe long ago.
+        open_rows(rows.folder, verify=True)
     stage = recipe.stages[number]
     epochs = stage.steps * stage.rows_per_step / len(rows)
     repeated = f", read {epochs:.1f} times" if epochs > 1 else ""

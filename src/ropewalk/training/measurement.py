@@ -27,6 +27,25 @@ def evaluation_file(when: str) -> str:
     return f"evaluation-{when}.json"
 
 
+def results_in(output: Path, when: str) -> list[TaskResult] | None:
+    """The results that a run has measured already; None where it has not.
+
+    Raises:
+        RopewalkError: if the file is damaged.
+    """
+    path = output / evaluation_file(when)
+    if not path.is_file():
+        return None
+    try:
+        return [TaskResult.from_json(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RopewalkError(
+            f"{path} is damaged ({type(error).__name__}: {error}); delete it, and --resume measures again"
+        ) from error
+
+
 def measure(
     when: str,
     model: LossModel | None,
@@ -40,9 +59,9 @@ def measure(
 ) -> list[TaskResult]:
     """Evaluate once; a resumed run finds the results on disk, and needs no model then."""
     path = output / evaluation_file(when)
-    known = team.world.lead(lambda: path.read_text(encoding="utf-8") if path.is_file() else None)
+    known = team.world.lead(lambda: results_in(output, when))
     if known is not None:
-        return [TaskResult.from_json(entry) for entry in json.loads(known)]
+        return known
     # Where no passkey prompt fits, the suite is left out, and that was said.
     suites = tuple(each for each in recipe.evaluation.suites if each != "passkey" or prompt_lengths)
     if not suites:

@@ -7,10 +7,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ropewalk.training.recipe_data import Data, Interleave, Length, Mixture, Source, Strict
+from ropewalk.training.recipe_data import (
+    FREE,
+    ONWARD,
+    SAME,
+    Data,
+    Interleave,
+    Length,
+    Mixture,
+    OnResume,
+    Source,
+    Strict,
+)
 from ropewalk.training.recipe_rope import Rope, Search, ShortContext
 
 __all__ = [
+    "Change",
     "Checkpoints",
     "Data",
     "Evaluation",
@@ -28,34 +40,43 @@ __all__ = [
     "Stage",
 ]
 
+BEGUN = OnResume("fixed", "the stage has begun with it")
+DECIDES = OnResume("fixed", "what was computed so far depends on it")
+
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
 class Stage(Strict):
     """One stretch of training at one context length."""
 
-    context: Length = Field(description="tokens of a row; the model's context after this stage")
+    context: Annotated[Length, BEGUN] = Field(
+        description="tokens of a row; the model's context after this stage"
+    )
     rope: Rope = Field(default_factory=lambda: Rope(), description="how RoPE changes; theta by default")
-    pattern: Literal["full", "intra_document", "anchor"] = Field(
+    pattern: Annotated[Literal["full", "intra_document", "anchor"], BEGUN] = Field(
         "anchor", description="which tokens of a row see each other"
     )
-    positions: Literal["continuous", "reset"] = Field(
+    positions: Annotated[Literal["continuous", "reset"], BEGUN] = Field(
         "continuous", description="RoPE positions: over the row, or restarting in each document"
     )
-    steps: int = Field(
+    steps: Annotated[int, ONWARD] = Field(
         ge=0, description="optimiser steps; 0 on a longrope stage changes the factors and trains nothing"
     )
-    rows_per_step: int = Field(8, ge=1, description="rows of one optimiser step, over all micro-batches")
-    rows_per_batch: int = Field(1, ge=1, description="rows of one forward pass (gradient accumulation)")
-    learning_rate: float = Field(2e-5, gt=0, description="after the warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
+    rows_per_step: Annotated[int, BEGUN] = Field(
+        8, ge=1, description="rows of one optimiser step, over all micro-batches"
+    )
+    rows_per_batch: Annotated[int, ONWARD] = Field(
+        1, ge=1, description="rows of one forward pass (gradient accumulation)"
+    )
+    learning_rate: Annotated[float, ONWARD] = Field(2e-5, gt=0, description="after the warm-up")
+    warmup_steps: Annotated[int, ONWARD] = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Annotated[Literal["constant", "linear", "cosine"], ONWARD] = Field(
         "constant", description="what the rate does after the warm-up"
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, FREE] = Field(
         False, description="keep only each layer's input and compute the layer again in the backward"
     )
-    offload_activations: bool = Field(
+    offload_activations: Annotated[bool, FREE] = Field(
         False, description="keep those inputs in CPU memory until the backward; with gradient_checkpointing"
     )
 
@@ -80,6 +101,8 @@ class Stage(Strict):
 class Optimizer(Strict):
     """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
 
+    on_resume = ONWARD
+
     weight_decay: float = Field(0.1, ge=0, description="of matrices; norms and biases do not decay")
     beta1: float = Field(0.9, ge=0, lt=1, description="of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="of the second moment")
@@ -88,17 +111,19 @@ class Optimizer(Strict):
 
 
 class Checkpoints(Strict):
-    every: int = Field(
+    every: Annotated[int, FREE] = Field(
         10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
     )
-    keep: int = Field(5, ge=1, description="checkpoints kept, the latest ones")
-    asynchronous: Literal["auto"] | bool = Field(
+    keep: Annotated[int, FREE] = Field(5, ge=1, description="checkpoints kept, the latest ones")
+    asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
         "auto", description="several processes: train on while files are written; auto: on cuda"
     )
 
 
 class Parallel(Strict):
     """How the processes of a run are arranged; the product of the four is their number."""
+
+    on_resume = ONWARD
 
     replicate: int = Field(1, ge=1, description="copies of the sharded model, with different rows")
     shard: int = Field(1, ge=1, description="processes with different rows that share one model's parameters")
@@ -121,6 +146,11 @@ ParallelOrAuto = Annotated[
 class Evaluation(Strict):
     """What is measured before and after."""
 
+    on_resume = OnResume(
+        "fixed",
+        "the model was measured with it before training; `ropewalk eval` measures both in any other way",
+    )
+
     suites: list[Literal["perplexity", "passkey"]] = Field(
         ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
     )
@@ -131,39 +161,63 @@ class Evaluation(Strict):
     )
 
 
+class Change(Strict):
+    """A key that had another value before a run was resumed.
+
+    The new value holds for the steps after step ``step`` of stage ``stage``, which is counted from 0 as in the keys.
+    """
+
+    on_resume = FREE
+
+    key: str = Field(description="such as stages.0.steps")
+    old: Any = Field(description="its value before")
+    new: Any = Field(description="its value from then on")
+    stage: int = Field(ge=0, description="stage that the run had reached, from 0")
+    step: int = Field(ge=0, description="steps of that stage that were done")
+
+
 class Recipe(Strict):
     """One run of ``ropewalk extend``."""
 
-    model: str = Field(description="folder in Hugging Face layout, hub id, or embedded")
-    output: str = Field(description="folder of the run; it must not exist yet")
+    model: Annotated[str, SAME] = Field(description="folder in Hugging Face layout, hub id, or embedded")
+    output: Annotated[str, FREE] = Field(description="folder of the run; it must not exist yet")
     data: Data = Field(description="which documents, and how they are framed")
-    stages: list[Stage] = Field(min_length=1, description="stretches of training, contexts growing")
-    short_context: ShortContext | None = Field(
+    stages: Annotated[list[Stage], ONWARD] = Field(
+        min_length=1, description="stretches of training, contexts growing"
+    )
+    short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
         description="search the short factors on the final weights, for the original length; last stage longrope",
     )
     optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
-    seed: int = Field(0, ge=0, lt=2**32, description="row order, passkey samples, bootstrap")
-    parallel: ParallelOrAuto = Field(
+    seed: Annotated[int, DECIDES] = Field(
+        0, ge=0, lt=2**32, description="row order, passkey samples, bootstrap"
+    )
+    parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )
-    engine: Literal["auto", "reference", "segments", "flex", "varlen"] = Field(
+    engine: Annotated[Literal["auto", "reference", "segments", "flex", "varlen"], ONWARD] = Field(
         "auto", description="attention engine; auto: segments on a CPU, varlen or flex on CUDA"
     )
-    exact_rope: bool = Field(
+    exact_rope: Annotated[bool, DECIDES] = Field(
         True, description="float64 angles and float32 rotation; false: transformers' own"
     )
-    device: str = Field("auto", description="auto: cuda where there is one, else cpu")
-    precision: Precision = Field(
+    device: Annotated[str, ONWARD] = Field("auto", description="auto: cuda where there is one, else cpu")
+    precision: Annotated[Precision, SAME] = Field(
         "auto",
         description="auto: on cuda bfloat16-autocast in one process, bfloat16 in several; float32 elsewhere",
     )
-    trackers: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]] = (
-        Field([], description="where metrics go beside metrics.jsonl; their packages must be installed")
+    trackers: Annotated[
+        list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
+    ] = Field([], description="where metrics go beside metrics.jsonl; their packages must be installed")
+    trust_remote_code: Annotated[bool, DECIDES] = Field(
+        False, description="run model code that comes with the checkpoint"
     )
-    trust_remote_code: bool = Field(False, description="run model code that comes with the checkpoint")
+    history: Annotated[list[Change], FREE] = Field(
+        [], description="what `--resume` has changed, written into the run's own recipe.yaml; leave it out"
+    )
 
     @model_validator(mode="after")
     def _contexts_grow(self) -> Recipe:

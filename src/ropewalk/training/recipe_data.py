@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -17,14 +18,40 @@ Length = Annotated[
 """Tokens: 131072, or as people write it: 128k, 1M."""
 
 
+@dataclass(frozen=True)
+class OnResume:
+    """What ``--resume`` does where a key has another value than in the run that it goes on with.
+
+    It stands in a key's annotation, or as ``on_resume`` in the class for all keys that say nothing themselves.
+
+    Attributes:
+        kind: ``free``, the run goes on; ``same``, it goes on if the new value comes to the same as the old one;
+            ``onward``, the new value holds from the step on where the run goes on, which is said and noted in the
+            recipe's history; ``fixed``, it is refused.
+        why: of a ``fixed`` key, the end of a sentence.
+    """
+
+    kind: Literal["free", "same", "onward", "fixed"]
+    why: str = ""
+
+
+FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
+
+
 class Strict(BaseModel):
     """What a person writes: unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    on_resume: ClassVar[OnResume | None] = None
+
+
+_PACKED = "it decides the rows, and those of the run are packed"
 
 
 class Source(Strict):
     """One place that documents come from; a plain string in the recipe is its path."""
+
+    on_resume = OnResume("fixed", _PACKED)
 
     path: str = Field(description="file, folder, hf:owner/name[:config][@split], or embedded")
     name: str | None = Field(
@@ -42,6 +69,8 @@ class Source(Strict):
 
 class Mixture(Strict):
     """Which documents, how often; with none of these every document once, in the order of the sources."""
+
+    on_resume = OnResume("fixed", _PACKED)
 
     weights: dict[str, float] | None = Field(
         None, description="how often each source is read; 1 if not named"
@@ -77,6 +106,8 @@ class Mixture(Strict):
 class Interleave(Strict):
     """Interleaved chunks; defaults as in AnchorContext. `true` in the recipe takes the defaults."""
 
+    on_resume = OnResume("fixed", _PACKED)
+
     min_length: Length = Field(64, description="shortest document that is cut")
     max_length: Length = Field(2048, description="longest document that is cut")
     parts: tuple[int, ...] = Field((2, 3), description="into how many parts, one of these")
@@ -100,8 +131,10 @@ class Interleave(Strict):
 class Data(Strict):
     """Which documents, and how they are framed."""
 
+    on_resume = OnResume("fixed", _PACKED)
+
     sources: list[Source] = Field([], description="where the documents come from; or `rows`")
-    rows: list[str] = Field(
+    rows: Annotated[list[str], SAME] = Field(
         [], description="folders of `ropewalk data pack`, one for each context and pattern of the stages"
     )
     mixture: Mixture | None = Field(None, description="which documents, how often; all once, as they come")
@@ -126,8 +159,8 @@ class Data(Strict):
     validation_sources: list[Source] = Field(
         [], description="documents for the evaluation from elsewhere, in place of held-out ones"
     )
-    workers: int = Field(1, ge=1, description="tokenisation processes")
-    cache: str | None = Field(
+    workers: Annotated[int, FREE] = Field(1, ge=1, description="tokenisation processes")
+    cache: Annotated[str | None, FREE] = Field(
         None, description="folder of packed rows; `data` in the output folder if not given"
     )
 

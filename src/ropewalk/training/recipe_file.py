@@ -78,12 +78,6 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def changed_keys(old: Recipe, new: Recipe) -> list[str]:
-    """Dotted keys in which two recipes differ that decide what is computed: not how processes share the work."""
-    before, after = (each.model_dump(mode="json", exclude={"parallel"}) for each in (old, new))
-    return _differences(before, after, "")
-
-
 def describe(error: ValidationError) -> str:
     """The first few problems of a validation error in one line."""
     return "; ".join(_problem(problem) for problem in error.errors()[:3])
@@ -113,17 +107,18 @@ def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[st
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        inner = None if field is None else _model_in(field.annotation)
+        inner = None if field is None else model_in(field.annotation)
         if inner is None:
             return []
         model = inner
     return list(model.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model among what an annotation allows, such as Mixture in ``Mixture | None``; None if there is none."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -158,13 +153,3 @@ def _index(target: list[Any], part: str, override: str) -> int:
     if not part.isdecimal() or int(part) >= len(target):
         raise RopewalkError(f"--set {override!r}: {part} is no index into a list of {len(target)}")
     return int(part)
-
-
-def _differences(old: Any, new: Any, key: str) -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        names = list(dict.fromkeys([*old, *new]))
-        return [d for n in names for d in _differences(old.get(n), new.get(n), f"{key}.{n}".lstrip("."))]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        return [d for i, (a, b) in pairs for d in _differences(a, b, f"{key}.{i}")]
-    return [] if old == new else [key]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.search.algorithms import DEFAULT_ALGORITHM, check_algorithm
 from ropewalk.search.space import SMALLEST
-from ropewalk.training.recipe_data import Strict
+from ropewalk.training.recipe_data import FREE, SAME, OnResume, Strict
 
 SEEDS = 3
 """PI, NTK and YaRN; of the short factors one less."""
@@ -17,6 +17,8 @@ SEEDS = 3
 
 class ShortContext(Strict):
     """How the short factors are searched for after the last stage."""
+
+    on_resume = OnResume("fixed", "it decides a search of the run")
 
     algorithm: str = Field(DEFAULT_ALGORITHM, description="as of `ropewalk search`")
     budget: int = Field(500, ge=1, description="forwards: one candidate on one document each")
@@ -29,7 +31,7 @@ class ShortContext(Strict):
     racing: bool = Field(
         True, description="drop candidates that are clearly behind after their first documents"
     )
-    batch: int = Field(1, ge=1, description="candidates in one forward pass")
+    batch: Annotated[int, FREE] = Field(1, ge=1, description="candidates in one forward pass")
 
     @field_validator("algorithm")
     @classmethod
@@ -69,6 +71,8 @@ class Rope(Strict):
     A plain string in the recipe is its method.
     """
 
+    on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
+
     method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope", "auto"] = Field(
         "theta", description="see the table of methods above"
     )
@@ -88,7 +92,7 @@ class Rope(Strict):
         None, description="longrope; one a rotary pair; 1s, or those of the checkpoint"
     )
     long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
-    factors: str | None = Field(
+    factors: Annotated[str | None, SAME] = Field(
         None,
         description="longrope; or: a factor table, as `ropewalk search` writes it, for this context or more",
     )

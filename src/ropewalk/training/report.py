@@ -26,7 +26,7 @@ from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.factor_search import describe_search
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.run import METRICS, RECIPE, SUMMARY
+from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:

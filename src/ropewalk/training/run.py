@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from contextlib import ExitStack
@@ -17,41 +16,56 @@ from ropewalk.data.rows import is_packed
 from ropewalk.errors import RopewalkError
 from ropewalk.files import write_json, write_text
 from ropewalk.integrations.trackers import tracking
+from ropewalk.io.lock import locked
 from ropewalk.parallel import World, make_mesh
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, goal_of, read_factors, write_factors
 from ropewalk.training.announcement import announcement
-from ropewalk.training.checkpoint_files import latest_whole, read_position
+from ropewalk.training.checkpoint_files import read_position
 from ropewalk.training.choice import Choice, choose_base
 from ropewalk.training.documents import (
-    ROWS,
     all_rows,
-    rows_record,
+    began_with,
+    check_sources,
     rows_with_validation,
     validation_documents,
+    write_began,
 )
 from ropewalk.training.factor_search import FactorSearch, candidate_of, search_summary, searched_factors
 from ropewalk.training.material import SHORT, SHORT_LABEL, check_materials, factors_file, stage_name
-from ropewalk.training.measurement import evaluation_file, measure, passkey_lengths, short_context
+from ropewalk.training.measurement import (
+    evaluation_file,
+    measure,
+    passkey_lengths,
+    results_in,
+    short_context,
+)
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.preflight import Plan, plan
 from ropewalk.training.recipe import Recipe, Stage
-from ropewalk.training.recipe_file import changed_keys, dump_recipe, parse_recipe
+from ropewalk.training.recipe_file import dump_recipe
 from ropewalk.training.reporter import Reporter
 from ropewalk.training.ropes import AUTO, auto_candidates, search_goals, stage_method
+from ropewalk.training.run_folder import (
+    CHECKPOINTS,
+    LAUNCH,
+    METRICS,
+    MODEL,
+    RECIPE,
+    SUMMARY,
+    VERSIONS,
+    Reached,
+    Start,
+    begun_by,
+    launch,
+    reached,
+    set_aside,
+    take_up,
+)
 from ropewalk.training.sharded_checkpoint import export_model, load_weights
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.team import Team
 from ropewalk.versions import software_versions
-
-RECIPE = "recipe.yaml"
-SUMMARY = "summary.json"
-METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-MODEL = "model"
-LAUNCH = ".launch"
-PREPARED = {"data", ROWS, "versions.json", LAUNCH}
-"""What may lie in an output folder before a run has begun: the recipe is written last of all preparations."""
 
 
 def extend(
@@ -76,26 +90,42 @@ def extend(
     reporter = Team(world).reporter(reporter)
     output = Path(recipe.output).expanduser()
     # Processes that torchrun starts again after a failure go on by themselves.
-    resume = resume or world.lead(lambda: world.restarts > 0 and _begun_by(output) == _launch())
-    world.lead(lambda: _check_output(output, recipe, resume))
+    resume = resume or world.lead(lambda: world.restarts > 0 and begun_by(output) == launch())
+    with ExitStack() as held:
+        # One process writes for all of them.
+        world.lead(lambda: held.enter_context(locked(output, "give another output")))
+        start = world.lead(lambda: take_up(output, recipe, resume))
+        return _extend(start, output, reporter, world)
+
+
+def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dict[str, Any]:
+    """The run, in a folder that no other one writes to."""
+    recipe = start.recipe
     # The mesh depends on the memory of the machine that is asked; one of them decides.
     mesh = world.lead(lambda: plan(recipe, world).mesh)
     chosen = plan(recipe, world, mesh)
     team = Team(world, make_mesh(chosen.mesh, chosen.device.type) if world.size > 1 else None)
-    began = time.perf_counter()
-    if resume and world.restarts:
+    clock = time.perf_counter()
+    if start.resumed and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
-    for line in world.lead(lambda: announcement(recipe, chosen)):
+    for line in (*start.told, *world.lead(lambda: announcement(recipe, chosen))):
         reporter.note(line)
-    measured = world.lead(lambda: (output / evaluation_file("before")).is_file())
+    known = world.lead(lambda: [results_in(output, when) is not None for when in ("before", "after")])
+    at = reached(output, start, world)
+    if not start.resumed or start.others:
+        world.lead(lambda: check_sources(recipe, chosen))
+    measured = known[0] and evaluation_file("before") not in at.outdated
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
     model = None if measured else team.load(chosen.model, recipe, chosen)
-    rows = _shared_rows(recipe, chosen, output, resume, team, reporter)
+    rows = _shared_rows(start, chosen, output, team, reporter)
+    moved = world.lead(lambda: set_aside(output, at.outdated, at.position))
+    if moved is not None:
+        reporter.note(f"{at.why}; the results so far are kept in {moved}")
     held_out = rows_with_validation(recipe, rows)
     documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
     world.lead(lambda: check_materials(recipe, chosen, rows, output))
     prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
-    world.lead(lambda: _write_start(recipe, chosen, rows, output))
+    world.lead(lambda: _write_start(start, chosen, rows, output))
     before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
     del model
     metrics = MetricsLog(output / METRICS)
@@ -103,15 +133,18 @@ def extend(
         if team.leads:
             listener = tracking(recipe.trackers, output / "trackers", _flat(recipe))
             metrics.listener = stack.enter_context(listener)
-        trained = _train(recipe, chosen, rows, output, metrics, reporter, team)
+        trained = _train(recipe, chosen, rows, output, at, metrics, reporter, team)
     final = output / MODEL
     context = recipe.stages[-1].context
-    short = _short_factors(recipe, chosen, trained, held_out, output, reporter, team)
+    short = _short_factors(recipe, chosen, trained, held_out, output, at.exported, reporter, team)
     method = trained.methods[-1]
-    if not world.lead((final / "config.json").is_file):
+    if not at.exported:
+        last = trained.last
+        assert last is not None
         model = team.load(chosen.model, recipe, chosen, method, context, torch.float32)
-        load_weights(trained.last, model, world, team.mesh)
-        export_model(model, final, chosen.tokenizer, world, chosen.dtype)
+        load_weights(last, model, world, team.mesh)
+        position = world.lead(lambda: read_position(last))
+        export_model(model, final, chosen.tokenizer, world, chosen.dtype, position)
         del model
     saved = team.load(str(final), recipe, chosen, method, context, chosen.dtype)
     after = measure("after", saved, recipe, chosen, documents, prompt_lengths, output, reporter, team)
@@ -132,7 +165,8 @@ def extend(
         "short_context": short_context(chosen.original_length, before, after),
         "before": [result.to_json() for result in before],
         "after": [result.to_json() for result in after],
-        "seconds": time.perf_counter() - began,
+        "history": [change.model_dump() for change in recipe.history],
+        "seconds": time.perf_counter() - clock,
         "versions": versions(chosen),
     }
     if team.leads:
@@ -141,23 +175,13 @@ def extend(
     return summary
 
 
-def _launch() -> str:
-    """Which torchrun has started this process: its run id, and its own process."""
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
-
-
-def _begun_by(output: Path) -> str | None:
-    """The launch that began or took up the run in a folder: a restart must not go on with another's."""
-    path = output / LAUNCH
-    return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
-
-
 def _short_factors(
     recipe: Recipe,
     chosen: Plan,
     trained: _Trained,
     held_out: PackedRows | None,
     output: Path,
+    exported: bool,
     reporter: Reporter,
     team: Team,
 ) -> Factors | None:
@@ -168,16 +192,16 @@ def _short_factors(
     assert isinstance(method, LongRope)
     goal = goal_of(method, context, method.original_max_position_embeddings)
     search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
-    exported = team.world.lead((output / MODEL / "config.json").is_file)
     found = searched_factors(search, recipe, chosen, None, held_out, output, exported, reporter, team)
     trained.methods[-1] = goal.extended(candidate_of(found))
     return found
 
 
-def _write_start(recipe: Recipe, chosen: Plan, rows: list[PackedRows | None], output: Path) -> None:
-    write_json(output / ROWS, rows_record(recipe, chosen, rows))
-    write_json(output / "versions.json", versions(chosen))
-    write_text(output / LAUNCH, _launch())
+def _write_start(start: Start, chosen: Plan, rows: list[PackedRows | None], output: Path) -> None:
+    recipe = start.recipe
+    write_began(output, began_with(recipe, chosen, rows, output, start.began))
+    write_json(output / VERSIONS, versions(chosen))
+    write_text(output / LAUNCH, launch())
     write_text(output / RECIPE, dump_recipe(recipe))
     for number, table in enumerate(chosen.tables):
         if table is not None:
@@ -196,13 +220,13 @@ def _keep_table(table: Factors, stage: Stage, kept: Path) -> None:
 
 
 def _shared_rows(
-    recipe: Recipe, chosen: Plan, output: Path, resume: bool, team: Team, reporter: Reporter
+    start: Start, chosen: Plan, output: Path, team: Team, reporter: Reporter
 ) -> list[PackedRows | None]:
     """The rows of every stage that trains: rank 0 packs them, and the others read the same files."""
     there: list[PackedRows | None] = []
 
     def pack() -> list[str | None]:
-        there.extend(all_rows(recipe, chosen, output, resume, reporter))
+        there.extend(all_rows(start.recipe, chosen, output, start.began, reporter, start.others))
         return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
     folders = team.world.lead(pack)
@@ -228,37 +252,18 @@ def versions(plan: Plan) -> dict[str, str]:
     }
 
 
-def _check_output(output: Path, recipe: Recipe, resume: bool) -> None:
-    saved = output / RECIPE
-    if resume:
-        if not saved.is_file():
-            raise RopewalkError(f"nothing to resume in {output}: it holds no {RECIPE}")
-        changed = changed_keys(parse_recipe(saved.read_text(encoding="utf-8"), str(saved)), recipe)
-        if changed:
-            raise RopewalkError(
-                f"the recipe differs from the run in {output} in {', '.join(changed[:5])}; a resumed run must be "
-                "the same run: restore the recipe, or give another output"
-            )
-    elif output.is_dir() and {entry.name for entry in output.iterdir()} - PREPARED:
-        raise RopewalkError(
-            f"output folder {output} is not empty; add --resume to go on with it, or give another"
-        )
-    elif output.exists() and not output.is_dir():
-        raise RopewalkError(f"output {output} is a file; give a folder")
-
-
 @dataclass(frozen=True)
 class _Trained:
     """What all stages together have left.
 
     Attributes:
-        last: checkpoint of the last stage.
+        last: checkpoint of the last stage; None where it was deleted after the run's end.
         methods: of each stage.
         choices: what ``auto`` stages chose, by the stage's number.
         searches: the factor tables that stages searched for.
     """
 
-    last: Path
+    last: Path | None
     methods: list[RopeMethod]
     choices: dict[int, Choice]
     searches: dict[int, Factors]
@@ -269,14 +274,14 @@ def _train(
     chosen: Plan,
     rows: list[PackedRows | None],
     output: Path,
+    at: Reached,
     metrics: MetricsLog,
     reporter: Reporter,
     team: Team,
 ) -> _Trained:
     """All stages that are not done yet."""
     folder = output / CHECKPOINTS
-    latest = latest_whole(folder, team.world)
-    done = None if latest is None else read_position(latest)
+    latest, done = at.checkpoint, at.position
     steps_done = [*(stage.steps for stage in recipe.stages[: done.stage]), done.step] if done else []
     if gap := team.world.lead(lambda: metrics.rewind(steps_done)):
         reporter.note(gap)
@@ -340,7 +345,6 @@ def _train(
             latest = run_stage(run, metrics, reporter, latest, inside)
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
-    assert latest is not None
     return _Trained(latest, methods, choices, searches)
 
 
@@ -383,5 +387,5 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
         elif value is not None:
             flat[key] = value
 
-    visit(recipe.model_dump(mode="json"), "")
+    visit(recipe.model_dump(mode="json", exclude={"history"}), "")
     return flat

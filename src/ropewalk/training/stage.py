@@ -139,7 +139,8 @@ def run_stage(
                 raise team.world.known_to_all(
                     RunFailure(
                         f"loss or gradient was not finite in the last {skipped} steps up to step {done}; the latest "
-                        "checkpoint is untouched: start again with a lower learning rate"
+                        "checkpoint is untouched: go on from it with a lower rate, "
+                        f"--resume --set stages.{run.number}.learning_rate={stage.learning_rate / 2:g}"
                     )
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")

@@ -1,0 +1,676 @@
+"""What --resume may change, what it checks first, and what it does with damage, other processes and other folders."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+import ropewalk.data.store as store
+import ropewalk.training.checkpointing as checkpointing
+from ropewalk import RopewalkError
+from ropewalk.cli.app import main
+from ropewalk.io.lock import locked
+from ropewalk.training import extend
+from ropewalk.training.checkpoint_files import EXPORT_RECORD
+from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe_changes import Progress, changes, is_group, on_resume
+from ropewalk.training.recipe_data import Strict
+from ropewalk.training.recipe_file import model_in, parse_recipe
+from ropewalk.training.team import Team
+
+HEX = "0123456789abcdef" * 2
+
+
+def recipe_of(values, **changed) -> Recipe:
+    return parse_recipe(yaml.safe_dump({**values, **changed}), "test")
+
+
+def with_stage(values, number=0, **changed):
+    """The recipe with other keys in one stage."""
+    stages = list(values["stages"])
+    stages[number] = {**stages[number], **changed}
+    return {**values, "stages": stages}
+
+
+def metrics_of(output) -> list[tuple]:
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(line["stage"], line["step"], line["loss"], line["tokens"]) for line in found]
+
+
+def rates_of(output) -> list[float]:
+    lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["learning_rate"] for line in lines]
+
+
+def weights_of(output) -> bytes:
+    return (Path(output) / "model" / "model.safetensors").read_bytes()
+
+
+class Notes:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def note(self, line):
+        self.told.append(line)
+
+    def bar(self, label, total):
+        from ropewalk.training.reporter import Silent
+
+        return Silent().bar(label, total)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """A finished run of one stage, to be copied, and its recipe."""
+    folder = tmp_path_factory.mktemp("done")
+    documents = folder / "documents.jsonl"
+    shutil.copy(tiny_documents, documents)
+    values = {
+        "model": str(tiny_checkpoint),
+        "output": str(folder / "run"),
+        "data": {"sources": [str(documents)], "validation_documents": 20},
+        "stages": [{"context": 64, "steps": 4, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "full"}],
+        "checkpoints": {"every": 2, "keep": 2},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
+    return values, extend(recipe_of(values))
+
+
+@pytest.fixture
+def finished(done, tmp_path):
+    """A copy of the finished run, as its recipe names it."""
+    values, summary = done
+    output = shutil.copytree(values["output"], tmp_path / "run")
+    return {**values, "output": str(output)}, summary
+
+
+@pytest.fixture
+def cut(done, tmp_path):
+    """A copy as if it had been killed after its second step."""
+    values, _ = done
+    output = shutil.copytree(values["output"], tmp_path / "cut")
+    shutil.rmtree(output / "checkpoints" / "stage0-step000004")
+    for name in ("model", "summary.json", "evaluation-after.json"):
+        path = output / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {**values, "output": str(output)}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def write(path: Path, values) -> str:
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def refused(capsys, tmp_path, values, *options: str) -> str:
+    """The one sentence of a refused resume, with exit status 2."""
+    status = main(["extend", write(tmp_path / "recipe.yaml", values), "--resume", *options])
+    errors = capsys.readouterr().err
+    assert status == 2, errors
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, errors
+    return lines[0]
+
+
+# The result.
+
+
+def test_a_flipped_byte_in_the_result_is_found_and_the_result_made_again(done, finished, tmp_path, capsys):
+    values, summary = finished
+    output = Path(values["output"])
+    flip(output / "model" / "model.safetensors")
+    damaged = weights_of(output)
+    (output / "summary.json").unlink()
+    assert main(["extend", write(tmp_path / "recipe.yaml", values), "--resume", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "model.safetensors was altered: its SHA-256 differs" in printed.err
+    assert "made again from stage0-step000004" in printed.err
+    assert weights_of(output) == weights_of(done[0]["output"]) != damaged
+    assert json.loads(printed.out)["after"] == summary["after"]
+    kept = output / "earlier" / "stage0-step000004"
+    assert (kept / "model" / "model.safetensors").read_bytes() == damaged
+    assert (kept / "evaluation-after.json").is_file()
+    assert metrics_of(output) == metrics_of(done[0]["output"])
+
+
+@pytest.mark.parametrize("how", ["a file is missing", "the record is altered", "an earlier version wrote it"])
+def test_a_result_that_cannot_be_trusted_is_made_again(done, finished, how):
+    values, summary = finished
+    model = Path(values["output"]) / "model"
+    if how == "a file is missing":
+        (model / "tokenizer.json").unlink()
+    elif how == "the record is altered":
+        flip(model / EXPORT_RECORD)
+    else:
+        (model / EXPORT_RECORD).unlink()
+    notes = Notes()
+    assert extend(recipe_of(values), resume=True, reporter=notes)["after"] == summary["after"]
+    assert any("is not what the run has saved there" in line for line in notes.told)
+    assert weights_of(values["output"]) == weights_of(done[0]["output"])
+    assert sorted(path.name for path in model.iterdir()) == sorted(
+        path.name for path in (Path(done[0]["output"]) / "model").iterdir()
+    )
+
+
+def test_a_damaged_result_without_checkpoints_is_refused_by_name(finished, tmp_path, capsys):
+    values, _ = finished
+    output = Path(values["output"])
+    shutil.rmtree(output / "checkpoints")
+    flip(output / "model" / "model.safetensors")
+    before = weights_of(output)
+    said = refused(capsys, tmp_path, values)
+    assert "model.safetensors was altered" in said
+    assert "there is no checkpoint" in said
+    assert weights_of(output) == before
+    assert len(metrics_of(output)) == 4
+
+
+def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finished, tmp_path, capsys):
+    values, summary = finished
+    output = Path(values["output"])
+    shutil.rmtree(output / "checkpoints")
+    (output / "summary.json").write_text("{damaged")
+    assert extend(recipe_of(values), resume=True)["after"] == summary["after"]
+    assert json.loads((output / "summary.json").read_text())["after"] == summary["after"]
+    assert not (output / "checkpoints").exists()
+    assert len(metrics_of(output)) == 4
+    said = refused(capsys, tmp_path, with_stage(values, steps=6))
+    assert f"has no checkpoint any more to train on from; begin a new run with model: {output}/model" in said
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("content", ["[{", "[1]", "{}x", '[{"suite": "perplexity"}]'])
+def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, when, content):
+    values, _ = finished
+    path = Path(values["output"]) / f"evaluation-{when}.json"
+    path.write_text(content)
+    said = refused(capsys, tmp_path, values)
+    assert f"{path} is damaged" in said
+    assert "delete it, and --resume measures again" in said
+
+
+# What a run began with.
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "Expecting value"),
+        ('{"rows": [', "Expecting value"),
+        ("[]", "valid dictionary"),
+        ("{}", "rows: Field required"),
+        (
+            '{"rows": [3], "digests": ["a"], "validation_sources": null}',
+            "rows.0: Input should be a valid string",
+        ),
+        ('{"rows": [], "digests": ["a"], "validation_sources": null}', "0 rows and 1 digests"),
+        ("[" * 5000, "recursion"),
+        (b"\xff\xfe", "codec can't decode"),
+        (None, "is missing"),
+    ],
+)
+def test_a_damaged_record_of_rows_is_refused_in_one_sentence(cut, tmp_path, capsys, content, why):
+    path = Path(cut["output"]) / "rows.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    said = refused(capsys, tmp_path, cut)
+    assert str(path) in said
+    assert why in said
+    assert "restore the file, or give another output" in said
+
+
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "as earlier versions noted them"])
+def test_a_run_goes_on_in_another_folder_on_its_own_rows(done, cut, monkeypatch, absolute):
+    """Nothing is read from the documents: they are gone."""
+    output = Path(cut["output"])
+    record = json.loads((output / "rows.json").read_text())
+    assert record["rows"][0].startswith("data/")
+    if absolute:
+        record["rows"] = [f"/gone/elsewhere/run/{record['rows'][0]}"]
+        (output / "rows.json").write_text(json.dumps(record))
+    monkeypatch.setattr("ropewalk.training.documents.prepare_rows", None)
+    extend(recipe_of(cut), resume=True)
+    assert metrics_of(output) == metrics_of(done[0]["output"])
+    assert weights_of(output) == weights_of(done[0]["output"])
+
+
+@pytest.mark.parametrize("harm", ["a flipped byte", "a short file", "the manifest"])
+def test_damaged_rows_name_the_folder_to_delete(done, cut, tmp_path, capsys, harm):
+    (folder,) = (path.parent for path in (Path(cut["output"]) / "data").glob("*/manifest.json"))
+    file = next(folder.glob("rows-*.arrow"))
+    if harm == "a flipped byte":
+        flip(file)
+    elif harm == "a short file":
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        (folder / "manifest.json").write_text('{"format": "ropewalk packed rows", ')
+    said = refused(capsys, tmp_path, cut)
+    assert f"delete the folder {folder}" in said
+    assert "--resume" in said
+    shutil.rmtree(folder)
+    extend(recipe_of(cut), resume=True)
+    assert metrics_of(cut["output"]) == metrics_of(done[0]["output"])
+
+
+def test_rows_that_another_run_has_packed_are_checked_before_training(done, tmp_path):
+    values, _ = done
+    cache = shutil.copytree(Path(values["output"]) / "data", tmp_path / "cache")
+    flip(next(cache.glob("*/rows-*.arrow")))
+    shared = {**values, "output": str(tmp_path / "run"), "data": {**values["data"], "cache": str(cache)}}
+    with pytest.raises(
+        RopewalkError, match="is damaged: its digest is not the manifest's; delete the folder"
+    ):
+        extend(recipe_of(shared))
+
+
+# What may change.
+
+
+def keys_of(model: type[Strict], prefix=""):
+    for name, field in model.model_fields.items():
+        if not is_group(field):
+            yield model, name
+        inner = model_in(field.annotation)
+        if inner is not None:
+            yield from keys_of(inner)
+
+
+def test_every_key_says_what_resume_does_with_it():
+    found = {(model.__name__, name): on_resume(model, name) for model, name in keys_of(Recipe)}
+    assert len(found) > 70
+    assert {rule.kind for rule in found.values()} == {"free", "same", "onward", "fixed"}
+    assert all(rule.why for rule in found.values() if rule.kind == "fixed")
+
+
+def test_a_new_key_that_does_not_say_it_is_our_mistake():
+    class More(Strict):
+        key: int = 0
+
+    with pytest.raises(TypeError, match=r"More\.key does not say what --resume does with it"):
+        on_resume(More, "key")
+
+
+def test_a_run_with_more_steps_is_the_longer_run_to_the_last_bit(done, finished, tmp_path):
+    values, summary = finished
+    longer = with_stage(values, steps=7)
+    extend(recipe_of(longer, output=str(tmp_path / "whole")))
+    notes = Notes()
+    found = extend(recipe_of(longer), resume=True, reporter=notes)
+    output = Path(values["output"])
+    assert metrics_of(output) == metrics_of(tmp_path / "whole")
+    assert metrics_of(output)[:4] == metrics_of(done[0]["output"])
+    assert weights_of(output) == weights_of(tmp_path / "whole")
+    assert (output / "evaluation-after.json").read_bytes() == (
+        tmp_path / "whole" / "evaluation-after.json"
+    ).read_bytes()
+    assert "the recipe changes after step 4 of stage 1: stages.0.steps 4 -> 7" in notes.told
+    # The shorter run's result is still there.
+    kept = output / "earlier" / "stage0-step000004"
+    assert json.loads((kept / "summary.json").read_text())["after"] == summary["after"]
+    assert weights_of(kept) == weights_of(done[0]["output"])
+    change = {"key": "stages.0.steps", "old": 4, "new": 7, "stage": 0, "step": 4}
+    assert found["history"] == [change]
+    saved = yaml.safe_load((output / "recipe.yaml").read_text())
+    assert saved["history"] == [change]
+    assert saved["stages"][0]["steps"] == 7
+    again = extend(recipe_of(longer), resume=True)
+    assert again["history"] == [change]
+    assert len(metrics_of(output)) == 7
+
+
+def test_a_longer_run_is_measured_again_though_its_first_result_was_deleted(finished):
+    values, _ = finished
+    longer = with_stage(values, steps=6, learning_rate=1e-3)
+    shutil.rmtree(Path(values["output"]) / "model")
+    found = extend(recipe_of(longer), resume=True)
+    assert found["after"] != json.loads(
+        (Path(values["output"]) / "earlier" / "stage0-step000004" / "evaluation-after.json").read_text()
+    )
+
+
+def test_a_lower_learning_rate_holds_for_the_steps_to_come(done, cut):
+    notes = Notes()
+    extend(recipe_of(with_stage(cut, learning_rate=1e-3)), resume=True, reporter=notes)
+    assert rates_of(cut["output"]) == [1e-2, 1e-2, 1e-3, 1e-3]
+    assert metrics_of(cut["output"])[:3] == metrics_of(done[0]["output"])[:3]
+    assert metrics_of(cut["output"])[3] != metrics_of(done[0]["output"])[3]
+    assert "the recipe changes after step 2 of stage 1: stages.0.learning_rate 0.01 -> 0.001" in notes.told
+    assert (
+        "the learning rate of stage 1 is 0.01 in step 2, and 0.001 in step 3 instead of 0.01; constant, it is 0.001 in "
+        "the last step, 4" in notes.told
+    )
+
+
+def test_another_stage_goes_behind_a_finished_run(finished, tmp_path):
+    """As if it had been there from the first: the same rows, the same losses, and both measured at the new target."""
+    values, _ = finished
+    second = {"context": 128, "steps": 3, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "anchor"}
+    both = {**values, "stages": [*values["stages"], second]}
+    whole = extend(recipe_of(both, output=str(tmp_path / "whole")))
+    found = extend(recipe_of(both), resume=True)
+    assert metrics_of(values["output"]) == metrics_of(tmp_path / "whole")
+    assert weights_of(values["output"]) == weights_of(tmp_path / "whole")
+    assert (found["before"], found["after"]) == (whole["before"], whole["after"])
+    assert [change["key"] for change in found["history"]] == ["stages.1"]
+    assert {path.name for path in (Path(values["output"]) / "earlier" / "stage0-step000004").iterdir()} >= {
+        "evaluation-before.json",
+        "evaluation-after.json",
+        "model",
+    }
+
+
+def test_a_new_stage_needs_the_documents_of_the_others(finished):
+    values, _ = finished
+    original = Path(values["data"]["sources"][0])
+    kept = original.read_bytes()
+    second = {"context": 128, "steps": 1, "rows_per_step": 2, "pattern": "anchor"}
+    try:
+        original.write_bytes(b"".join(kept.splitlines(keepends=True)[::-1]))
+        with pytest.raises(RopewalkError, match="the documents have changed since the run"):
+            extend(recipe_of({**values, "stages": [*values["stages"], second]}), resume=True)
+    finally:
+        original.write_bytes(kept)
+    assert (Path(values["output"]) / "model").is_dir()
+
+
+def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, tmp_path):
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "same weights")
+    free = {
+        **with_stage(cut, gradient_checkpointing=True),
+        "model": str(model),
+        "checkpoints": {"every": 1, "keep": 1, "asynchronous": False},
+        "precision": "float32",
+    }
+    free["data"] = {**cut["data"], "workers": 2, "cache": str(tmp_path / "cache")}
+    notes = Notes()
+    found = extend(recipe_of(free), resume=True, reporter=notes)
+    assert metrics_of(cut["output"]) == metrics_of(done[0]["output"])
+    assert weights_of(cut["output"]) == weights_of(done[0]["output"])
+    assert found["history"] == []
+    assert not any("the recipe changes" in line for line in notes.told)
+    assert len(list((Path(cut["output"]) / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("seed=1", "seed 0 -> 1: what was computed so far depends on it"),
+        ("stages.0.context=128", "stages.0.context 64 -> 128: the stage has begun with it"),
+        ("stages.0.rope=yarn", "stages.0.rope.method theta -> yarn: the stage trains with the RoPE"),
+        ("stages.0.rows_per_step=4", "stages.0.rows_per_step 2 -> 4: the stage has begun"),
+        ("stages.0.steps=1", "stages.0.steps 4 -> 1: 2 steps of stage 1 are done"),
+        ("data.eos=false", "data.eos true -> false: it decides the rows"),
+        ("data.mixture={shuffle: true}", "data.mixture none -> "),
+        ("data.validation_documents=10", "data.validation_documents 20 -> 10"),
+        ("evaluation.rows=3", "evaluation.rows 2 -> 3: the model was measured with it before training"),
+        ("exact_rope=false", "exact_rope true -> false"),
+        ("precision=bfloat16", "began with precision float32, and bfloat16 is bfloat16 here"),
+    ],
+)
+def test_what_may_not_change_is_refused_with_its_reason(cut, tmp_path, capsys, override, why):
+    assert why in refused(capsys, tmp_path, cut, "--set", override)
+    assert len(metrics_of(cut["output"])) == 4
+
+
+def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_path, capsys):
+    other = shutil.copytree(tiny_checkpoint, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
+    assert "have changed since the run" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
+    record = Path(cut["output"]) / "rows.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "model": None}))
+    assert "nothing tells that they are the same" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
+
+
+def plain(**changed):
+    stage = {"context": 64, "steps": 10}
+    return Recipe.model_validate(
+        {"model": "m", "output": "o", "data": {"sources": ["a"]}, "stages": [stage], **changed}
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "progress", "why"),
+    [
+        ({"learning_rate": 1e-6}, Progress(0, 10, 1), "all steps of stage 1 are done, and none is left"),
+        ({"learning_rate": 1e-6}, Progress(1, 3, 2), "stage 1 is done"),
+        ({"steps": 12}, Progress(1, 3, 2), "stage 1 is done"),
+    ],
+)
+def test_a_change_that_comes_too_late_is_refused(new, progress, why):
+    two = [{"context": 64, "steps": 10}, {"context": 128, "steps": 10}]
+    with pytest.raises(RopewalkError, match=why):
+        changes(plain(stages=two), plain(stages=[{**two[0], **new}, two[1]]), progress)
+
+
+def test_a_stage_that_has_not_begun_may_become_another_or_go():
+    two = [{"context": 64, "steps": 10}, {"context": 128, "steps": 10}]
+    other = plain(stages=[two[0], {"context": 256, "steps": 5, "rope": "yarn"}])
+    found = changes(plain(stages=two), other, Progress(0, 4, 1))
+    assert {change.key for change in found.onward} == {
+        "stages.1.context",
+        "stages.1.rope.method",
+        "stages.1.steps",
+    }
+    assert found.stages == (1,)
+    assert changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1)).stages == (1,)
+    with pytest.raises(RopewalkError, match="stage 2 has begun, and is no longer there"):
+        changes(plain(stages=two), plain(stages=two[:1]), Progress(1, 0, 2))
+    steps = changes(plain(stages=two), plain(stages=[two[0], {**two[1], "steps": 11}]), Progress(0, 4, 1))
+    assert steps.stages == ()
+
+
+def test_more_steps_of_a_decaying_schedule_say_what_becomes_of_the_rate():
+    linear = {"context": 64, "steps": 10, "learning_rate": 1.0, "schedule": "linear"}
+    old, new = plain(stages=[linear]), plain(stages=[{**linear, "steps": 20}])
+    told = changes(old, new, Progress(0, 10, 1)).sentences(old, new)
+    assert told[1] == (
+        "the learning rate of stage 1 is 0.1 in step 10, and 0.5 in step 11; linear, it is 0.05 in the last step, 20"
+    )
+    constant = {**linear, "schedule": "constant"}
+    old, new = plain(stages=[constant]), plain(stages=[{**constant, "steps": 20}])
+    assert len(changes(old, new, Progress(0, 10, 1)).sentences(old, new)) == 1
+
+
+def test_names_of_the_users_own_in_a_recipe_belong_to_the_key_above_them():
+    weighted = [plain(data={"sources": ["a"], "mixture": {"weights": {"a.b": w}}}) for w in (1.0, 2.0)]
+    with pytest.raises(
+        RopewalkError, match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0: it decides the rows"
+    ):
+        changes(*weighted, Progress(0, 1, 1))
+    assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1)).onward[0].key == "parallel"
+
+
+def test_the_history_of_another_run_is_left_behind(done, tmp_path):
+    values, _ = done
+    change = {"key": "stages.0.steps", "old": 2, "new": 4, "stage": 0, "step": 2}
+    notes = Notes()
+    recipe = recipe_of(values, output=str(tmp_path / "new"), history=[change])
+    assert extend(recipe, reporter=notes)["history"] == []
+    assert any("history is of another run" in line for line in notes.told)
+
+
+# One run a folder.
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_by_its_number(finished, tmp_path, capsys):
+    values, _ = finished
+    with locked(Path(values["output"])):
+        said = refused(capsys, tmp_path, values)
+        assert f"process {os.getpid()} on " in said
+        assert "give another output" in said
+    extend(recipe_of(values), resume=True)
+
+
+def test_a_run_holds_its_folder_until_its_end(done, cut, monkeypatch):
+    seen = []
+    save = checkpointing.save_checkpoint
+
+    def look(*arguments):
+        with pytest.raises(RopewalkError, match=f"process {os.getpid()} on"):
+            extend(recipe_of(cut), resume=True)
+        seen.append(arguments)
+        return save(*arguments)
+
+    monkeypatch.setattr(checkpointing, "save_checkpoint", look)
+    extend(recipe_of(cut), resume=True)
+    assert len(seen) == 1
+    assert not (Path(cut["output"]) / ".lock").exists()
+
+
+def test_what_killed_processes_left_is_removed_by_the_run_that_holds_the_folder(finished):
+    values, _ = finished
+    output = Path(values["output"])
+    left = [
+        output / f".model.{HEX}.partial",
+        output / f".summary.{HEX}.json",
+        output / "checkpoints" / f".stage0-step000006.{HEX}.partial",
+        output / "checkpoints" / f".stage0-step000002.{HEX}.deleted",
+        output / "checkpoints" / ".stage0-step000006.partial",
+    ]
+    for path in left:
+        path.mkdir() if path.suffix != ".json" else path.write_text("")
+    own = output / ".notes.old"
+    own.write_text("of the user")
+    # Killed while a checkpoint was replaced: the old one comes back.
+    (output / "checkpoints" / "stage0-step000002").rename(
+        output / "checkpoints" / f".stage0-step000002.{HEX}.old"
+    )
+    with locked(output), pytest.raises(RopewalkError):
+        extend(recipe_of(values), resume=True)
+    assert all(path.exists() for path in left)
+    extend(recipe_of(values), resume=True)
+    assert not any(path.exists() for path in left)
+    assert own.read_text() == "of the user"
+    assert (output / "checkpoints" / "stage0-step000002").is_dir()
+
+
+# The order of checks.
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    def load(*_, **__):
+        raise AssertionError("the model was loaded before the check")
+
+    monkeypatch.setattr(Team, "load", load)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"sources": ["nowhere.jsonl"]}, "nowhere.jsonl"),
+        ({"sources": [{"path": "DOCUMENTS", "text_field": "body"}]}, "body"),
+        (
+            {"sources": ["DOCUMENTS"], "validation_sources": [{"path": "DOCUMENTS", "text_field": "body"}]},
+            "body",
+        ),
+        ({"sources": ["DOCUMENTS", "DOCUMENTS"]}, "is given twice"),
+        ({"rows": ["nowhere"]}, "nowhere"),
+    ],
+)
+def test_sources_are_looked_at_before_the_model_is_loaded(done, tmp_path, no_model, data, message):
+    values, _ = done
+    text = yaml.safe_dump(data).replace("DOCUMENTS", values["data"]["sources"][0])
+    recipe = recipe_of(values, output=str(tmp_path / "run"), data=yaml.safe_load(text))
+    with pytest.raises(RopewalkError, match=message):
+        extend(recipe)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_before_the_model_is_loaded(cut, no_model):
+    output = Path(cut["output"])
+    flip(output / "checkpoints" / "stage0-step000002" / "training_state.json")
+    (output / "evaluation-before.json").unlink()
+    with pytest.raises(RopewalkError, match="checkpoint stage0-step000002 is damaged"):
+        extend(recipe_of(cut), resume=True)
+
+
+def test_a_run_that_was_killed_while_it_packed_goes_on_with_resume_too(done, tmp_path, monkeypatch, capsys):
+    values, _ = done
+    cut_off = {**values, "output": str(tmp_path / "run")}
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", lambda *_: (_ for _ in ()).throw(InterruptedError()))
+        with pytest.raises((InterruptedError, RopewalkError)):
+            extend(recipe_of(cut_off))
+    assert (tmp_path / "run" / "data").is_dir()
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+    notes = Notes()
+    extend(recipe_of(cut_off), resume=True, reporter=notes)
+    assert any("was cut off before it began to train, and goes on" in line for line in notes.told)
+    assert metrics_of(cut_off["output"]) == metrics_of(values["output"])
+
+
+def test_resume_where_no_run_lies_is_refused_and_leaves_nothing(done, tmp_path, capsys):
+    values, _ = done
+    nowhere = {**values, "output": str(tmp_path / "nowhere")}
+    assert "nothing to resume" in refused(capsys, tmp_path, nowhere)
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "thesis.tex").write_text("")
+    assert "it holds no recipe.yaml" in refused(capsys, tmp_path, nowhere)
+
+
+def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monkeypatch, capsys):
+    values, _ = done
+    output = tmp_path / "run"
+    file = write(tmp_path / "recipe.yaml", {**values, "output": str(output)})
+    save = checkpointing.save_checkpoint
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def saved_then_interrupted(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    def said(place, name, instead, *options):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, instead)
+            assert main(["extend", file, *options]) == 130
+        return capsys.readouterr().err.splitlines()[-1]
+
+    import ropewalk.training.run as run
+
+    assert said(run, "take_up", interrupt) == (
+        "error: interrupted: nothing is trained yet; the same command starts again, and finds what is packed so far"
+    )
+    assert said(checkpointing, "save_checkpoint", interrupt) == (
+        f"error: interrupted: the run in {output} has no checkpoint yet; the same command with --resume goes on from "
+        "its beginning"
+    )
+    assert said(checkpointing, "save_checkpoint", saved_then_interrupted, "--resume") == (
+        f"error: interrupted: the last checkpoint is {output}/checkpoints/stage0-step000002; the same command with "
+        "--resume goes on from there"
+    )
+    assert main(["extend", file, "--resume"]) == 0
+    assert metrics_of(output) == metrics_of(values["output"])
+
+
+def test_a_diverged_run_says_how_it_goes_on_with_a_lower_rate(done, tmp_path, capsys):
+    values, _ = done
+    file = write(
+        tmp_path / "recipe.yaml",
+        {**with_stage(values, learning_rate=1e30, steps=8), "output": str(tmp_path / "run")},
+    )
+    assert main(["extend", file]) == 1
+    assert "--resume --set stages.0.learning_rate=5e+29" in capsys.readouterr().err
+    assert main(["extend", file, "--resume", "--set", "stages.0.learning_rate=1e-3"]) == 0
+    rates = rates_of(tmp_path / "run")
+    assert len(rates) == 8
+    assert rates[-1] == 1e-3
+    assert load_file(tmp_path / "run" / "model" / "model.safetensors")
