@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ropewalk.errors import RopewalkError
@@ -77,6 +78,13 @@ class MeshShape:
         replicate, shard = divmod(rest, self.shard)
         return Place(replicate, shard, ring, sequence)
 
+    def neighbours(self, dimension: str) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each group that a dimension connects: those that differ in nothing else."""
+        groups: dict[Place, list[int]] = {}
+        for rank in range(self.world_size):
+            groups.setdefault(replace(self.place(rank), **{dimension: 0}), []).append(rank)
+        return tuple(tuple(ranks) for ranks in groups.values())
+
     def data_rank(self, rank: int) -> int:
         """Which of the ``data_degree`` groups a rank belongs to: ranks of one group read the same rows."""
         place = self.place(rank)
@@ -132,6 +140,10 @@ class Mesh:
 def make_mesh(shape: MeshShape, device_type: str) -> Mesh:
     """Arrange all ranks of the default process group; every one of them must call this.
 
+    Process groups are made once for each arrangement of neighbours and shared by later meshes: each holds connections
+    and threads, and torch takes device meshes of one layout for the same, wherever it keeps them. They end with the
+    default group.
+
     Args:
         shape: its world_size must be that of the default group.
         device_type: ``cpu`` or ``cuda``.
@@ -140,24 +152,54 @@ def make_mesh(shape: MeshShape, device_type: str) -> Mesh:
         RopewalkError: if the numbers of ranks differ.
     """
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     world = dist.get_world_size()
     if world != shape.world_size:
         raise RopewalkError(f"a mesh of {shape} needs {shape.world_size} ranks, there are {world}")
     rank = dist.get_rank()
-    sizes = tuple(getattr(shape, name) for name in DIMENSIONS)
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)
-    parameters = init_device_mesh(
-        device_type, (shape.replicate, shape.shard_degree), mesh_dim_names=("replicate", "shard_all")
-    )
     place = shape.place(rank)
     groups = SequenceGroups(
-        ring_group=mesh.get_group("ring") if shape.ring > 1 else None,
-        sequence_group=mesh.get_group("sequence") if shape.sequence > 1 else None,
+        ring_group=_neighbours(shape, "ring"),
+        sequence_group=_neighbours(shape, "sequence"),
         ring=shape.ring,
         sequence=shape.sequence,
         ring_rank=place.ring,
         sequence_rank=place.sequence,
     )
-    return Mesh(shape, rank, parameters, groups)
+    return Mesh(shape, rank, _parameter_mesh(shape, device_type), groups)
+
+
+def forget_groups() -> None:
+    """Let go of the groups of a default process group that has been destroyed, so that their threads end."""
+    _made.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _made(world: Any) -> dict[Any, Any]:
+    """What has been made of one default process group; another one has other ranks."""
+    return {}
+
+
+def _neighbours(shape: MeshShape, dimension: str) -> Any:
+    """This rank's process group in a dimension; None where the degree is 1."""
+    import torch.distributed as dist
+
+    if getattr(shape, dimension) == 1:
+        return None
+    made, lists = _made(dist.group.WORLD), shape.neighbours(dimension)
+    if (dimension, lists) not in made:
+        # Every rank makes every group, its own and the others'.
+        mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists])
+        made[dimension, lists] = mine
+    return made[dimension, lists]
+
+
+def _parameter_mesh(shape: MeshShape, device_type: str) -> Any:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    made, sizes = _made(dist.group.WORLD), (shape.replicate, shape.shard_degree)
+    if (device_type, sizes) not in made:
+        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard_all"))
+        made[device_type, sizes] = mesh
+    return made[device_type, sizes]

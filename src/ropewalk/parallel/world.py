@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure
+from ropewalk.parallel.mesh import forget_groups
 
 T = TypeVar("T")
 
@@ -183,8 +184,12 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
     except Echo:
         if started:
             _outlast_rank_0(world)
+        else:
+            dist.destroy_process_group(control)
         raise
     except RopewalkError as error:
+        if not started:
+            dist.destroy_process_group(control)
         if world.leads:
             raise
         kind = next(each for each in (RunFailure, EngineError, RopewalkError) if isinstance(error, each))
@@ -199,6 +204,10 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
     # Only in good order: a group whose other processes have died may never come back from this.
     if started:
         dist.destroy_process_group()
+        forget_groups()
+    else:
+        # This process lives on, and may join again.
+        dist.destroy_process_group(control)
 
 
 def _outlast_rank_0(world: World) -> None:

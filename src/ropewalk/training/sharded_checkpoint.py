@@ -109,6 +109,8 @@ class ShardedCheckpoints:
             if self._writers is not None:
                 # Where the stage failed, its own error matters, and not that of the checkpoint.
                 self._writers.shutdown(wait=True)
+                # Nothing is under way in it now, whatever happened.
+                dist.destroy_process_group(self._world.control)
 
     def save(self, position: Position) -> Path:
         """Write a checkpoint, after the one in the making is finished.

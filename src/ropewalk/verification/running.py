@@ -6,14 +6,11 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any, TypeVar
-
-import torch.distributed as dist
 
 from ropewalk.attention.api import ENGINES
 from ropewalk.errors import Echo, RopewalkError
-from ropewalk.parallel import Mesh, MeshShape, World, joined, make_mesh
+from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.testing.ranks import RankFailure
 from ropewalk.training.reporter import Reporter, Silent
 from ropewalk.verification import (
@@ -147,9 +144,6 @@ def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check
         began = time.perf_counter()
         outcome = _outcome(planned, case, world, device_type)
         found = _check(planned, outcome, time.perf_counter() - began)
-    # The pool's processes join for each check anew, and live on.
-    if world.control is not None:
-        dist.destroy_process_group(world.control)
     return found
 
 
@@ -201,7 +195,7 @@ def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Ou
     if planned.reason is not None:
         return Outcome.not_run(planned.reason)
     if planned.shape is not None:
-        return TOGETHER[planned.kind](case, mesh_of(planned.shape, device_type), world)
+        return TOGETHER[planned.kind](case, make_mesh(planned.shape, device_type), world)
     if not world.leads:
         return Outcome.not_run("")
     arguments = () if planned.engine is None else (planned.engine,)
@@ -214,20 +208,6 @@ def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Ou
 
 def _stopped(error: BaseException) -> Outcome:
     return Outcome(None, None, False, f"stopped: {reason_of(error)}")
-
-
-def mesh_of(shape: MeshShape, device_type: str) -> Mesh:
-    """A mesh of all ranks, made once: process groups hold memory and connections until the run ends."""
-    made = _meshes(dist.group.WORLD)
-    if (shape, device_type) not in made:
-        made[shape, device_type] = make_mesh(shape, device_type)
-    return made[shape, device_type]
-
-
-@lru_cache(maxsize=1)
-def _meshes(world: Any) -> dict[tuple[MeshShape, str], Mesh]:
-    """Of one default process group; another one has other ranks."""
-    return {}
 
 
 def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
