@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
 PIP_ARGS ?=
+# Processes that run the tests; each takes up to 3 GB with the ranks that it starts.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -17,7 +19,7 @@ demo: $(READY)
 	@echo "      $(BIN)/ropewalk extend --help    (recipes are explained in docs/recipes.md)"
 
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	@echo "Next: 'make demo' shows the main job; 'make lint' checks style and types."
 
 lint: $(READY)

@@ -6,8 +6,6 @@ import os
 import pickle
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from programs import Program
 from ropewalk.data import corpus as corpus_module
 from ropewalk.data import token_blocks
 from ropewalk.data.corpus import Corpus, tokenise_portions
@@ -442,16 +441,12 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def run(tmp_path: Path) -> Callable[..., Program]:
     """Tokenise the files of ``inputs`` in a process of its own."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     (tmp_path / "inputs").mkdir()
 
-    def start(output: str, workers: int = 1, limit: int = 0) -> subprocess.Popen[str]:
-        words = [Path(__file__).parent, tmp_path / "inputs", tmp_path / output, workers, limit]
-        command = [sys.executable, str(script), *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(output: str, workers: int = 1, limit: int = 0) -> Program:
+        return Program(SCRIPT, Path(__file__).parent, tmp_path / "inputs", tmp_path / output, workers, limit)
 
     return start
 
@@ -469,52 +464,40 @@ def write_inputs(folder: Path, files: int, documents: int, long: int = 0) -> Non
 
 
 def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
-    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, run: Callable[..., Program]
 ) -> None:
     write_inputs(tmp_path / "inputs", files=4, documents=300)
-    with run("undisturbed") as process:
-        assert process.stdout is not None
-        undisturbed = process.stdout.readlines()
+    undisturbed = run("undisturbed").communicate()[0]
     expected = content(tmp_path / "undisturbed")
     assert len(expected) > 100
     kept: dict[str, bytes] = {}
     for part, workers in ((0.2, 1), (0.5, 2), (0.8, 1)):
-        with run("killed", workers) as process:
-            while process.poll() is None and len(list((tmp_path / "killed").rglob("0*"))) < part * len(
-                expected
-            ):
-                time.sleep(0.001)
-            # Anywhere in the writing of a block.
-            time.sleep(random.uniform(0, 0.02))
-            process.kill()
+        process = run("killed", workers)
+        while process.poll() is None and len(list((tmp_path / "killed").rglob("0*"))) < part * len(expected):
+            time.sleep(0.001)
+        # Anywhere in the writing of a block.
+        time.sleep(random.uniform(0, 0.02))
+        process.kill()
+        process.communicate()
         found = content(tmp_path / "killed")
         whole = {name: data for name, data in found.items() if not Path(name).name.startswith(".")}
         assert kept.items() < whole.items() < expected.items()
         kept = whole
-    with run("killed", 2) as process:
-        assert process.stdout is not None
-        assert process.stdout.readlines() == undisturbed
+    assert run("killed", 2).communicate()[0] == undisturbed
     assert content(tmp_path / "killed") == expected
 
 
-def test_a_full_disk_is_one_sentence_and_loses_nothing(
-    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, run: Callable[..., Program]) -> None:
     write_inputs(tmp_path / "inputs", files=2, documents=60, long=20_000)
-    with run("whole") as process:
-        assert process.stdout is not None
-        undisturbed = process.stdout.readlines()
+    undisturbed = run("whole").communicate()[0]
     expected = content(tmp_path / "whole")
-    with run("full", limit=100_000) as process:
-        output, errors = process.communicate()
+    output, errors = run("full", limit=100_000).communicate()
     assert output == "begin\n"
     assert re.fullmatch(r"refused: cannot write .*\.arrow: File too large\n", errors), errors
     left = content(tmp_path / "full")
     assert 2 < len(left) < len(expected)
     assert left.items() <= expected.items()
-    with run("full") as process:
-        assert process.stdout is not None
-        assert process.stdout.readlines() == undisturbed
+    assert run("full").communicate()[0] == undisturbed
     assert content(tmp_path / "full") == expected
 
 

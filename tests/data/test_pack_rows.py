@@ -1,12 +1,9 @@
 """A folder of rows: the same to the last byte however often it was interrupted and by how many it was made."""
 
 import json
-import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from programs import Program
 from ropewalk.data import (
     InterleaveSettings,
     Job,
@@ -188,28 +186,18 @@ main(sys.argv[1:])
 
 def command(corpus: Path, tokenizer_folder: str, out: Path) -> list[str]:
     options = ["--length", "64", "--out", str(out), "--workers", "1", "--tag", "{source}: ", "--shuffle"]
-    return [
-        *(sys.executable, "-c", COMMAND),
-        *("data", "pack", str(corpus), "--tokenizer", tokenizer_folder, *options),
-    ]
+    return ["data", "pack", str(corpus), "--tokenizer", tokenizer_folder, *options]
 
 
 def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
     corpus: Path, tokenizer_folder: str, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def begin(out: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command(corpus, tokenizer_folder, out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+    def begin(out: Path) -> Program:
+        return Program(COMMAND, *command(corpus, tokenizer_folder, out))
 
     whole = tmp_path / "whole"
     process = begin(whole)
-    assert process.communicate()[1] == b""
+    assert process.communicate()[1] == ""
     assert process.returncode == 0
     expected = tree(whole)
     out = tmp_path / "killed"
@@ -225,7 +213,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
         process.communicate()
     assert deaths >= 3
     process = begin(out)
-    assert process.communicate()[1] in (b"", b"These rows were packed before; nothing was done.\n")
+    assert process.communicate()[1] in ("", "These rows were packed before; nothing was done.\n")
     assert process.returncode == 0
     assert tree(out) == expected
 

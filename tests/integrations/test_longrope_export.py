@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longrope_cases import FAMILIES, ORIGINAL, TARGET, factors, full_logits, rounding_allows, tiny, token_ids
+from programs import run_program
 from ropewalk import RopewalkError
 from ropewalk.integrations.models import (
     generating,
@@ -57,7 +56,7 @@ save_file(found, sys.argv[2])
 
 def plainly(asked: list[tuple[str, tuple[int, ...], list[int]]], file: Path) -> dict[str, Tensor]:
     """Logits of folders by name and length, of a process that never heard of ropewalk."""
-    done = subprocess.run([sys.executable, "-c", PLAIN, repr(asked), file], capture_output=True, text=True)
+    done = run_program(PLAIN, repr(asked), file)
     assert done.returncode == 0, done.stderr
     return load_file(file)
 

@@ -2,14 +2,13 @@
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
 
 from families import COMMON, FAMILIES, tiny_model
+from programs import run_program
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.models import (
@@ -296,12 +295,8 @@ def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, r
         "expected = torch.load(sys.argv[2], weights_only=True)\n"
         "print(float((model(expected['ids']).logits - expected['logits']).abs().max()))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(saved), str(tmp_path / "expected.pt")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    result = run_program(program, saved, tmp_path / "expected.pt")
+    result.check_returncode()
     # Two float32 kernels over logits below 1; the same cos and sin.
     assert float(result.stdout) < 1e-6
 

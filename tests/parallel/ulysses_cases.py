@@ -6,11 +6,14 @@ import torch
 
 from ropewalk import attend
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, sharded_attend
-from ropewalk.testing import random_layout
+from ropewalk.testing import oracle_attention, random_layout
 
 
 def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
-    """For some random batches: differences of output and of gradients from attend on whole rows, on this rank."""
+    """For some random batches: differences of output and of gradients from attend on whole rows, on this rank.
+
+    And the largest error of a gradient of keys or values, as a share of twice that of attend and one rounding.
+    """
     mesh = make_mesh(MeshShape(**shape), "cpu")
     found = []
     for seed in cases:
@@ -37,8 +40,24 @@ def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
         output = sharded_attend(*mine, sharded, engine)
         own = torch.autograd.grad(output, mine, shard(cotangent))
         pairs = zip((output, *own), (whole, *gradients), strict=True)
-        found.append([float((a - shard(b)).abs().max()) for a, b in pairs])
+        found.append(
+            (
+                *(float((a - shard(b)).abs().max()) for a, b in pairs),
+                share_of_budget(own[1:], gradients[1:], (q, k, v), cotangent, layouts, shard),
+            )
+        )
     return found
+
+
+def share_of_budget(own, gradients, qkv, cotangent, layouts, shard):
+    inputs = [x.detach().double().requires_grad_() for x in qkv]
+    exact = torch.autograd.grad(oracle_attention(*inputs, layouts=layouts), inputs[1:], cotangent.double())
+    shares = []
+    for mine, plain, true in zip(own, gradients, exact, strict=True):
+        rounding = torch.finfo(mine.dtype).eps * float(true.abs().max())
+        budget = 2 * float((plain - true).abs().max()) + rounding
+        shares.append(float((mine - shard(true)).abs().max()) / budget)
+    return max(shares)
 
 
 def narrowed_heads():

@@ -3,14 +3,13 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import ropewalk.training.choice as choice
+from programs import run_program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
@@ -178,7 +177,7 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
         "from ropewalk.cli.app import main\n"
         "sys.exit(main(['extend', sys.argv[1]]))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    result = run_program(program, file)
     assert result.returncode == -9, result.stderr
     output = Path(auto_values["output"])
     assert (output / "rope-choices.json").exists() == (moment != "while probing")
@@ -189,7 +188,7 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
         "from ropewalk.cli.app import main\n"
         "sys.exit(main(['extend', sys.argv[1], '--resume']))\n"
     )
-    result = subprocess.run([sys.executable, "-c", again, str(file)], capture_output=True, text=True)
+    result = run_program(again, file)
     assert result.returncode == 0, result.stderr
     assert losses(output) == expected
     assert choices(output) == choices(values["output"])

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from safetensors.torch import load_file
 
 import ropewalk.training.factor_search as factor_search
 from longrope_run_cases import extended
+from programs import run_program
 from ropewalk import load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
@@ -231,7 +230,7 @@ def test_plain_transformers_gives_the_same_logits_below_and_above_the_original_l
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(0, 16, (1, n), generator=generator) for n in (ORIGINAL - 5, ORIGINAL, TARGET)]
     torch.save(ids, tmp_path / "ids.pt")
-    subprocess.run([sys.executable, "-c", PLAIN, summary["model"], str(tmp_path)], check=True)
+    run_program(PLAIN, summary["model"], tmp_path).check_returncode()
     ours = load_model(summary["model"])
     for each, plain in zip(ids, torch.load(tmp_path / "logits.pt"), strict=True):
         with torch.no_grad():

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
+from programs import ROPEWALK, Program, run_program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.training import extend
@@ -163,12 +162,10 @@ def test_every_pattern_and_method_trains(recipe_values, stage):
     assert found[-1] < found[0]
 
 
-def run_cli(recipe: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "ropewalk", "extend", str(recipe), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def run_cli(recipe: Path, *options: str) -> Program:
+    return Program(ROPEWALK, "extend", recipe, *options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_values, tmp_path, precision):
     stage = {**recipe_values["stages"][0], "steps": 40}
@@ -329,7 +326,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_p
         "from ropewalk.cli.app import main\n"
         "sys.exit(main(['extend', sys.argv[1]]))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    result = run_program(program, file)
     assert result.returncode == 2, result.stderr
     assert "error: cannot write" in result.stderr
     assert "stage0-step000004" in result.stderr

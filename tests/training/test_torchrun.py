@@ -1,15 +1,16 @@
 """Whole runs under torchrun: the numbers of one process, a killed process, and a run that starts again by itself."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+
+from programs import run_program, run_together
+from ropewalk.training import extend
+from ropewalk.training.recipe_file import parse_recipe
 
 PROGRAM = """
 import os, signal, sys
@@ -31,10 +32,8 @@ run()
 
 
 def torchrun(*arguments, restarts=0):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", str(restarts), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", restarts]
+    return run_program("from torch.distributed.run import main; main()", *options, *arguments)
 
 
 def losses(run):
@@ -62,11 +61,11 @@ def undisturbed(values, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**values, "output": str(folder / "two")}))
-    result = torchrun("-m", "ropewalk", "extend", recipe)
-    assert result.returncode == 0, result.stderr
-    alone = ["extend", str(recipe), "--set", f"output={folder / 'one'}", "--set", "parallel=auto"]
-    command = [sys.executable, "-m", "ropewalk", *alone]
-    subprocess.run(command, check=True, capture_output=True, timeout=280)
+    for result in run_together(2, "extend", recipe):
+        assert result.returncode == 0, result.stderr
+    extend(
+        parse_recipe(yaml.safe_dump({**values, "output": str(folder / "one"), "parallel": "auto"}), "test")
+    )
     return folder / "two", folder / "one"
 
 
@@ -102,8 +101,8 @@ def test_where_a_process_dies_the_others_say_so_and_the_run_goes_on(values, undi
     )
     assert "--resume" in result.stderr
     # One process can go on from what two have saved, and two from there again.
-    resumed = torchrun("-m", "ropewalk", "extend", recipe, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    for resumed in run_together(2, "extend", recipe, "--resume"):
+        assert resumed.returncode == 0, resumed.stderr
     assert losses(tmp_path / "run") == losses(undisturbed[0])
 
 
@@ -119,9 +118,9 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
     recipe.write_text(
         yaml.safe_dump({**values, "output": str(tmp_path / "run"), "parallel": {"sequence": 4}})
     )
-    result = torchrun("-m", "ropewalk", "extend", recipe)
-    assert result.returncode != 0
-    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    results = run_together(2, "extend", recipe)
+    assert all(result.returncode != 0 for result in results)
+    said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
     assert "4 ranks, and 2 were started" in said[0]
     assert not Path(tmp_path / "run").exists()
@@ -143,7 +142,7 @@ def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused_once():
-    result = torchrun("-m", "ropewalk", "eval", "embedded", "--lengths", "128", "--device", "cuda")
-    said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    results = run_together(2, "eval", "embedded", "--lengths", "128", "--device", "cuda")
+    said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
     assert "device cuda was asked for" in said[0]

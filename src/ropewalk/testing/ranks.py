@@ -1,7 +1,7 @@
 """Ranks: a pool of processes on this machine that talk over gloo, to test what several ranks compute together.
 
-The processes stay alive between calls, since starting one costs the import of torch. Public, like the oracles: users
-test their own collectives with it.
+The processes stay alive between calls, and start as forks of one that has imported torch. Public, like the oracles:
+users test their own collectives with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +19,16 @@ from typing import Any
 
 SECONDS = 300.0
 """How long a call may take; collectives give up after as long."""
+
+
+LIBRARIES = [
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict_loader",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.modeling_auto",
+    "datasets",
+]
+"""What most processes need, and takes seconds to import."""
 
 
 class RankFailure(AssertionError):
@@ -101,20 +111,37 @@ class Ranks:
             self._folder = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = process_context()
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, rank, self.world_size, self._folder.name), daemon=True
-            )
+            where = (theirs, rank, self.world_size, self._folder.name, dict(os.environ))
+            process = context.Process(target=_serve, args=where, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, folder: str) -> None:
+def process_context() -> Any:
+    """How new processes start: as forks of a server that has imported large libraries and done nothing else.
+
+    The server is a child of this process and ends with it. Where the system cannot fork, each process imports what it
+    needs.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # Without effect where the program has started the server before, for processes of its own.
+    context.set_forkserver_preload(LIBRARIES)
+    return context
+
+
+def _serve(
+    pipe: Connection, rank: int, world_size: int, folder: str, environment: Mapping[str, str] | None = None
+) -> None:
+    # The server keeps the environment that it was started in.
+    os.environ.update(environment or {})
     import torch
     import torch.distributed as dist
 
