@@ -51,14 +51,14 @@ class Program:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+    def communicate(self, timeout: float = 280) -> tuple[str, str]:
         """What it printed, once it has ended."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            self.kill()
-            self._process.join()
-            raise subprocess.TimeoutExpired("a program", timeout)
         with self._said as folder:
+            self._process.join(timeout)
+            if self._process.exitcode is None:
+                self.kill()
+                self._process.join()
+                raise subprocess.TimeoutExpired("a program", timeout)
             out, errors = Path(folder) / "out", Path(folder) / "errors"
             return out.read_text(), errors.read_text()
 

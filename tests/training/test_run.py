@@ -184,11 +184,11 @@ def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_value
                 process.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.005)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate()
         assert process.returncode == -signal.SIGKILL, errors
         options = ["--resume"]
     process = run_cli(file, "--resume", "--json")
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate()
     assert process.returncode == 0, errors
     assert json.loads(printed)["context"] == 256
     assert losses(output) == expected
