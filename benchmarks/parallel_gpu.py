@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.attention_cpu import document_lengths
 from ropewalk import EngineError, PackedLayout, Row, attend
+from ropewalk.attention import AttentionSpec, check_engine
 from ropewalk.integrations import losses
 from ropewalk.integrations.losses import LossModel, OutputHead
 from ropewalk.integrations.models import attach, checkpoint_activations, load_model
@@ -35,7 +36,7 @@ from ropewalk.integrations.sharding import load_sharded
 from ropewalk.packing import next_token_labels
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, World, joined, make_mesh
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring_blocks import PlainBlocks, check_ring_engine
+from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.parallel.ring_varlen import VarlenBlocks
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe import Optimizer
@@ -111,7 +112,7 @@ def ring_blocks(
 
 def _varlen_blocks(device: str) -> VarlenBlocks:
     """Raises EngineError where there are none."""
-    check_ring_engine("varlen", device, torch.bfloat16, head_dim=HEAD_DIM)
+    check_engine("varlen", AttentionSpec(device, torch.bfloat16, HEAD_DIM, ring=True))
     return VarlenBlocks()
 
 

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from ropewalk import PackedLayout
 from ropewalk.attention import flex
 from ropewalk.attention.blocks import padded_lists, touched_blocks
-from ropewalk.testing import cut_row, random_layout
+from ropewalk.testing import cut_row, oracle_attention, random_layout
 
 
 def dense_blocks(layout: PackedLayout, size: int) -> tuple[set, set]:
@@ -50,7 +50,8 @@ def test_padded_lists_hold_each_block_once_in_order(seed, by):
     rng = random.Random(seed)
     layout = random_layout(100, rng)
     pairs = touched_blocks(layout, 8).partial
-    counts, indices = padded_lists([pairs], 13, by, 13)
+    counts, indices = padded_lists([pairs], 13, by)
+    assert (counts.dtype, indices.dtype, indices.shape) == (np.int32, np.int32, (1, 1, 13, 13))
     found = {(i, int(indices[0, 0, i, j])) for i in range(13) for j in range(counts[0, 0, i])}
     assert found == {(int(p[by]), int(p[1 - by])) for p in pairs}
     assert all(np.all(np.diff(indices[0, 0, i, : counts[0, 0, i]]) > 0) for i in range(13))
@@ -87,13 +88,36 @@ def test_blocks_of_a_long_row_take_memory_for_the_touched_ones_only():
 @pytest.mark.skipif(" " in torch.__file__, reason="torch's compiler does not quote paths with a space")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler uses what torch deprecates
 def test_compiled_flex_reads_our_block_mask():
-    """Compiled, FlexAttention skips blocks that the mask does not list: the lists themselves are tested."""
-    layouts = [PackedLayout.from_lengths([130, 300, 81], "anchor"), PackedLayout.from_lengths([511], "full")]
+    """Compiled, FlexAttention skips blocks that the mask does not list: the lists themselves are tested.
+
+    Five blocks and an incomplete one: a row need be no multiple of the block size. No query sees more than three.
+    """
+    layouts = [
+        PackedLayout.from_lengths([130, 300, 131, 150], "anchor"),
+        PackedLayout.from_lengths([100] * 7 + [12], "intra_document", 0),
+    ]
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 512, 16, generator=generator) for _ in range(3))
+    q, k, v = (torch.randn(2, heads, 712, 16, generator=generator) for heads in (2, 1, 1))
     plan = flex.plan(layouts, torch.device("cpu"))
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     with torch.no_grad():
-        found = compiled(q, k, v, block_mask=plan.block_mask, scale=0.25)
-        expected = flex.run(q, k, v, plan, 0.25, None)
+        found = compiled(q, k, v, block_mask=plan.block_mask, scale=0.25, enable_gqa=True)
+    # Float32 sums of at most 712 terms of size 1, whose order differs.
+    expected = oracle_attention(*(x.double() for x in (q, k, v)), layouts, scale=0.25)
     assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_rows_of_one_length_share_one_compiled_graph():
+    """Whatever their documents: torch compiles eight graphs of a function, and then runs it uncompiled."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 600, 16, generator=generator) for _ in range(3))
+    torch._dynamo.reset()
+    compiled = torch.compile(flex.flex_attention, dynamic=False, backend="eager")
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for layout in (
+            PackedLayout.from_lengths([599], "anchor"),
+            PackedLayout.from_lengths([50] * 12, "intra_document", 0),
+            PackedLayout.from_lengths([600], "full", 0),
+        ):
+            compiled(q, k, v, block_mask=flex.block_mask_of([layout], q.device), scale=0.25)

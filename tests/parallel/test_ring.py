@@ -18,12 +18,13 @@ from ring_cases import (
     worst_shares,
 )
 from ropewalk import attend
+from ropewalk.attention import AttentionSpec, check_engine
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.packing import PackedLayout
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring import Merged, ring_attend
-from ropewalk.parallel.ring_blocks import Part, check_ring_engine, resolve_ring_engine
+from ropewalk.parallel.ring_blocks import Part
 
 RING, PRODUCT = {"ring": 4}, {"ring": 2, "sequence": 2}
 
@@ -197,7 +198,7 @@ def test_merging_does_not_overflow_and_starts_from_nothing():
             "cpu",
             torch.float32,
             {},
-            r"engine reference needs all keys of a row at once.*auto or segments",
+            r"engine reference needs all keys of a row at once.*use engine segments",
         ),
         ("flex", "cuda", torch.bfloat16, {}, r"engine flex needs all keys.*parallel.ring 1 and a larger"),
         (
@@ -205,14 +206,14 @@ def test_merging_does_not_overflow_and_starts_from_nothing():
             "cpu",
             torch.bfloat16,
             {},
-            r"engine varlen under parallel.ring needs CUDA, the tensors are on cpu",
+            r"engine varlen needs CUDA, the tensors are on cpu; use engine segments",
         ),
         (
             "varlen",
             "cuda",
             torch.float32,
             {},
-            r"needs bfloat16 or float16, got torch.float32; use engine auto or seg",
+            r"needs bfloat16 or float16, got torch.float32; use engine seg",
         ),
         ("varlen", "cuda", torch.bfloat16, {"softcap": 50.0}, r"has no soft cap \(softcap=50.0\)"),
         ("varlen", "cuda", torch.bfloat16, {"head_dim": 320}, r"a multiple of 8 up to 256, got 320 and 320"),
@@ -222,7 +223,7 @@ def test_merging_does_not_overflow_and_starts_from_nothing():
 )
 def test_what_an_engine_cannot_do_is_said_before_anything_loads(engine, device, dtype, options, message):
     with pytest.raises(EngineError, match=message):
-        check_ring_engine(engine, device, dtype, **{"head_dim": 64, **options})
+        check_engine(engine, AttentionSpec(device, dtype, **{"head_dim": 64, **options}, ring=True))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,9 @@ def test_what_an_engine_cannot_do_is_said_before_anything_loads(engine, device, 
     ],
 )
 def test_what_auto_stands_for(device, dtype, options, engine):
-    assert resolve_ring_engine("auto", device, dtype, **{"head_dim": 64, **options}) == engine
+    assert (
+        check_engine("auto", AttentionSpec(device, dtype, **{"head_dim": 64, **options}, ring=True)) == engine
+    )
 
 
 def test_tensors_that_contradict_each_other_are_refused():

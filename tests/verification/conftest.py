@@ -75,6 +75,7 @@ def made(
         trained=(torch.ones(LENGTH, dtype=torch.bool),) * len(rows),
         num_heads=4,
         head_dim=8,
+        value_dim=None,
         softcap=None,
         engine="auto",
         exact_rope=True,

@@ -1,12 +1,23 @@
 """Attention over packed rows: one meaning, several engines."""
 
-from ropewalk.attention.api import (
+from ropewalk.attention.api import attend
+from ropewalk.attention.engines import (
     ENGINES,
+    AttentionSpec,
     EngineName,
-    attend,
     check_engine,
     require_engine_name,
     resolve_engine,
+    why_not,
 )
 
-__all__ = ["ENGINES", "EngineName", "attend", "check_engine", "require_engine_name", "resolve_engine"]
+__all__ = [
+    "ENGINES",
+    "AttentionSpec",
+    "EngineName",
+    "attend",
+    "check_engine",
+    "require_engine_name",
+    "resolve_engine",
+    "why_not",
+]

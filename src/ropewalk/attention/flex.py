@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from ropewalk.attention.blocks import Blocks, padded_lists, touched_blocks
+from ropewalk.attention.blocks import padded_lists, touched_blocks
 from ropewalk.attention.runs import Gather, sort_by_document, sort_rows, unsort_rows
 from ropewalk.packing import PackedLayout
 
 BLOCK_SIZE = 128
-"""FlexAttention's own block size; on CUDA a row must be a multiple of it."""
+"""FlexAttention's own block size; the last block of a row may be incomplete."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,29 +33,27 @@ def plan(layouts: Sequence[PackedLayout], device: torch.device) -> FlexPlan:
 
 
 def block_mask_of(layouts: Sequence[PackedLayout], device: torch.device) -> BlockMask:
-    """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order)."""
+    """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order).
+
+    Its four tables have an entry for every pair of blocks, as FlexAttention documents them: narrower ones are refused
+    by its compiled CPU kernel, and each width would be a graph of its own. That is 16 bytes a pair of blocks and row:
+    16 MiB for a row of 128K tokens, 1 GiB for one of 1M.
+    """
     blocks = [touched_blocks(layout, BLOCK_SIZE) for layout in layouts]
     partial, full = [b.partial for b in blocks], [b.full for b in blocks]
     num_blocks, total = blocks[0].num_blocks, layouts[0].total_length
-    # One width, rounded up to a power of two: a width of its own for each row would recompile the kernel.
-    longest = max(_longest_list(pairs) for pairs in partial + full)
-    width = min(num_blocks, 1 << max(longest - 1, 0).bit_length())
     fields: dict[str, Any] = {}
     for by, side in ((0, "kv"), (1, "q")):
         for pairs, name in ((partial, side), (full, f"full_{side}")):
-            counts, indices = padded_lists(pairs, num_blocks, by, width)
-            fields[f"{name}_num_blocks"] = torch.from_numpy(counts).to(device, torch.int32)
-            fields[f"{name}_indices"] = torch.from_numpy(indices).to(device, torch.int32)
+            counts, indices = padded_lists(pairs, num_blocks, by)
+            fields[f"{name}_num_blocks"] = torch.from_numpy(counts).to(device)
+            fields[f"{name}_indices"] = torch.from_numpy(indices).to(device)
     return BlockMask(
         seq_lengths=(total, total),
         **fields,
         BLOCK_SIZE=(BLOCK_SIZE, BLOCK_SIZE),
         mask_mod=_mask_mod(layouts, device),
     )
-
-
-def _longest_list(pairs: Blocks) -> int:
-    return int(max(np.bincount(pairs[:, 0]).max(), np.bincount(pairs[:, 1]).max())) if len(pairs) else 1
 
 
 def _mask_mod(

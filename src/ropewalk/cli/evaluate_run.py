@@ -248,8 +248,8 @@ def _subject(
         )
         backend.check()
         return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description}
-    from ropewalk.attention import resolve_engine
-    from ropewalk.integrations.models import choose_device, load_model
+    from ropewalk.attention import check_engine
+    from ropewalk.integrations.models import attention_spec, choose_device, load_model
 
     where = choose_device(loading.device)
     table = loading.table(path)
@@ -263,10 +263,10 @@ def _subject(
         max_position_embeddings=table.context if table else None,
     )
     subject = Subject.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
-    engine = resolve_engine(loaded.device, loaded.dtype) if loading.engine == "auto" else loading.engine
+    spec = attention_spec(loaded.config.get_text_config(), loaded.device, loaded.dtype, backward=False)
     return subject, {
         "backend": subject.backend.description,
-        "engine": engine,
+        "engine": check_engine(loading.engine, spec),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
         "exact_rope": loading.exact_rope,

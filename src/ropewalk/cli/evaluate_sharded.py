@@ -241,14 +241,11 @@ def _dtype(path: str, config: Any, name: str) -> torch.dtype:
 
 def _engine(engine: str, device: torch.device, dtype: torch.dtype, config: Any, shape: MeshShape) -> str:
     """The attention engine that ``engine`` comes to on this mesh."""
-    from ropewalk.attention import resolve_engine
-    from ropewalk.parallel.ring_blocks import resolve_ring_engine
+    from ropewalk.attention import check_engine
+    from ropewalk.integrations.models import attention_spec
 
-    if shape.ring > 1:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        softcap = getattr(config, "attn_logit_softcapping", None)
-        return resolve_ring_engine(engine, device, dtype, head_dim=head_dim, softcap=softcap)
-    return resolve_engine(device, dtype) if engine == "auto" else engine
+    spec = attention_spec(config, device, dtype, backward=False, ring=shape.ring > 1)
+    return check_engine(engine, spec)
 
 
 def _stores(

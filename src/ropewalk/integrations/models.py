@@ -13,7 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from ropewalk.attention import require_engine_name
+from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
@@ -287,6 +287,28 @@ def trained_length(config: Any) -> int:
     """
     values = config.to_dict()
     return trained_length_of(values, methods_from_config(values).get(None))
+
+
+def attention_spec(
+    config: Any, device: torch.device | str, dtype: torch.dtype, backward: bool = True, ring: bool = False
+) -> AttentionSpec:
+    """What a model's layers ask of an attention engine.
+
+    Args:
+        config: the transformers config of the language model (``config.get_text_config()``).
+        device, dtype: of queries, keys and values.
+        backward: whether gradients are wanted.
+        ring: whether keys travel around a ring of ranks.
+    """
+    return AttentionSpec(
+        device,
+        dtype,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        getattr(config, "v_head_dim", None),
+        getattr(config, "attn_logit_softcapping", None),
+        backward,
+        ring,
+    )
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ropewalk.attention import AttentionSpec, check_engine
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.ring_blocks import (
     Blocks,
@@ -25,7 +26,6 @@ from ropewalk.parallel.ring_blocks import (
     Part,
     Scoring,
     blocks_of,
-    resolve_ring_engine,
     wide_dtype,
 )
 from ropewalk.parallel.ring_plan import RingPlan, Round, ring_plan, sent_on
@@ -53,7 +53,7 @@ def ring_attend(
         key: ``[batch, num_kv_heads, ring_length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, ring_length, value_dim]``.
         sharded: how the rows are cut.
-        engine: ``auto``, ``segments`` or ``varlen``, as :func:`check_ring_engine` says.
+        engine: ``auto``, ``segments`` (plain blocks, float32 or wider) or ``varlen`` (CUDA, 16-bit floats).
         scale: multiplier of q·k; 1/sqrt(head_dim) if not given.
         softcap: soft cap of the scores (Gemma 2), none if not given.
 
@@ -83,9 +83,8 @@ def ring_attend_merging(
     """
     _check_tensors(query, key, value, sharded)
     head_dim, value_dim = query.shape[3], value.shape[3]
-    engine = resolve_ring_engine(
-        engine, query.device, query.dtype, head_dim=head_dim, value_dim=value_dim, softcap=softcap
-    )
+    spec = AttentionSpec(query.device, query.dtype, head_dim, value_dim, softcap, ring=True)
+    engine = check_engine(engine, spec)
     ring = Ring(
         plan=ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank),
         group=sharded.groups.ring_group,

@@ -1,4 +1,4 @@
-"""What a rank computes in one round of a ring: plain blocks, for every device and dtype; and which engine can do it.
+"""What a rank computes in one round of a ring: plain blocks, for every device and dtype.
 
 A block gives, over the keys of its round alone, the sum of values weighted by exp(score - shift), that of the weights,
 and the shift, from which rounds are merged. The backward takes the output and the log-sum-exp (lse) of scores over all
@@ -17,8 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ropewalk.attention.api import MAX_FLASH_HEAD_DIM, require_engine_name
-from ropewalk.errors import EngineError
 from ropewalk.parallel.ring_plan import Round, Run
 
 # Shapes: P local places of all rows, N keys in a round's buffer, H query heads, K key/value heads, G = H / K,
@@ -112,83 +110,12 @@ class Blocks(Protocol):
 
 
 def blocks_of(engine: str) -> Blocks:
-    """The blocks of an engine that :func:`resolve_ring_engine` named."""
+    """The blocks of ``varlen`` or ``segments``."""
     if engine == "varlen":
         from ropewalk.parallel.ring_varlen import VarlenBlocks
 
         return VarlenBlocks()
     return PlainBlocks()
-
-
-def resolve_ring_engine(
-    engine: str,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    *,
-    head_dim: int,
-    value_dim: int | None = None,
-    softcap: float | None = None,
-) -> str:
-    """The engine that computes a ring's blocks: varlen on CUDA where ``auto`` can have it, else segments.
-
-    Args, raises: as for :func:`check_ring_engine`.
-    """
-    check_ring_engine(engine, device, dtype, head_dim=head_dim, value_dim=value_dim, softcap=softcap)
-    if engine == "auto":
-        return "segments" if _why_not_varlen(device, dtype, head_dim, value_dim, softcap) else "varlen"
-    return engine
-
-
-def check_ring_engine(
-    engine: str,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    *,
-    head_dim: int,
-    value_dim: int | None = None,
-    softcap: float | None = None,
-) -> None:
-    """Raise if an engine cannot attend where ``parallel.ring`` is above 1; ask before anything loads.
-
-    Args:
-        engine: ``auto``, ``segments`` (plain blocks, float32 or wider) or ``varlen`` (CUDA, 16-bit floats).
-        device, dtype: of queries, keys and values.
-        head_dim, value_dim: widths of a head; equal if value_dim is None.
-        softcap: soft cap of the scores, None for none.
-
-    Raises:
-        EngineError: naming the engine, what it cannot do, and what would work.
-    """
-    require_engine_name(engine)
-    if engine in ("reference", "flex"):
-        raise EngineError(
-            f"engine {engine} needs all keys of a row at once, and parallel.ring brings them part by part; use engine "
-            "auto or segments, or parallel.ring 1 and a larger parallel.sequence"
-        )
-    reason = _why_not_varlen(device, dtype, head_dim, value_dim, softcap) if engine == "varlen" else None
-    if reason is not None:
-        raise EngineError(f"engine varlen under parallel.ring {reason}; use engine auto or segments")
-
-
-def _why_not_varlen(
-    device: torch.device | str,
-    dtype: torch.dtype,
-    head_dim: int,
-    value_dim: int | None,
-    softcap: float | None,
-) -> str | None:
-    if torch.device(device).type != "cuda":
-        return f"needs CUDA, the tensors are on {device}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"needs bfloat16 or float16, got {dtype}"
-    if softcap is not None:
-        return f"has no soft cap (softcap={softcap})"
-    if (value_dim or head_dim) != head_dim or head_dim > MAX_FLASH_HEAD_DIM or head_dim % 8:
-        return (
-            f"needs equal head and value widths, a multiple of 8 up to {MAX_FLASH_HEAD_DIM}, got {head_dim} and "
-            f"{value_dim or head_dim}"
-        )
-    return None
 
 
 class PlainBlocks:

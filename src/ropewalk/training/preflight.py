@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ropewalk.attention import check_engine, resolve_engine
+from ropewalk.attention import check_engine
 from ropewalk.data import InterleaveSettings, PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.integrations.models import (
+    attention_spec,
     choose_device,
     read_config,
     shortest_window,
@@ -23,7 +24,6 @@ from ropewalk.integrations.models import (
 )
 from ropewalk.integrations.trackers import require_trackers
 from ropewalk.parallel import MeshShape, World
-from ropewalk.parallel.ring_blocks import resolve_ring_engine
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
@@ -108,8 +108,6 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
         if device.type == "cuda":
             precision = "bfloat16-autocast" if world.size == 1 else "bfloat16"
     compute = torch.float32 if precision == "float32" else torch.bfloat16
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    softcap = getattr(text, "attn_logit_softcapping", None)
     window = shortest_window(text)
     for stage in recipe.stages:
         if window is not None and stage.context > window:
@@ -117,7 +115,7 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
                 f"the model has layers with a sliding window of {window} tokens, shorter than the context of "
                 f"{stage.context}: no engine combines a window with a layout; such a model cannot be extended yet"
             )
-        check_engine(recipe.engine, device, compute, stage.context, head_dim=head_dim, softcap=softcap)
+    check_engine(recipe.engine, attention_spec(text, device, compute))
     mesh = mesh or mesh_of(recipe, text, world, device, precision)
     if mesh.world_size > 1:
         refuse_on_mesh(mesh, text, recipe.exact_rope, [current, *(m for ends in possible for m in ends)])
@@ -135,12 +133,7 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
-    if mesh.ring > 1:
-        engine = resolve_ring_engine(recipe.engine, device, compute, head_dim=head_dim, softcap=softcap)
-    else:
-        engine = (
-            resolve_engine(device, compute, softcap, head_dim) if recipe.engine == "auto" else recipe.engine
-        )
+    engine = check_engine(recipe.engine, attention_spec(text, device, compute, ring=mesh.ring > 1))
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
     return Plan(
         model,

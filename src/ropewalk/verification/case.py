@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ropewalk.attention import AttentionSpec
 from ropewalk.data import (
     PackingSettings,
     SourceSpec,
@@ -24,7 +25,7 @@ from ropewalk.data import (
 from ropewalk.data.rows import PackedRows
 from ropewalk.data.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.models import load_model, read_config
+from ropewalk.integrations.models import attention_spec, load_model, read_config
 from ropewalk.packing import PackedLayout, Row, next_token_labels
 from ropewalk.packing.row import IGNORED
 from ropewalk.parallel import Mesh, MeshShape, World
@@ -55,7 +56,7 @@ class Case:
         rows: packed rows of one length.
         trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
         num_heads: attention heads, which decide how rows may be cut.
-        head_dim: width of one.
+        head_dim, value_dim: widths of one; None where values are as wide.
         softcap: soft cap of attention scores, or None.
         engine: the recipe's attention engine, or ``auto``.
         exact_rope, trust_remote_code, seed, optimizer, precision: as the recipe or its plan say.
@@ -73,6 +74,7 @@ class Case:
     trained: tuple[Tensor, ...]
     num_heads: int
     head_dim: int
+    value_dim: int | None
     softcap: float | None
     engine: str
     exact_rope: bool
@@ -91,6 +93,12 @@ class Case:
     def length(self) -> int:
         """Tokens of a row."""
         return self.rows[0].layout.total_length
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """What the layers ask of an engine, on ``device`` and in the dtype that the precision computes in."""
+        dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
+        return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap)
 
     def batches(self, mesh: Mesh) -> list[tuple[Row, ...]]:
         """This rank's rows in the micro-batches of a run; the last may hold fewer."""
@@ -165,6 +173,7 @@ def prepare(
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     text = config.get_text_config()
+    attention = attention_spec(text, chosen.device, torch.float32)
     case = Case(
         model=model,
         rope=method,
@@ -172,8 +181,9 @@ def prepare(
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
         num_heads=text.num_attention_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        softcap=getattr(text, "attn_logit_softcapping", None),
+        head_dim=attention.head_dim,
+        value_dim=attention.value_dim,
+        softcap=attention.softcap,
         engine=recipe.engine,
         exact_rope=recipe.exact_rope,
         trust_remote_code=recipe.trust_remote_code,

@@ -20,7 +20,6 @@ from ropewalk.rope import Default, RotaryEmbedding
 from ropewalk.training.sharded_checkpoint import export_model
 from ropewalk.verification.case import Case
 from ropewalk.verification.computing import load_on, once_together
-from ropewalk.verification.engines import compute_dtype
 from ropewalk.verification.result import Outcome
 
 TOKENS = 32
@@ -47,7 +46,7 @@ class Applied:
 
 def rope_as_loaded(case: Case) -> Outcome:
     """As a run loads the model, and as it casts it for its precision."""
-    dtype = compute_dtype(case)
+    dtype = case.attention.dtype
     model = load_model(case.model, dtype=torch.float32, device=case.device, **_options(case))
     if case.precision == "bfloat16":
         cast_parameters(model, dtype)

@@ -27,9 +27,9 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
 
     The budget is that of :func:`expected_of`.
     """
-    dtype = compute_dtype(case)
+    dtype = case.attention.dtype
     try:
-        check_engine(engine, case.device, dtype, case.length, head_dim=case.head_dim, softcap=case.softcap)
+        check_engine(engine, case.attention)
     except EngineError as refusal:
         return Outcome.not_run(f"not run here: {refusal}")
     worst = (0.0, 0.0, 0.0, "")
@@ -54,11 +54,6 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     )
 
 
-def compute_dtype(case: Case) -> torch.dtype:
-    """What attention computes in under the recipe's precision."""
-    return torch.float32 if case.precision == "float32" else torch.bfloat16
-
-
 def attended_of(case: Case) -> list[list[Attended]]:
     """For each row what its layers attend with, rounded to the dtype that the recipe computes in; once a case."""
     return once(case, "attended", lambda: _attended(case))
@@ -79,7 +74,7 @@ def _attended(case: Case) -> list[list[Attended]]:
     from transformers import AttentionInterface
 
     calls: list[Attended] = []
-    dtype = compute_dtype(case)
+    dtype = case.attention.dtype
 
     def record(
         module: Any,

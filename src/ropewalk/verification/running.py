@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from ropewalk.attention.api import ENGINES
+from ropewalk.attention import ENGINES
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.testing.ranks import RankFailure

@@ -14,10 +14,9 @@ from ropewalk.attention import check_engine
 from ropewalk.data.mixture_report import counted
 from ropewalk.errors import EngineError
 from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
-from ropewalk.parallel.ring_blocks import check_ring_engine
 from ropewalk.verification.case import Case
 from ropewalk.verification.computing import device_on
-from ropewalk.verification.engines import attended_of, compute_dtype, expected_at
+from ropewalk.verification.engines import attended_of, expected_at
 from ropewalk.verification.exactness import Attended, Values, values_of
 from ropewalk.verification.result import Outcome
 
@@ -28,8 +27,8 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     Every rank attends with its shards of what the whole model met in one process, and rank 0 joins them. The budget is
     that of the engines: a ring or an exchange of heads may round no more than one process does.
     """
-    device, dtype = device_on(mesh, world), compute_dtype(case)
-    refusal = _refusal(case, mesh, device, dtype)
+    device, dtype = device_on(mesh, world), case.attention.dtype
+    refusal = _refusal(case, mesh, device)
     if refusal is not None:
         return Outcome.not_run(f"not run here: {refusal}")
     layers = world.lead(lambda: len(attended_of(case)[0]))
@@ -55,14 +54,9 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     )
 
 
-def _refusal(case: Case, mesh: Mesh, device: torch.device, dtype: torch.dtype) -> str | None:
+def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
     try:
-        if mesh.shape.ring > 1:
-            check_ring_engine(case.engine, device, dtype, head_dim=case.head_dim, softcap=case.softcap)
-        else:
-            check_engine(
-                case.engine, device, dtype, case.length, head_dim=case.head_dim, softcap=case.softcap
-            )
+        check_engine(case.engine, replace(case.attention, device=device, ring=mesh.shape.ring > 1))
     except EngineError as refusal:
         return str(refusal)
     return None
@@ -77,7 +71,7 @@ def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> 
         return shapes, first.scale, first.softcap
 
     shapes, scale, softcap = world.lead(described)
-    tensors = [torch.empty(shape, dtype=compute_dtype(case), device=device) for shape in shapes]
+    tensors = [torch.empty(shape, dtype=case.attention.dtype, device=device) for shape in shapes]
     if world.leads:
         for name, into in zip(("query", "key", "value"), tensors, strict=True):
             into.copy_(torch.cat([getattr(row[layer], name) for row in attended_of(case)]))
