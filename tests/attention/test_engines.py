@@ -1,15 +1,25 @@
 """Every engine against the float64 oracle, within twice the error of plain attention in the same dtype."""
 
 import random
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, attend
-from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_engine, varlen, why_not
+from ropewalk.attention import (
+    ENGINES,
+    AttentionSpec,
+    check_engine,
+    prepare,
+    resolve_engine,
+    varlen,
+    why_not,
+)
 from ropewalk.packing import PATTERNS
 from ropewalk.testing import (
     attention_errors,
@@ -313,9 +323,9 @@ def test_auto_names_the_engine_of_each_device(options, engine):
     assert resolve_engine(spec_of(**options)) == engine
 
 
-@given(seed=st.integers(0, 10**6), interleaved=st.booleans())
-@settings(max_examples=15, deadline=None)
-def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved):
+@given(seed=st.integers(0, 10**6), interleaved=st.booleans(), max_runs=st.sampled_from([3, 65535]))
+@settings(max_examples=25, deadline=None)
+def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved, max_runs):
     """The kernel itself needs CUDA; one that does what its options say shows that they are the right ones."""
     rng = random.Random(seed)
     layouts = [random_layout(60, rng, interleaved=interleaved, max_anchor=2) for _ in range(2)]
@@ -324,6 +334,7 @@ def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved):
     def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, scale, enable_gqa):
         assert torch.equal(cu_q, cu_k)
         assert cu_q.dtype == torch.int32
+        assert len(cu_q) - 1 <= max_runs
         assert max_q == max_k == cu_q.diff().max()
         outputs = []
         for a, b, c in zip(*(x.split(cu_q.diff().tolist()) for x in (q, k, v)), strict=True):
@@ -336,10 +347,73 @@ def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved):
     def engine(q, k, v):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+            patch.setattr(varlen, "MAX_RUNS", max_runs)
             return varlen.run(q, k, v, varlen.plan(layouts, torch.device("cpu")), 8**-0.5, None)
 
     errors = attention_errors(engine, q, k, v, layouts)
     assert errors.worst_share <= 1, errors
+
+
+@pytest.mark.parametrize(
+    ("layouts", "gathers"),
+    [
+        ([PackedLayout.from_segments([5, 4, 3], [0, 1, 0], "full", 0)], 0),
+        ([PackedLayout.from_lengths([5, 4, 3], "intra_document", 0)], 0),
+        ([PackedLayout.from_lengths([5, 4, 1], "intra_document", 2)], 0),
+        ([PackedLayout.from_lengths([11], "anchor", 1)], 0),
+        ([PackedLayout.from_lengths([11], "full"), PackedLayout.from_lengths([6, 5], "intra_document")], 0),
+        ([PackedLayout.from_lengths([6, 5], "anchor")], 4),
+        ([PackedLayout.from_segments([5, 4, 3], [0, 1, 0], "intra_document", 0)], 4),
+        ([PackedLayout.from_lengths([11], "full"), PackedLayout.from_lengths([6, 5], "anchor")], 4),
+    ],
+)
+def test_varlen_copies_tokens_only_where_runs_lie_apart(monkeypatch, layouts, gathers):
+    """Queries, keys, values and the output: 5 GB of traffic in a layer's forward at 128K tokens."""
+    seen = []
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *args, **options: seen.append(args) or args[0]
+    )
+    length = layouts[0].total_length
+    # As projections leave them: heads of one token side by side.
+    q, k, v = (torch.randn(len(layouts), length, heads, 8).transpose(1, 2) for heads in (4, 2, 2))
+    with CountCopies() as copies:
+        varlen.run(q, k, v, varlen.plan(layouts, q.device), 1.0, None)
+    assert copies.count == gathers
+    shared = [a.data_ptr() == b.data_ptr() for a, b in zip(seen[0], (q, k, v), strict=False)]
+    assert shared == [gathers == 0] * 3
+
+
+class CountCopies(TorchDispatchMode):
+    """Counts operations that copy at least a tensor of heads."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.count += result.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr()
+        return result
+
+
+def test_plans_die_with_their_rows():
+    from ropewalk.attention import api
+
+    device, kept = torch.device("cpu"), []
+    for anchor in range(20):
+        rows = (
+            PackedLayout.from_lengths([5, 4], "anchor", 1),
+            PackedLayout.from_lengths([3, 6], "anchor", 1),
+        )
+        prepare(rows, "varlen", device)
+        plan = api._plan(rows, "varlen", device)
+        assert plan is api._plan(rows, "varlen", device)
+        # Another order is another batch.
+        assert plan is not api._plan(rows[::-1], "varlen", device)
+        kept.append(weakref.ref(plan))
+        del plan
+        assert kept[-1]() is not None, anchor
+    del rows
+    assert [each() for each in kept] == [None] * 20
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ def run_with(fault, planned, case):
         if fault is not None:
             (FAULTS | RING_FAULTS | OTHER_FAULTS)[fault](patch)
         # Plans of rows that were made before, by sound engines.
-        api._plan.cache_clear()
+        api._plan.forget()
         return run_planned(planned, case)
 
 

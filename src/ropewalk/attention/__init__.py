@@ -1,6 +1,6 @@
 """Attention over packed rows: one meaning, several engines."""
 
-from ropewalk.attention.api import attend
+from ropewalk.attention.api import attend, prepare
 from ropewalk.attention.engines import (
     ENGINES,
     AttentionSpec,
@@ -17,6 +17,7 @@ __all__ = [
     "EngineName",
     "attend",
     "check_engine",
+    "prepare",
     "require_engine_name",
     "resolve_engine",
     "why_not",

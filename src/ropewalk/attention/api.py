@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.attention.engines import AttentionSpec, check_engine
+from ropewalk.attention.engines import AttentionSpec, EngineName, check_engine
+from ropewalk.attention.kept import kept
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import PackedLayout
 
@@ -60,9 +61,20 @@ def attend(
     if engine == "auto":
         _say_once(chosen, query.device)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    plan = _plan(chosen, layouts, query.device)
+    plan = _plan(layouts, chosen, query.device)
     output: Tensor = _module(chosen).run(query, key, value, plan, scale, softcap)
     return output
+
+
+def prepare(layouts: Sequence[PackedLayout], engine: EngineName, device: torch.device) -> None:
+    """Make what :func:`attend` needs of these rows before it is called, so that no step waits for it.
+
+    Args:
+        layouts: of the rows that will be one batch, in its order.
+        engine: that will run, as :func:`ropewalk.attention.check_engine` says.
+        device: of the queries.
+    """
+    _plan(tuple(layouts), engine, device)
 
 
 def _layouts_of(layout: PackedLayout | Sequence[PackedLayout], batch: int) -> tuple[PackedLayout, ...]:
@@ -106,12 +118,9 @@ def _say_once(engine: str, device: torch.device) -> None:
     log.info("attention engine %s on %s (auto)", engine, device)
 
 
-@lru_cache(maxsize=8)
-def _plan(engine: str, layouts: tuple[PackedLayout, ...], device: torch.device) -> Any:
-    """Index tensors and block masks, made once a batch of rows: every layer finds them here again.
-
-    Layouts compare by identity, so the cache can never mix rows up; eight entries cover the rows in flight.
-    """
+@kept
+def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device) -> Any:
+    """Index tensors and block masks, made once a batch of rows: every layer finds them here again."""
     return _module(engine).plan(layouts, device)
 
 

@@ -20,45 +20,6 @@ from ropewalk.packing import PackedLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One causal sequence of a batch of rows.
-
-    Attributes:
-        tokens: int64 ``[length]``, indices into the flattened batch (row · T + position).
-        repeated: number of leading tokens that another run owns: their outputs are dropped.
-    """
-
-    tokens: Tensor
-    repeated: int
-
-    @property
-    def length(self) -> int:
-        return self.tokens.numel()
-
-
-def runs_of(layouts: Sequence[PackedLayout]) -> list[Run]:
-    """All runs of a batch of rows, row by row, documents in ascending order."""
-    runs: list[Run] = []
-    for row, layout in enumerate(layouts):
-        offset = row * layout.total_length
-        if layout.pattern == "full":
-            runs.append(Run(torch.arange(layout.total_length) + offset, 0))
-            continue
-        anchor = torch.arange(layout.anchor_length) + offset
-        ordered = layout.document_order[layout.anchor_length :] + offset
-        documents = ordered.split(layout.document_lengths.tolist())
-        if layout.pattern == "anchor" and layout.anchor_length:
-            for number, tokens in enumerate(documents):
-                repeated = 0 if number == 0 else layout.anchor_length
-                runs.append(Run(torch.cat([anchor, tokens]), repeated))
-        else:
-            if layout.anchor_length:
-                runs.append(Run(anchor, 0))
-            runs.extend(Run(tokens, 0) for tokens in documents)
-    return runs
-
-
-@dataclass(frozen=True, eq=False)
 class Gather:
     """How a flattened batch moves into a buffer of runs, one after the other, and back; made once a row.
 
@@ -75,25 +36,65 @@ class Gather:
     repeats: tuple[tuple[Tensor, Tensor], ...]
 
 
-def gather_of(runs: Sequence[Run], device: torch.device) -> Gather:
-    """The gather that lays these runs out one after the other, its index tensors on a device."""
-    owned = torch.cat([torch.arange(run.length) >= run.repeated for run in runs])
-    index = torch.cat([run.tokens for run in runs])
+def runs_of(layouts: Sequence[PackedLayout], device: torch.device) -> tuple[list[int], Gather | None]:
+    """The runs of a batch of rows, row by row, documents in ascending order.
+
+    Returns:
+        The tokens of each run; and the gather that lays them out one after the other, its index tensors on the device,
+        or None where the batch lies that way already.
+    """
+    lengths: list[Tensor] = []
+    indices: list[Tensor] = []
+    owned: list[Tensor] = []
+    repeats: list[tuple[Tensor, Tensor]] = []
+    slots = 0
+    for row, layout in enumerate(layouts):
+        first, anchor = row * layout.total_length, layout.anchor_length
+        order = layout.storage_in_order
+        if layout.pattern == "full":
+            runs = torch.tensor([layout.total_length])
+        elif layout.pattern == "anchor" and anchor:
+            runs = layout.document_lengths + anchor
+            # Each document has the anchor in front of it; the first copy owns its tokens.
+            copies = (runs.cumsum(0) - runs)[:, None] + torch.arange(anchor)
+            documents = torch.ones(int(runs.sum()), dtype=torch.bool)
+            documents[copies] = False
+            owns = documents.clone()
+            owns[:anchor] = True
+            index = torch.empty(len(documents), dtype=torch.int64)
+            index[copies], index[documents] = order[:anchor], order[anchor:]
+            if len(copies) > 1:
+                repeats.append((torch.arange(first, first + anchor), copies[1:] + slots))
+            lengths.append(runs)
+            indices.append(index + first)
+            owned.append(owns)
+            slots += len(index)
+            continue
+        else:
+            runs = layout.document_lengths
+            runs = torch.cat([torch.tensor([anchor]), runs]) if anchor else runs
+        lengths.append(runs)
+        indices.append(order + first)
+        owned.append(torch.ones(len(order), dtype=torch.bool))
+        slots += len(order)
+    tokens = torch.cat(lengths).tolist()
+    if not repeats and not _any_interleaved(layouts):
+        return tokens, None
+    return tokens, _gather(torch.cat(indices), torch.cat(owned), repeats, device)
+
+
+def _gather(
+    index: Tensor, owned: Tensor, repeats: Sequence[tuple[Tensor, Tensor]], device: torch.device
+) -> Gather:
     slots = torch.arange(len(index))
     slot = torch.empty(int(owned.sum()), dtype=torch.int64)
     slot[index[owned]] = slots[owned]
-    copies: dict[tuple[int, int], list[Tensor]] = {}
-    start = 0
-    for run in runs:
-        if run.repeated:
-            key = (int(run.tokens[0]), run.repeated)
-            copies.setdefault(key, []).append(slots[start : start + run.repeated])
-        start += run.length
-    repeats = tuple(
-        (torch.arange(first, first + count).to(device), torch.stack(found).to(device))
-        for (first, count), found in copies.items()
-    )
-    return Gather(index.to(device), slot.to(device), slots[~owned].to(device), repeats)
+    on_device = tuple((tokens.to(device), copies.to(device)) for tokens, copies in repeats)
+    return Gather(index.to(device), slot.to(device), slots[~owned].to(device), on_device)
+
+
+def _any_interleaved(layouts: Sequence[PackedLayout]) -> bool:
+    return any(layout.is_interleaved and layout.pattern != "full" for layout in layouts)
 
 
 def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> Gather | None:
@@ -102,10 +103,12 @@ def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> G
     Attention does not care about storage order once positions are applied, so an engine for contiguous
     documents serves interleaved ones between this and its inverse.
     """
-    if not any(layout.is_interleaved and layout.pattern != "full" for layout in layouts):
+    if not _any_interleaved(layouts):
         return None
-    rows = [Run(layout.storage_in_order + row * layout.total_length, 0) for row, layout in enumerate(layouts)]
-    return gather_of(rows, device)
+    index = torch.cat(
+        [layout.storage_in_order + row * layout.total_length for row, layout in enumerate(layouts)]
+    )
+    return _gather(index, torch.ones(len(index), dtype=torch.bool), (), device)
 
 
 class _IntoRuns(torch.autograd.Function):
@@ -148,17 +151,26 @@ class _OutOfRuns(torch.autograd.Function):
         return grad.index_select(0, gather.index).index_fill_(0, gather.dropped, 0.0), None
 
 
-def into_runs(x_BHTD: Tensor, gather: Gather) -> Tensor:
-    """``[B, H, T, D]`` to ``[slots, H, D]``."""
-    heads, head_dim = x_BHTD.shape[1], x_BHTD.shape[3]
-    tokens = x_BHTD.transpose(1, 2).reshape(-1, heads * head_dim)
-    slots: Tensor = _IntoRuns.apply(tokens, gather)
+def into_runs(x_BHTD: Tensor, gather: Gather | None) -> Tensor:
+    """``[B, H, T, D]`` to ``[slots, H, D]``; without a gather no more than another view, where strides allow it."""
+    x_BTHD = x_BHTD.transpose(1, 2)
+    if gather is None:
+        # Kernels read whole heads: their elements must lie side by side.
+        return (
+            x_BTHD.reshape(-1, *x_BTHD.shape[2:])
+            if x_BTHD.stride(3) == 1
+            else x_BTHD.flatten(0, 1).contiguous()
+        )
+    heads, head_dim = x_BTHD.shape[2:]
+    slots: Tensor = _IntoRuns.apply(x_BTHD.reshape(-1, heads * head_dim), gather)
     return slots.view(-1, heads, head_dim)
 
 
-def out_of_runs(x_SHD: Tensor, gather: Gather, batch: int) -> Tensor:
+def out_of_runs(x_SHD: Tensor, gather: Gather | None, batch: int) -> Tensor:
     """``[slots, H, D]`` to ``[B, H, T, D]``."""
     heads, head_dim = x_SHD.shape[1:]
+    if gather is None:
+        return x_SHD.unflatten(0, (batch, -1)).transpose(1, 2)
     tokens: Tensor = _OutOfRuns.apply(x_SHD.reshape(-1, heads * head_dim), gather)
     return tokens.view(batch, -1, heads, head_dim).transpose(1, 2)
 

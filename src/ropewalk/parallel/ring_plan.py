@@ -7,16 +7,15 @@ pattern and however the row is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ropewalk.attention.kept import kept
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import PackedLayout
 from ropewalk.parallel.balance import Spans
@@ -25,7 +24,6 @@ from ropewalk.parallel.shards import RowShards
 Range = tuple[int, int]
 """(start, end)."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -84,33 +82,15 @@ class RingPlan:
     rounds: tuple[Round, ...]
 
 
-def kept_with_round(make: Callable[[Round, torch.device], Made]) -> Callable[[Round, torch.device], Made]:
-    """Let a function of a round and a device compute once; what it made dies with the round.
-
-    The indices of one batch of long rows are 100 MB on a device: a cache that outlives plans would hold gigabytes.
-    """
-    kept: WeakKeyDictionary[Round, dict[torch.device, Made]] = WeakKeyDictionary()
-
-    @wraps(make)
-    def once(each: Round, device: torch.device) -> Made:
-        made = kept.setdefault(each, {})
-        if device not in made:
-            made[device] = make(each, device)
-        return made[device]
-
-    return once
-
-
-@kept_with_round
+@kept
 def sent_on(each: Round, device: torch.device) -> Tensor:
     """``each.sent`` on a device."""
     return each.sent.to(device)
 
 
-# A batch has one plan, which all layers find here; the second is there for a batch beside it.
-@lru_cache(maxsize=2)
+@kept
 def ring_plan(layouts: tuple[PackedLayout, ...], rows: tuple[RowShards, ...], ring_rank: int) -> RingPlan:
-    """What one rank sends, receives and computes; made once a batch, since layouts and shards compare by identity.
+    """What one rank sends, receives and computes; made once a batch, where all layers find it.
 
     Args:
         layouts: of the whole rows.

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ropewalk.attention.kept import kept
+from ropewalk.attention.varlen import MAX_RUNS
 from ropewalk.errors import EngineError
 from ropewalk.parallel.ring_blocks import Final, Gradients, Part, Scoring, wide_dtype
-from ropewalk.parallel.ring_plan import Range, Round, Run, kept_with_round
+from ropewalk.parallel.ring_plan import Range, Round, Run
 
 # Shapes: as in ring_blocks; S slots, in which the keys of runs stand one after the other.
 
@@ -84,13 +86,14 @@ def _add_slots(into_NKD: Tensor, grad_SKD: Tensor, layer: Layer) -> None:
         into_NKD[start:end] += grad_SKD[slots].sum(dim=0, dtype=wide)
 
 
-@kept_with_round
+@kept
 def layers_of(each: Round, device: torch.device) -> tuple[Layer, ...]:
     """The layers of a round, their index tensors on a device; made once, every layer of a model finds them here."""
     found: dict[int, list[Run]] = {}
     for run in each.runs:
         found.setdefault(run.layer, []).append(run)
-    return tuple(_layer(runs, each.causal, device) for runs in found.values())
+    parts = [runs[at : at + MAX_RUNS] for runs in found.values() for at in range(0, len(runs), MAX_RUNS)]
+    return tuple(_layer(runs, each.causal, device) for runs in parts)
 
 
 def _layer(runs: Sequence[Run], causal: bool, device: torch.device) -> Layer:
