@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import attend
+from ropewalk.attention.kept import kept
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.packing import PackedLayout
 from ropewalk.parallel import ShardedLayouts, sharded_attend
@@ -181,10 +182,10 @@ class LayoutHooks:
             _refuse_restarts(kwargs)
         pinned = ExitStack()
         if call is not None and not isinstance(call, LayoutCall):
+            given = kwargs.get("position_ids")
             kwargs = self._checked(args, kwargs)
             call = kwargs["layout"]
-            if call.sharded is not None:
-                _pin_length(module, call.layouts, pinned)
+            _pin_length(module, call, pinned, own_positions=given is None)
         if call is None and kwargs.get("past_key_values") is not None:
             _round_keys_into(kwargs["past_key_values"])
         # An inner module that a layout does not reach keeps the outer mark: its attention will raise.
@@ -231,30 +232,44 @@ class LayoutHooks:
             raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
-            whole = [layout.position_ids for layout in layouts]
-            position_ids = (torch.stack(whole) if sharded is None else sharded.position_ids()).to(ids.device)
+            position_ids = positions_on(sharded or layouts, ids.device)
         return {
             **kwargs,
             "layout": LayoutCall(layouts, self.engine, sharded),
             "position_ids": position_ids,
+            # Nobody reads it: without a mask transformers asks the device whether position ids restart, and waits.
+            "attention_mask": torch.empty(len(ids), 1, 0, 0, device=ids.device),
             "use_cache": False,
         }
 
 
-def _pin_length(module: nn.Module, layouts: tuple[PackedLayout, ...], pinned: ExitStack) -> None:
-    """Frequencies that depend on the length follow the whole row's, or each shard would take its own."""
+@kept
+def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: torch.device) -> Tensor:
+    """int64 ``[batch, length]``: the position ids of rows, or of this rank's shards of them, on a device."""
+    if isinstance(layouts, ShardedLayouts):
+        return layouts.position_ids().to(device)
+    return torch.stack([layout.position_ids for layout in layouts]).to(device)
+
+
+def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_positions: bool) -> None:
+    """Frequencies that depend on the length follow the whole row's, or each shard would take its own.
+
+    Where the positions are the layouts' own, their length is known here; a rotary module would ask the device for it.
+    """
     ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
-    length = max(int(layout.position_ids.max()) for layout in layouts) + 1
-    for rotary in ours:
-        pinned.enter_context(rotary.pinned(rotary.total_length or length))
-    if ours:
+    dependent = [each for each in ours if any(method.length_dependent for method in each.methods.values())]
+    if dependent and (call.sharded is not None or own_positions):
+        length = max(int(layout.position_ids.max()) for layout in call.layouts) + 1
+        for rotary in dependent:
+            pinned.enter_context(rotary.pinned(rotary.total_length or length))
+    if ours or call.sharded is None:
         return
     config: Any = module.config
     methods = methods_from_config(config.get_text_config().to_dict())
-    dependent = [method.name for method in methods.values() if method.length_dependent]
-    if dependent:
+    names = [method.name for method in methods.values() if method.length_dependent]
+    if names:
         raise EngineError(
-            f"transformers' own RoPE of {type(module).__name__} is {dependent[0]}, which would take the length of a "
+            f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would take the length of a "
             "shard for the row's; load the model with exact_rope=True"
         )
 

@@ -9,6 +9,7 @@ Source: Ring Attention, arXiv:2310.01889; rounds are merged in float32 or wider.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ropewalk.attention import AttentionSpec, check_engine
+from ropewalk.attention import AttentionSpec, EngineName, check_engine
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.ring_blocks import (
     Blocks,
@@ -29,6 +30,7 @@ from ropewalk.parallel.ring_blocks import (
     wide_dtype,
 )
 from ropewalk.parallel.ring_plan import RingPlan, Round, ring_plan, sent_on
+from ropewalk.parallel.ring_varlen import layers_of
 from ropewalk.parallel.shards import ShardedLayouts
 
 # Shapes: B rows, n places of one ring rank, P = B·n, H query heads, K key/value heads, D head dim, V value dim,
@@ -94,6 +96,14 @@ def ring_attend_merging(
     )
     output: Tensor = _RingAttention.apply(query, key, value, ring)
     return output
+
+
+def prepare(sharded: ShardedLayouts, engine: EngineName, device: torch.device) -> None:
+    """Make what :func:`ring_attend` needs of these rows before it is called, so that no step waits for it."""
+    for each in ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank).rounds:
+        sent_on(each, device)
+        if engine == "varlen":
+            layers_of(each, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +215,11 @@ class _RingAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None
 
 
-def _own_dtypes(query: Tensor) -> torch.autocast:
+def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:
     """No autocast: it would turn the products of plain blocks, which are float32, into 16-bit ones."""
-    return torch.autocast(query.device.type, enabled=False)
+    kind = query.device.type
+    # There is none on the device meta.
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def ring_forward(

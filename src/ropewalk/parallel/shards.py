@@ -100,10 +100,11 @@ class RowShards:
     def join(self, shards: Sequence[Tensor]) -> Tensor:
         """``[..., total_length]`` from every rank's ``[..., shard_length]``, ring rank by ring rank: take's inverse."""
         held = torch.cat(list(shards), dim=-1)
-        index = self.tokens.flatten().to(held.device)
-        there = index != NO_TOKEN
+        # On the CPU, where tokens lie: a device would be asked how many places hold one.
+        index = self.tokens.flatten()
+        places = (index != NO_TOKEN).nonzero().flatten()
         row = held.new_empty(*held.shape[:-1], self.total_length)
-        row[..., index[there]] = held[..., there]
+        row[..., index[places].to(held.device)] = held[..., places.to(held.device)]
         return row
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.attention import check_engine
+from ropewalk.attention import EngineName, check_engine
 from ropewalk.data import InterleaveSettings, PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
@@ -61,7 +61,7 @@ class Plan:
     tokenizer: Any
     device: torch.device
     precision: str
-    engine: str
+    engine: EngineName
     mesh: MeshShape = field(default_factory=MeshShape)
     tables: tuple[Factors | None, ...] = ()
     original_length: int | None = None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,8 +25,10 @@ from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.reporter import Reporter, Silent
 from ropewalk.training.sharded_checkpoint import load_checkpoint, load_weights
-from ropewalk.training.step import StepResult, train_step
+from ropewalk.training.step import Batch, StepResult, micro_batches, prepare, train_step
 from ropewalk.training.team import Team
+
+Made = TypeVar("Made")
 
 MOST_SKIPPED = 3
 """Steps in a row whose loss or gradient is not finite before a run gives up."""
@@ -111,16 +116,15 @@ def run_stage(
         advance(position.step, "")
         if not stage.steps:
             last = checkpoints.save(position)
-        for step in range(position.step, stage.steps):
+        steps = range(position.step, stage.steps)
+        for step, batches in zip(steps, made_ahead(partial(_batches, run), steps), strict=True):
             began = time.perf_counter()
-            assert run.rows is not None
-            wanted = rows_for_step(step, stage.rows_per_step, len(run.rows), recipe.seed + run.number)
             rate = learning_rate_at(
                 step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule
             )
             result = train_step(
                 model,
-                [run.rows[i] for i in team.share(wanted)],
+                batches,
                 optimizer,
                 rate,
                 stage.rows_per_batch,
@@ -148,6 +152,28 @@ def run_stage(
                 last = checkpoints.save(Position(run.number, done, tokens))
     assert last is not None
     return last
+
+
+def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:
+    """What ``make`` gives for each step in turn; that of the next step is made in a thread meanwhile."""
+    with ThreadPoolExecutor(1, "rows") as pool:
+        coming = [pool.submit(make, step) for step in steps[:1]]
+        for following in (*steps[1:], None):
+            if not coming:
+                return
+            made = coming.pop().result()
+            if following is not None:
+                coming.append(pool.submit(make, following))
+            yield made
+
+
+def _batches(run: StageRun, step: int) -> list[Batch]:
+    """One step's rows on this rank, with everything that can be made before the step."""
+    stage, rows = run.recipe.stages[run.number], run.rows
+    assert rows is not None
+    wanted = rows_for_step(step, stage.rows_per_step, len(rows), run.recipe.seed + run.number)
+    batches = micro_batches([rows[i] for i in run.team.share(wanted)], stage.rows_per_batch, run.team.mesh)
+    return prepare(batches, run.chosen.engine, run.chosen.device)
 
 
 def _values(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ropewalk.attention import EngineName
+from ropewalk.attention import prepare as prepare_attention
 from ropewalk.errors import Echo, RopewalkError
+from ropewalk.integrations.attention_hooks import positions_on
 from ropewalk.integrations.losses import LossModel
 from ropewalk.packing import IGNORED, Row
 from ropewalk.parallel import Mesh, ShardedLayouts
+from ropewalk.parallel.ring import prepare as prepare_ring
 from ropewalk.training.optimizer import MasterAdamW
 
 
@@ -76,9 +80,49 @@ class Batch:
         return cls(sharded.take(ids, 0), sharded.take(labels, IGNORED), sharded, padding)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the whole rows, padding not counted."""
+        layouts = self.layouts.layouts if isinstance(self.layouts, ShardedLayouts) else self.layouts
+        return sum(layout.total_length for layout in layouts)
+
+    @property
     def trained_tokens(self) -> int:
         """Positions of this rank that have a target."""
         return int((self.labels != IGNORED).sum())
+
+
+def micro_batches(rows: Sequence[Row], rows_per_batch: int = 1, mesh: Mesh | None = None) -> list[Batch]:
+    """A step's rows on this rank, as its forward passes take them."""
+    return [
+        Batch.of(rows[start : start + rows_per_batch], mesh) for start in range(0, len(rows), rows_per_batch)
+    ]
+
+
+def prepare(batches: Sequence[Batch], engine: EngineName, device: torch.device) -> list[Batch]:
+    """Micro-batches whose attention plans and positions are on the device already, for which a step need not wait.
+
+    Args:
+        batches: that the step will be on; plans live as long as their layouts.
+        engine: that attends, not ``auto``.
+        device: the model's.
+
+    Returns:
+        The same batches; for a GPU in pinned memory, from where their copies wait for nothing.
+    """
+    for batch in batches:
+        positions_on(batch.layouts, device)
+        if not isinstance(batch.layouts, ShardedLayouts):
+            prepare_attention(batch.layouts, engine, device)
+        elif batch.layouts.groups.ring == 1:
+            prepare_attention(batch.layouts.layouts, engine, device)
+        else:
+            prepare_ring(batch.layouts, engine, device)
+    if device.type != "cuda":
+        return list(batches)
+    return [
+        replace(batch, input_ids=batch.input_ids.pin_memory(), labels=batch.labels.pin_memory())
+        for batch in batches
+    ]
 
 
 def summed_loss(model: LossModel, batch: Batch) -> Tensor:
@@ -87,13 +131,14 @@ def summed_loss(model: LossModel, batch: Batch) -> Tensor:
     A sum and not a mean: only the whole step knows how many tokens it trains, over ranks and micro-batches.
     """
     device = model.device
-    losses: Tensor = model(batch.input_ids.to(device), batch.labels.to(device), batch.layouts)
+    ids, labels = (x.to(device, non_blocking=True) for x in (batch.input_ids, batch.labels))
+    losses: Tensor = model(ids, labels, batch.layouts)
     return losses.sum()
 
 
 def train_step(
     model: LossModel,
-    rows: Sequence[Row],
+    rows: Sequence[Row] | Sequence[Batch],
     optimizer: MasterAdamW,
     learning_rate: float,
     rows_per_batch: int = 1,
@@ -105,9 +150,13 @@ def train_step(
 
     The loss is the sum over all tokens of the step divided by their number, whatever the ranks and micro-batches.
 
+    On a device of its own the host waits for it once, for loss and gradient norm, which decide whether the weights
+    are updated; over several ranks a second time, at the beginning, for the number of targets.
+
     Args:
         model: sharded over the mesh, where there is one.
-        rows: this rank's rows; ranks of one sequence group get the same ones, and every rank as many.
+        rows: this rank's rows, or the micro-batches that :func:`micro_batches` has made of them; ranks of one sequence
+            group get the same ones, and every rank as many.
         optimizer: over the model's parameters.
         learning_rate: of this step.
         rows_per_batch: rows of one forward pass.
@@ -118,15 +167,14 @@ def train_step(
     Raises:
         RopewalkError: if no row of the step has a token to train on.
     """
-    batches = [
-        Batch.of(rows[start : start + rows_per_batch], mesh) for start in range(0, len(rows), rows_per_batch)
-    ]
+    made = [each for each in rows if isinstance(each, Batch)]
+    batches = made or micro_batches([each for each in rows if isinstance(each, Row)], rows_per_batch, mesh)
     ranks = 1 if mesh is None else mesh.shape.world_size
-    trained_tokens = round(_over_ranks(sum(batch.trained_tokens for batch in batches), mesh, model.device))
+    trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
         message = "none of this step's rows has a token to train on: every document is one token"
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     optimizer.zero_grad()
     for batch in batches:
         with ExitStack() as stack:
@@ -138,32 +186,38 @@ def train_step(
         # Sharding wrappers average gradients over all ranks; the loss is a sum over them.
         (loss / trained_tokens * ranks).backward()
         optimizer.collect_gradients()
-        total += float(loss.detach().double())
-    total = _over_ranks(total, mesh, model.device)
-    grad_norm = _number(optimizer.clip())
-    applied = math.isfinite(total) and math.isfinite(grad_norm)
+        total += loss.detach()
+    if mesh is not None:
+        dist.all_reduce(total)
+    norm = optimizer.clip()
+    summed, grad_norm = _read(total, norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    applied = math.isfinite(summed) and math.isfinite(grad_norm)
     if applied:
         optimizer.step(learning_rate)
     optimizer.zero_grad()
     data_ranks = 1 if mesh is None else mesh.shape.data_degree
     return StepResult(
-        total / trained_tokens,
+        summed / trained_tokens,
         grad_norm,
         trained_tokens,
-        sum(row.layout.total_length for row in rows) * data_ranks,
+        sum(batch.tokens for batch in batches) * data_ranks,
         applied,
         sum(batch.padding for batch in batches) * data_ranks,
     )
 
 
-def _over_ranks(value: float, mesh: Mesh | None, device: torch.device) -> float:
-    """The sum of every rank's value."""
+def _targets(batches: Sequence[Batch], mesh: Mesh | None, device: torch.device) -> int:
+    """Positions with a target, on all ranks."""
+    count = sum(batch.trained_tokens for batch in batches)
     if mesh is None:
-        return value
-    sum_ = torch.tensor(value, dtype=torch.float64, device=device)
+        return count
+    sum_ = torch.tensor(count, device=device)
     dist.all_reduce(sum_)
-    return float(sum_)
+    return int(_read(sum_)[0])
 
 
-def _number(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+def _read(*numbers: Tensor) -> list[float]:
+    """Numbers from their device, which the host waits for."""
+    device = numbers[0].device
+    found: list[float] = torch.stack([number.double().to(device) for number in numbers]).tolist()
+    return found

@@ -1,0 +1,63 @@
+"""Attention over shards on the device ``meta``, where a stray CPU tensor or a number that the host waits for raises."""
+
+import pytest
+import torch
+
+from ring_cases import RanksInTurn
+from ropewalk import PackedLayout
+from ropewalk.packing import PATTERNS
+from ropewalk.parallel import ShardedLayouts, sharded_attend
+from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel.ring_blocks import PlainBlocks
+from ropewalk.parallel.ring_varlen import VarlenBlocks
+
+META = torch.device("meta")
+
+
+def rows(pattern):
+    return (
+        PackedLayout.from_lengths([12, 1, 25], pattern, 2),
+        PackedLayout.from_segments([12, 8, 5, 13], [0, 1, 0, 1], pattern, 2),
+        PackedLayout.from_lengths([38], "full", 2),
+    )
+
+
+def meta_qkv(length=40):
+    shapes = [(3, heads, length, 32) for heads in (4, 2, 2)]
+    return [torch.empty(shape, dtype=torch.bfloat16, device=META).requires_grad_() for shape in shapes]
+
+
+def assert_gradients_fit(output, inputs):
+    assert (output.shape, output.dtype, output.device) == (inputs[0].shape, torch.bfloat16, META)
+    for gradient, given in zip(
+        torch.autograd.grad(output, inputs, torch.empty_like(output)), inputs, strict=True
+    ):
+        assert (gradient.shape, gradient.dtype, gradient.device) == (given.shape, given.dtype, META)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("balance", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("blocks", [VarlenBlocks(), PlainBlocks()], ids=["varlen", "plain"])
+def test_rounds_of_a_ring_never_leave_the_device(pattern, balance, blocks):
+    layouts = rows(pattern)
+    sharded = ShardedLayouts.of(layouts, SequenceGroups(ring=4), balance)
+    inputs = meta_qkv()
+    assert_gradients_fit(RanksInTurn.apply(*inputs, layouts, sharded.rows, blocks), inputs)
+
+
+@pytest.mark.parametrize(
+    "groups", [{"sequence": 2}, {"sequence": 4}, {"ring": 2}, {"ring": 2, "sequence": 2}], ids=str
+)
+def test_shards_of_a_rank_never_leave_the_device(monkeypatch, groups):
+    """One rank's part, with exchanges that leave whatever is in the buffer: there is no process group for ``meta``."""
+
+    class Sent:
+        def wait(self):
+            return None
+
+    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *tensors, **options: Sent())
+    layouts = rows("anchor")
+    for rank in range(groups.get("ring", 1)):
+        sharded = ShardedLayouts.of(layouts, SequenceGroups(**groups, ring_rank=rank))
+        inputs = meta_qkv(sharded.shard_length)
+        assert_gradients_fit(sharded_attend(*inputs, sharded), inputs)

@@ -1,0 +1,164 @@
+"""A training step on the device ``meta``, where a stray CPU tensor or a number that the host waits for raises."""
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ropewalk import PackedLayout, Row
+from ropewalk.attention import varlen
+from ropewalk.integrations import attention_hooks
+from ropewalk.integrations.losses import LossModel, OutputHead
+from ropewalk.integrations.models import attach, cast_parameters, checkpoint_activations
+from ropewalk.integrations.rotary_swap import rope_of
+from ropewalk.packing import PATTERNS, next_token_labels
+from ropewalk.packing.layout import POSITIONS
+from ropewalk.rope import LongRope
+from ropewalk.training import step
+from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.recipe import Optimizer
+
+META = torch.device("meta")
+LENGTH = 40
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def model_on(device, kind=transformers.LlamaForCausalLM, dtype=torch.bfloat16, methods=None, exact_rope=True):
+    """A model that was checked on the CPU, as users' models are, and its optimiser."""
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**SIZES))
+    attach(model, methods=methods, exact_rope=exact_rope)
+    cast_parameters(model, dtype)
+    model.to(device)
+    found = LossModel(model, OutputHead.unchecked(model)).train()
+    return found, MasterAdamW(found.named_parameters(), Optimizer())
+
+
+def rows_of(pattern, positions="continuous"):
+    """Four rows, the last one interleaved."""
+    layouts = [
+        PackedLayout.from_lengths(lengths, pattern, 1, positions) for lengths in ([39], [1, 20, 18], [9, 30])
+    ]
+    layouts.append(PackedLayout.from_segments([9, 10, 20], [0, 1, 0], pattern, 1, positions))
+    ids = torch.arange(LENGTH) % 31
+    return [Row(ids, next_token_labels(ids, layout), layout) for layout in layouts]
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the CPU to the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default:
+            self.count += (args[0].device.type, result.device.type) == ("cpu", "meta")
+        return result
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The one place where a step waits for its device, and how often it did."""
+    calls = []
+
+    def answered(*numbers):
+        assert {number.device for number in numbers} == {META}
+        calls.append(len(numbers))
+        return [1.0] * len(numbers)
+
+    monkeypatch.setattr(step, "_read", answered)
+    return calls
+
+
+def train(read, model, optimizer, rows, rows_per_batch=1):
+    result = step.train_step(model, rows, optimizer, 1e-3, rows_per_batch, "bfloat16")
+    assert result.applied
+    assert result.tokens == len(rows) * LENGTH
+    assert result.trained_tokens == sum(int((row.labels >= 0).sum()) for row in rows)
+    # Loss and gradient norm decide whether weights are updated: the host must know them, both at once.
+    assert read == [2]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("rows_per_batch", [1, 2])
+def test_a_step_waits_for_its_device_once(read, pattern, positions, rows_per_batch):
+    train(read, *model_on(META), rows_of(pattern, positions), rows_per_batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_with_masters_and_checkpointing(read, monkeypatch, dtype, again):
+    if dtype == torch.float32:
+        # Its engine on a GPU is flex, which torch knows no meta kernel of; segments stands in for it.
+        monkeypatch.setattr("ropewalk.attention.engines.PREFERRED", ("segments",))
+    model, optimizer = model_on(META, dtype=dtype)
+    if again:
+        checkpoint_activations(model.model)
+    train(read, model, optimizer, rows_of("anchor"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        transformers.MistralForCausalLM,
+        transformers.Qwen2ForCausalLM,
+        transformers.Qwen3ForCausalLM,
+        transformers.Phi3ForCausalLM,
+        transformers.Olmo2ForCausalLM,
+        transformers.SmolLM3ForCausalLM,
+    ],
+)
+def test_other_decoders_wait_no_more_often(read, kind):
+    train(read, *model_on(META, kind), rows_of("anchor"))
+
+
+def test_a_rope_that_depends_on_the_length_takes_it_from_the_layouts(read):
+    factors = (1.0,) * 4
+    method = LongRope(8, 10000.0, factors, tuple(2 * f for f in factors), 1.0, 16)
+    model, _ = model_on("cpu")
+    with rope_of(model.model, method):
+        model.to(META)
+        train(read, model, MasterAdamW(model.named_parameters(), Optimizer()), rows_of("anchor", "reset"), 2)
+
+
+def test_transformers_own_rotary_module_stays_on_the_device(read):
+    train(read, *model_on(META, exact_rope=False), rows_of("anchor"))
+
+
+def test_what_is_prepared_is_not_made_in_the_step(read, monkeypatch):
+    model, optimizer = model_on(META)
+    batches = step.micro_batches(rows_of("anchor"), 2)
+    batches = step.prepare(batches, "varlen", META)
+    step.train_step(model, batches, optimizer, 1e-3, 2, "bfloat16")
+    monkeypatch.setattr(varlen, "plan", lambda *args: pytest.fail("a plan is made in the step"))
+    with Copies() as copies:
+        step.train_step(model, batches, optimizer, 1e-3, 2, "bfloat16")
+    # Token ids and labels of each micro-batch; positions and plans were there.
+    assert copies.count == 2 * len(batches)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16-autocast", "bfloat16"])
+def test_attention_meets_16_bits_under_every_narrow_precision(monkeypatch, precision):
+    """varlen takes nothing else; and there is no autocast on the device meta."""
+    met = []
+    sound = attention_hooks.attend
+
+    def recorded(query, key, value, *args):
+        met.append((query.dtype, key.dtype, value.dtype))
+        return sound(query, key, value, *args)
+
+    monkeypatch.setattr(attention_hooks, "attend", recorded)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    for kind in (transformers.LlamaForCausalLM, transformers.Qwen3ForCausalLM):
+        model, optimizer = model_on("cpu", kind, dtype)
+        step.train_step(model, rows_of("anchor"), optimizer, 1e-3, 2, precision)
+    assert set(met) == {(torch.bfloat16,) * 3}
