@@ -65,6 +65,31 @@ def test_inputs_of_layers_are_kept_or_offloaded():
     assert moved.peak < kept.peak < estimate_memory(run(checkpointing=False)).peak
 
 
+@pytest.mark.parametrize("document", [128, 342, 2**17])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (32, 32, 80), (16, 4, 192)])
+def test_the_backward_of_attention_holds_what_its_kernel_allocates(document, heads, kv_heads, head_dim):
+    """A model of attention alone, whose backward is its peak: every tensor of torch's mha_varlen_bwd, by its shape."""
+    tokens, rows = 2**17, 2**17 + 128 * (2**17 // document)
+    rounded = {128: 128, 80: 96, 192: 192}[head_dim]
+    dq_accum, softmax_d = 4 * rows * heads * rounded, 4 * rows * heads
+    expanded = 0 if heads == kv_heads else 2 * 2 * tokens * heads * head_dim
+    results = 2 * tokens * (heads + 2 * kv_heads) * head_dim
+    inputs = 2 * tokens * (3 * heads + 2 * kv_heads) * head_dim + 4 * tokens * heads
+    shape = ModelShape(1, 8, 8, heads, kv_heads, head_dim, 8)
+    held = estimate_memory(run(model=shape, mesh=MeshShape(), row_length=tokens)).layer
+    allocated = dq_accum + softmax_d + expanded + results + inputs
+    assert held >= allocated
+    # Not much more: the gathered copies of queries, keys and values, and the exchange's of the output.
+    assert (
+        held
+        <= allocated
+        + 4 * tokens * heads * (rounded + 1)
+        + 2 * tokens * (3 * heads + 2 * kv_heads) * head_dim * 1.1
+    )
+    # In float32 another engine attends.
+    assert memory_module._flash_bytes(shape, 1, 4) == 0
+
+
 def test_the_peak_is_the_worst_moment():
     # Short rows: the root's reduction; many tokens: a layer's backward; a large vocabulary: the loss.
     def worst(each):

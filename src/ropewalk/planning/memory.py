@@ -145,8 +145,32 @@ def _layer_bytes(run: ShardedRun) -> int:
     # Gradients of q, k and v: from the kernel, out of runs, and through the exchange; of the output, before and after.
     exchanges = 3 if sequence > 1 else 2
     attention = (exchanges * (query + 2 * kv) + 2 * query - 4 * shape.intermediate) * width
+    # In the kernel: gradients of the output before and after the exchange, and those that it gives.
+    kernel = (2 * query + query + 2 * kv - 4 * shape.intermediate) * width + _flash_bytes(
+        shape, sequence, width
+    )
     stream = 2 * shape.hidden * width
-    return stream + max(mlp, attention, 0) + (_saved(shape, sequence, width) if run.checkpointing else 0)
+    return (
+        stream + max(mlp, attention, kernel, 0) + (_saved(shape, sequence, width) if run.checkpointing else 0)
+    )
+
+
+def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
+    """Bytes a token that FlashAttention 2 allocates in its backward beside its results; it takes 16 bits alone.
+
+    Float32 sums of the queries' gradients, in rows of whole multiples of 32 or 64, and one float32 a head, both with
+    128 rows more for each document; documents are taken for that long on average at least. Keys' and values' gradients
+    of every query head, where heads share them.
+
+    Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``.
+    """
+    if width == MASTER_BYTES:
+        return 0
+    query, kv = _head_widths(shape, sequence)
+    multiple = 32 if shape.head_dim <= 128 else 64
+    rounded = -(-shape.head_dim // multiple) * multiple
+    sums = 2 * shape.heads * (rounded + 1) * MASTER_BYTES
+    return sums + (2 * query * width if kv < query else 0)
 
 
 def _ring_bytes(run: ShardedRun) -> int:
