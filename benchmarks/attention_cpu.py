@@ -3,8 +3,10 @@
     python -m benchmarks.attention_cpu [--length 16384] [--mean-document 342] [--repeats 5]
     python -m benchmarks.attention_cpu --documents lognormal --length 4096
 
-Documents of nearly one length are the best case: of the same number of documents with a heavy tail the longest ones
-have most of the pairs. ``--documents lognormal`` draws such lengths and writes a result of its own. All patterns are timed in turn in one process, several times over, so that a noisy machine is noisy for all;
+Documents of nearly one length are the best case: with a heavy tail the longest ones have most of the pairs.
+``--documents lognormal`` draws such lengths and writes a result of its own.
+
+All patterns are timed in turn in one process, several times over, so that a noisy machine is noisy for all;
 the ratio of medians is the figure. The bound beside it is the ratio of FLOPs: T² for a full row against the
 sum of the squared lengths of its documents.
 """
@@ -36,8 +38,8 @@ def document_lengths(total: int, mean: int, seed: int = 0) -> list[int]:
 
 
 def lognormal_lengths(total: int, mean: int, sigma: float = 1.0, seed: int = 0) -> list[int]:
-    """Heavy-tailed lengths, as of documents on the web: at ``sigma`` 1 half of them are below 0.6 of the mean, and one
-    in 65 is above five times it; none exceeds the row."""
+    """Heavy-tailed lengths, as of documents on the web: at ``sigma`` 1 half of them are below 0.61 of the mean, and one
+    in 60 is above five times it; none exceeds the row."""
     rng = random.Random(seed)
     mu = math.log(mean) - sigma**2 / 2
     lengths: list[int] = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ropewalk import PackedLayout
@@ -99,7 +100,7 @@ def test_compiled_flex_reads_our_block_mask():
     ]
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 712, 16, generator=generator) for heads in (2, 1, 1))
-    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    compiled = flex.compiled()
     for layouts in ([short, short], others):
         mask = flex.plan(layouts, torch.device("cpu")).block_mask
         with torch.no_grad():
@@ -115,7 +116,7 @@ def test_rows_of_one_length_share_one_compiled_graph():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 600, 16, generator=generator) for _ in range(3))
     torch._dynamo.reset()
-    compiled = torch.compile(flex.flex_attention, dynamic=False, backend="eager")
+    compiled = flex.compiled("eager")
     with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
         for layout in (
             PackedLayout.from_lengths([599], "anchor"),
@@ -123,3 +124,20 @@ def test_rows_of_one_length_share_one_compiled_graph():
             PackedLayout.from_lengths([600], "full", 0),
         ):
             compiled(q, k, v, block_mask=flex.block_mask_of([layout], q.device), scale=0.25)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_more_lengths_than_torch_compiles_are_refused_not_run_uncompiled(monkeypatch):
+    def attention(length):
+        q = torch.zeros(1, 1, length, 16)
+        mask = flex.block_mask_of([PackedLayout.from_lengths([length], "full", 0)], q.device)
+        with torch.no_grad():
+            return compiled(q, q, q, block_mask=mask)
+
+    torch._dynamo.reset()
+    compiled = flex.compiled("eager")
+    monkeypatch.setattr(flex, "MOST_GRAPHS", 2)
+    attention(130)
+    attention(131)
+    with pytest.raises(FailOnRecompileLimitHit):
+        attention(132)

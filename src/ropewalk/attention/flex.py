@@ -16,6 +16,9 @@ from ropewalk.attention.blocks import padded_lists, touched_blocks
 from ropewalk.attention.runs import Gather, sort_by_document, sort_rows, unsort_rows
 from ropewalk.packing import PackedLayout
 
+MOST_GRAPHS = 64
+"""Graphs that are compiled in one process; each takes seconds, and evaluations may have many lengths."""
+
 BLOCK_SIZE = 128
 """FlexAttention's own block size; the last block of a row may be incomplete."""
 
@@ -105,7 +108,22 @@ def _soft_cap(softcap: float) -> Callable[..., Tensor]:
 
 @cache
 def _kernel(device_type: str) -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else _uncompiled
+    return compiled() if device_type == "cuda" else _uncompiled
+
+
+def compiled(backend: str = "inductor") -> Callable[..., Any]:
+    """FlexAttention as torch compiles it: a graph for each length and number of rows, with gradients and without.
+
+    After eight graphs torch would run it uncompiled, which writes out the scores of all pairs; this one raises.
+    """
+    kernel = torch.compile(flex_attention, dynamic=False, backend=backend)
+
+    def call(*args: Any, **options: Any) -> Any:
+        limits = {"recompile_limit": MOST_GRAPHS, "fail_on_recompile_limit_hit": True}
+        with torch._dynamo.config.patch(limits):
+            return kernel(*args, **options)
+
+    return call
 
 
 def _uncompiled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:

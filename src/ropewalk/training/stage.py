@@ -117,7 +117,7 @@ def run_stage(
         if not stage.steps:
             last = checkpoints.save(position)
         steps = range(position.step, stage.steps)
-        for step, batches in zip(steps, made_ahead(partial(_batches, run), steps), strict=True):
+        for step, batches in zip(steps, made_ahead(partial(_batches, run, model.device), steps), strict=True):
             began = time.perf_counter()
             rate = learning_rate_at(
                 step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule
@@ -167,13 +167,13 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
             yield made
 
 
-def _batches(run: StageRun, step: int) -> list[Batch]:
+def _batches(run: StageRun, device: torch.device, step: int) -> list[Batch]:
     """One step's rows on this rank, with everything that can be made before the step."""
     stage, rows = run.recipe.stages[run.number], run.rows
     assert rows is not None
     wanted = rows_for_step(step, stage.rows_per_step, len(rows), run.recipe.seed + run.number)
     batches = micro_batches([rows[i] for i in run.team.share(wanted)], stage.rows_per_batch, run.team.mesh)
-    return prepare(batches, run.chosen.engine, run.chosen.device)
+    return prepare(batches, run.chosen.engine, device)
 
 
 def _values(
