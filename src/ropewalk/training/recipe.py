@@ -199,7 +199,8 @@ class Recipe(Strict):
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )
     engine: Annotated[Literal["auto", "reference", "segments", "flex", "varlen"], ONWARD] = Field(
-        "auto", description="attention engine; auto: segments on a CPU, varlen or flex on CUDA"
+        "auto",
+        description="attention engine; auto: segments on a CPU; on CUDA varlen, else flex, else segments",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
         True, description="float64 angles and float32 rotation; false: transformers' own"
