@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ropewalk.cli.output import results
@@ -19,31 +20,91 @@ BOUND = (
 """Formula, source and caveat."""
 
 
-def print_advice(advice: Advice) -> None:
-    """The recommendation, the stages, every rule's setting, and formula, source and caveat of each."""
-    from rich.table import Table
+def print_advice(advice: Advice, notes: Sequence[str]) -> None:
+    """The answer with its stages, and at most a screen of reasons.
 
+    Args:
+        advice: what to print.
+        notes: what to know of the checkpoint itself.
+    """
     from ropewalk.planning import recipe_stages
 
     console = results()
-    console.print(f"\nTo reach {advice.target_length:,} tokens", style="bold")
+    console.print(f"To reach {advice.target_length:,} tokens", style="bold")
     console.print(advice.action, markup=False)
-    for title, sentences in (("Why", advice.reasons), ("Mind", advice.caveats)):
-        if sentences:
-            console.print(f"\n{title}", style="bold")
-        for sentence in sentences:
-            console.print(f"- {sentence}", markup=False)
+    if advice.stages:
+        console.print("\nFor a recipe (steps are yours to choose):", style="bold")
+        console.print(recipe_stages(advice.stages), markup=False, soft_wrap=True, end="")
+    _print_list("Why", advice.reasons)
+    _print_list("Note", [*notes, *advice.caveats])
+    if advice.reasons:
+        console.print(
+            "\n--explain shows every rule's setting, which bases reach the target, and all sources.", markup=False
+        )
+
+
+def print_details(advice: Advice) -> None:
+    """Every rule's setting, the bases that reach the target beside published ones, and where each number is from."""
     if not advice.settings:
         return
-    console.print()
-    table = Table(title=f"what each rule would set for {advice.target_length:,} tokens", title_justify="left")
+    print_bases(advice)
+    _print_settings(advice)
+    results().print("\nWhere the numbers come from", style="bold")
+    for setting in advice.settings:
+        if setting.method is not None:
+            _print_origin(setting.rule, setting.formula, setting.source, setting.caveat)
+    _print_origin("context bound", *BOUND)
+
+
+def print_bases(advice: Advice) -> None:
+    """The bases that the rules and the similarity margin give, beside what published models took."""
+    from rich.table import Table
+
+    from ropewalk.planning.settings import WIDE
+
+    console = results()
+    found = advice.recommendation
+    table = Table(title=f"\nbases for {advice.target_length:,} tokens", title_justify="left")
+    table.add_column("what")
+    table.add_column("rope_theta", justify="right", no_wrap=True)
+    if found is not None:
+        table.add_row("critical-dimension law", f"{found.law:,.0f}")
+        table.add_row("length floor: smallest feasible base of 128 rotary dimensions", f"{found.floor:,.0f}")
+    feasible = advice.feasible
+    if feasible is not None and feasible.reason is None:
+        own = f"of {feasible.rotary_dim} rotary dimensions"
+        many = f"{feasible.intervals:,} intervals"
+        table.add_row(f"smallest feasible base {own} ({many})", _base(feasible.infimum, feasible.ceiling))
+        wide = f"first feasible interval at least {WIDE:.0%} wide"
+        table.add_row(wide, _base(feasible.wide_from, feasible.ceiling))
+        safe = f"safe base: all larger ones up to {feasible.ceiling:g} are feasible"
+        table.add_row(safe, _base(feasible.safe_base, feasible.ceiling))
+    table.add_section()
+    for each in advice.published:
+        begin = f"from {each.trained_length:,} tokens with base {each.rope_theta:,.0f}"
+        table.add_row(f"{each.model}: {each.target_length:,} tokens, {begin}", f"{each.new_theta:,.0f}")
+    console.print(table)
+    if feasible is not None and feasible.reason is not None:
+        console.print(f"feasible bases: {feasible.reason}", markup=False, soft_wrap=True)
+
+
+def _base(value: float | None, ceiling: float) -> str:
+    return f"none up to {ceiling:g}" if value is None else f"{value:,.0f}"
+
+
+def _print_settings(advice: Advice) -> None:
+    from rich.table import Table
+
+    console = results()
+    table = Table(title=f"\nwhat each rule sets for {advice.target_length:,} tokens", title_justify="left")
     table.add_column("rule", no_wrap=True)
     table.add_column("setting")
     table.add_column("context bound", justify="right")
     table.add_column("reaches")
+    recommended = None if advice.chosen is None else advice.chosen.rule
     for setting in advice.settings:
         if setting.method is not None:
-            mark = " ←" if setting is advice.chosen else ""
+            mark = " ←" if setting.rule == recommended else ""
             reaches = "yes" if setting.reaches_target else "no"
             table.add_row(f"{setting.rule}{mark}", _setting_text(setting.method), setting.reach, reaches)
     console.print(table)
@@ -53,14 +114,14 @@ def print_advice(advice: Advice) -> None:
             refused.setdefault(setting.reason, []).append(setting.rule)
     for reason, rules in refused.items():
         console.print(f"does not apply: {', '.join(rules)}: {reason}", markup=False, soft_wrap=True)
-    console.print("\nWhere the numbers come from", style="bold")
-    for setting in advice.settings:
-        if setting.method is not None:
-            _print_origin(setting.rule, setting.formula, setting.source, setting.caveat)
-    _print_origin("context bound", *BOUND)
-    if advice.stages:
-        console.print("\nfor a recipe (steps are yours to choose):\n", markup=False)
-        console.print(recipe_stages(advice.stages), markup=False, soft_wrap=True, end="")
+
+
+def _print_list(title: str, sentences: Sequence[str]) -> None:
+    console = results()
+    if sentences:
+        console.print(f"\n{title}", style="bold")
+    for sentence in sentences:
+        console.print(f"- {sentence}", markup=False)
 
 
 def _print_origin(name: str, formula: str, source: str, caveat: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +49,14 @@ def inspect(
             help="Trained length, where the config misstates it.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="With --target: also the checkpoint's RoPE, every rule's base beside published ones, and all sources; "
+            "takes seconds.",
+        ),
+    ] = False,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,16 +83,20 @@ def inspect(
     if target is not None or plot is not None:
         checkpoint = of_checkpoint(config.values, from_length)
     if target is not None and checkpoint is not None:
-        description["notes"] += checkpoint.notes
-        advice = _advise(checkpoint, target)
+        description["notes"] += [note for note in checkpoint.notes if note not in description["notes"]]
+        advice = advise_on(config, checkpoint, target, details=explain or as_json)
     if as_json:
         print_json({**description, "target": None if advice is None else advice.to_json()})
-    else:
+    elif advice is None:
         _print(description)
-        if advice is not None:
-            from ropewalk.cli.advice import print_advice
+    else:
+        from ropewalk.cli.advice import print_advice, print_details
 
-            print_advice(advice)
+        print_advice(advice, all_notes(description))
+        if explain:
+            results().print()
+            _print_table(description)
+            print_details(advice)
     if plot is not None and checkpoint is not None:
         _draw(config.model, checkpoint, advice, plot)
     if plot is not None and not as_json:
@@ -104,16 +116,27 @@ def read_config(model: str) -> CheckpointConfig:
     return read_checkpoint_config(model, None if str(path) == model else path)
 
 
-def _advise(checkpoint: Checkpoint, target: int) -> Advice:
-    from ropewalk.planning import advise
+def advise_on(config: CheckpointConfig, checkpoint: Checkpoint, target: int, details: bool) -> Advice:
+    """Advice on a checkpoint, with what ``ropewalk extend`` would refuse of it.
 
-    with searching(f"safe base for {target:,} tokens", None) as progress:
+    Args:
+        config: as read.
+        checkpoint: what planning needs of it.
+        target: tokens.
+        details: whether to compare every rule, which takes seconds.
+    """
+    from ropewalk.planning import advise
+    from ropewalk.rope.layers import training_refusals
+
+    with searching(f"bases for {target:,} tokens", None) as progress:
         return advise(
             checkpoint.method,
             checkpoint.trained_length,
             target,
+            refusals=training_refusals(config.values, target),
+            plannable=checkpoint.plannable,
+            details=details,
             progress=progress,
-            partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
         )
 
 
@@ -136,13 +159,12 @@ def describe(
         Frequencies are those at ``max_position_embeddings``.
     """
     from ropewalk.rope import head_dim, methods_from_config, trained_length
+    from ropewalk.rope.layers import attention_of_layers, layer_notes, shortest_window
 
     decoder = config.values
     methods = methods_from_config(decoder)
     length = decoder.get("max_position_embeddings")
     heads = decoder.get("num_attention_heads")
-    # Qwen writes a window that its own switch turns off.
-    window = decoder.get("sliding_window") if decoder.get("use_sliding_window", True) else None
     held = {each.layer_type: each for each in loaded or ()}
     return {
         "model": config.model,
@@ -156,8 +178,9 @@ def describe(
         "num_attention_heads": heads,
         "num_key_value_heads": decoder.get("num_key_value_heads") or heads,
         "head_dim": head_dim(decoder),
-        "sliding_window": window,
-        "notes": list(tensions),
+        "sliding_window": shortest_window(decoder),
+        "layers": [asdict(layer) for layer in attention_of_layers(decoder)],
+        "notes": [*tensions, *layer_notes(decoder)],
         "methods": [
             _describe_method(layer_type, method, length, held.get(layer_type))
             for layer_type, method in methods.items()
@@ -231,6 +254,17 @@ def _draw(model: str, checkpoint: Checkpoint, advice: Advice | None, plot: Path)
 
 
 def _print(description: Mapping[str, Any]) -> None:
+    _print_table(description)
+    for line in all_notes(description):
+        results().print(f"note: {line}", markup=False, soft_wrap=True)
+
+
+def all_notes(description: Mapping[str, Any]) -> list[str]:
+    """What the config leaves to its class, and what else there is to know of it, a sentence each."""
+    return [*default_notes(description["defaults"], description["config_class"]), *description["notes"]]
+
+
+def _print_table(description: Mapping[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -241,10 +275,7 @@ def _print(description: Mapping[str, Any]) -> None:
         table.add_section()
         for label, value in _method_rows(method, description["head_dim"]):
             table.add_row(label, escape(value))
-    console = results()
-    console.print(table)
-    for line in (*default_notes(description["defaults"], description["config_class"]), *description["notes"]):
-        console.print(f"note: {line}", markup=False, soft_wrap=True)
+    results().print(table)
 
 
 def default_notes(defaults: Mapping[str, Any], config_class: str | None) -> list[str]:

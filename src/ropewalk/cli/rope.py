@@ -52,12 +52,11 @@ def bound_command(
     as_json: JsonOption = False,
 ) -> None:
     """The context bound of a base: up to which distance a similar token attracts more than a random one."""
-    from ropewalk.rope import Default
-    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, similarity_margin
+    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, inv_freq_of_base, similarity_margin
 
     check_plot(plot)
     bases = [rope_theta, *_numbers(compare, "--compare")]
-    frequencies = {base: Default(rotary_dim, base).frequencies().inv_freq for base in bases}
+    frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in bases}
     found = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
     bound = found[rope_theta]
     violation = None if bound is None else bound + 1
@@ -179,9 +178,10 @@ def theta_command(
     rule: Annotated[
         str,
         typer.Option(
-            help="critical-dimension, ntk, lower-bound, or schedule:NAME (gradient, lwm, anchorcontext)."
+            help="recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME (gradient, lwm, "
+            "anchorcontext)."
         ),
-    ] = "critical-dimension",
+    ] = "recommended",
     ceiling: Annotated[
         float | None,
         typer.Option(help="For lower-bound: largest base to look at; 1e12 or more if not given."),

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.inspect import default_notes, read_config
+from ropewalk.cli.inspect import advise_on, default_notes, read_config
 from ropewalk.cli.options import ToOption
 from ropewalk.cli.output import JsonOption, print_json, results, searching
+from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
 
@@ -36,15 +37,23 @@ def plan_command(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="critical-dimension, ntk, lower-bound, schedule:NAME, linear, yarn, llama3 or theta=5e6; if not "
-            "given, what inspect --target recommends."
+            help="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3 or theta=5e6; "
+            "if not given, what inspect --target recommends."
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Also list the bases of every rule beside published ones; takes seconds.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan the stages to a longer context: at which lengths to train, with which RoPE, and why."""
     from rich.table import Table
 
+    from ropewalk.cli.advice import print_bases
     from ropewalk.planning import plan_stages, recipe_stages
     from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import check_candidate, config_tensions
@@ -55,15 +64,11 @@ def plan_command(
     checkpoint = of_checkpoint(config.values, from_length)
     trained = checkpoint.trained_length
     said = [*config_tensions(config.values), *checkpoint.notes]
+    advice = advise_on(config, checkpoint, to_length, details=explain or as_json)
+    if advice.refusals:
+        raise RopewalkError(advice.action.rstrip("."))
     with searching(f"safe base for {to_length:,} tokens", None) as progress:
-        stages = plan_stages(
-            checkpoint.method,
-            trained,
-            to_length,
-            rule,
-            progress=progress,
-            partial=checkpoint.method.rotary_dim < checkpoint.head_dim,
-        )
+        stages = plan_stages(checkpoint.method, trained, to_length, rule, progress=progress)
     snippet = recipe_stages(stages)
     if as_json:
         print_json(
@@ -75,6 +80,7 @@ def plan_command(
                 "notes": said,
                 "stages": [stage.to_json() for stage in stages],
                 "recipe": snippet,
+                "advice": advice.to_json(),
             }
         )
         return
@@ -94,6 +100,10 @@ def plan_command(
             stage.reason,
         )
     console.print(table)
+    if explain:
+        print_bases(advice)
+    for line in () if rule is not None else advice.reasons:
+        console.print(f"- {line}", markup=False)
     for line in (*default_notes(config.defaults, config.config_class), *said):
         console.print(f"note: {line}", markup=False, soft_wrap=True)
     console.print("\nfor a recipe (steps are yours to choose):\n", markup=False)

@@ -9,6 +9,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import ROPE_KEYS
 from ropewalk.rope.config import ORIGINAL
+from ropewalk.rope.layers import CHUNKED, FULL, SLIDING
 
 ALIASES = {
     "rotary_pct": "partial_rotary_factor",
@@ -26,6 +27,7 @@ def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], di
     _complete_shape(values, defaults, text)
     _complete_window(values, defaults, text)
     _complete_rope(values, defaults, text)
+    values |= _layers(text)
     values.setdefault("model_type", text.model_type)
     return values, defaults
 
@@ -59,9 +61,31 @@ def _complete_window(values: dict[str, Any], defaults: dict[str, Any], text: Any
     switch = getattr(text, "use_sliding_window", None)
     if "use_sliding_window" not in values and isinstance(switch, bool):
         values["use_sliding_window"] = defaults["use_sliding_window"] = switch
-    layer_types = getattr(text, "layer_types", None)
-    if values.get("layer_types") is None and layer_types:
-        values["layer_types"] = list(layer_types)
+
+
+def decoder_values(text: Any) -> dict[str, Any]:
+    """A transformers config as the mapping that :mod:`ropewalk.rope` reads, with every layer's attention in it.
+
+    Args:
+        text: the config of the language model (``config.get_text_config()``).
+    """
+    return {**text.to_dict(), **_layers(text)}
+
+
+def _layers(text: Any) -> dict[str, Any]:
+    """What the config's class makes of all keys that say something about layers."""
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        # The same order in which transformers chooses the mask of all layers.
+        kind = FULL
+        if getattr(text, "sliding_window", None) is not None:
+            kind = SLIDING
+        elif getattr(text, "attention_chunk_size", None) is not None:
+            kind = CHUNKED
+        kinds = [kind] * (getattr(text, "num_hidden_layers", None) or 1)
+    layers = {"layer_types": list(kinds), "is_causal": getattr(text, "is_causal", True)}
+    rotating = getattr(text, "no_rope_layers", None)
+    return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
 
 def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:

@@ -18,6 +18,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from ropewalk.integrations.config_class import CONFIG_ERRORS
+from ropewalk.integrations.config_defaults import decoder_values
 from ropewalk.integrations.generation import generating as generating
 from ropewalk.integrations.generation import keep_one_choice
 from ropewalk.integrations.rotary_swap import rope_of as rope_of
@@ -26,6 +27,7 @@ from ropewalk.integrations.rotary_swap import rotary_module as rotary_module
 from ropewalk.integrations.rotary_swap import swap_rotary
 from ropewalk.rope import LongRope, RopeMethod, for_all_readers, methods_from_config, replace_methods
 from ropewalk.rope import trained_length as trained_length_of
+from ropewalk.rope.layers import SINKS, packing_refusals, shortest_window
 
 log = logging.getLogger("ropewalk")
 
@@ -229,9 +231,10 @@ def attach(
         RopewalkError: if its rotary module does not compute what its config says.
     """
     config = model.config.get_text_config()
+    values = decoder_values(config)
     if methods is None:
-        methods = methods_from_config(config.to_dict())
-    _refuse_architecture(model, config)
+        methods = methods_from_config(values)
+    _refuse_architecture(model, values)
     attention_hooks.register()
     model.set_attn_implementation(_implementation(config))
     if exact_rope:
@@ -241,7 +244,7 @@ def attach(
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
-        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, shortest_window(config))
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, shortest_window(values))
         model._ropewalk_hooks.install(model)
     else:
         hooks.engine = engine
@@ -330,17 +333,6 @@ def cast_parameters(model: Any, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def shortest_window(config: Any) -> int | None:
-    """The shortest sliding window of a model's layers in tokens, or None where every layer sees all."""
-    window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return None
-    if layer_types is not None and "sliding_attention" not in layer_types:
-        return None
-    return int(window)
-
-
 def save_model(
     model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
@@ -355,19 +347,12 @@ def save_model(
         tokenizer.save_pretrained(folder)
 
 
-def _refuse_architecture(model: Any, config: Any) -> None:
-    name = type(model).__name__
-    known = {"full_attention", "sliding_attention"}
-    other = sorted(set(getattr(config, "layer_types", None) or ()) - known)
-    if other:
-        raise EngineError(
-            f"{name} has layers of type {', '.join(other)}, through which a packed row would leak; ropewalk serves "
-            "full and sliding attention"
-        )
-    if any(parameter.rpartition(".")[2] == "sinks" for parameter, _ in model.named_parameters()):
-        raise EngineError(f"{name} has attention sinks, which no engine supports; use a model without them")
-    if not getattr(config, "is_causal", True):
-        raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
+def _refuse_architecture(model: Any, values: Mapping[str, Any]) -> None:
+    refused = packing_refusals(values)
+    if not refused and any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters()):
+        refused = [SINKS]
+    if refused:
+        raise EngineError(f"{type(model).__name__} {refused[0]}")
 
 
 def _implementation(config: Any) -> str:

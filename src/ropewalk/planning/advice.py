@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.planning.settings import Setting, bound_at, compare_settings, tokens_text
-from ropewalk.planning.stages import PlannedStage, plan_stages
-from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod
-from ropewalk.rope.theory import PairExposure, exposure
+from ropewalk.planning.settings import FeasibleSummary, Setting, bound_at, compare_settings, setting_of
+from ropewalk.planning.settings import feasible_summary as summarised
+from ropewalk.planning.settings import tokens_text
+from ropewalk.planning.stages import PlannedStage, is_unscaled, plan_stages
+from ropewalk.rope import Default, LongRope, RopeMethod
+from ropewalk.rope.target import recommended_base
+from ropewalk.rope.theory import (
+    Extension,
+    PairExposure,
+    Recommendation,
+    context_bound,
+    exposure,
+    published_near,
+)
 from ropewalk.rope.theory.bases import Progress
+from ropewalk.rope.theory.recommend import FLOOR_DIM
 
 
 @dataclass(frozen=True)
@@ -21,12 +33,17 @@ class Advice:
     Attributes:
         trained_length, target_length: tokens.
         current_bound: context bound of the checkpoint as it is, at the target length, tokens.
-        settings: every rule's setting.
-        chosen: the recommended one; None where nothing needs to change or nothing can be recommended.
+        refusals: why ``ropewalk extend`` does not train the model at that length, predicates whose subject is the
+            model; none where it does.
+        chosen: the recommended setting; None where nothing needs to change or nothing can be recommended.
+        recommendation: the decision on the base, for an unscaled checkpoint.
         stages: how to get there.
         action: what to do, one sentence.
         reasons: why, a sentence each.
         caveats: what the numbers do not promise, a sentence each.
+        published: what published models took at about that length.
+        settings: every rule's setting; empty where no details are asked for.
+        feasible: which bases reach the target by the similarity margin; None likewise.
         exposure_now: each pair at the target length with the frequencies as they are.
         exposure_then: the same with the recommended setting.
     """
@@ -34,31 +51,38 @@ class Advice:
     trained_length: int
     target_length: int
     current_bound: int
-    settings: Sequence[Setting]
+    refusals: Sequence[str]
     chosen: Setting | None
+    recommendation: Recommendation | None
     stages: Sequence[PlannedStage]
     action: str
     reasons: Sequence[str]
     caveats: Sequence[str]
+    published: Sequence[Extension]
+    settings: Sequence[Setting]
+    feasible: FeasibleSummary | None
     exposure_now: Sequence[PairExposure] = field(repr=False)
     exposure_then: Sequence[PairExposure] | None = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; exposures as lists of objects, one a pair."""
+        then = self.exposure_then
         return {
             "trained_length": self.trained_length,
             "target_length": self.target_length,
             "context_bound_now": self.current_bound,
-            "settings": [setting.to_json() for setting in self.settings],
-            "recommended": None if self.chosen is None else self.chosen.rule,
+            "refusals": list(self.refusals),
+            "recommended": None if self.chosen is None else self.chosen.to_json(),
+            "recommendation": None if self.recommendation is None else asdict(self.recommendation),
             "stages": [stage.to_json() for stage in self.stages],
             "action": self.action,
             "reasons": list(self.reasons),
             "caveats": list(self.caveats),
+            "published": [asdict(each) for each in self.published],
+            "settings": [setting.to_json() for setting in self.settings],
+            "feasible": None if self.feasible is None else asdict(self.feasible),
             "exposure_now": [vars(pair) for pair in self.exposure_now],
-            "exposure_then": None
-            if self.exposure_then is None
-            else [vars(pair) for pair in self.exposure_then],
+            "exposure_then": None if then is None else [vars(pair) for pair in then],
         }
 
 
@@ -66,109 +90,131 @@ def advise(
     current: RopeMethod,
     trained_length: int,
     target_length: int,
-    ceiling: float | None = None,
+    refusals: Sequence[str] = (),
+    plannable: bool = True,
+    details: bool = False,
     progress: Progress | None = None,
-    partial: bool = False,
 ) -> Advice:
-    """Compare all settings for a target length and recommend one.
+    """Recommend a setting for a target length, as ``ropewalk extend`` takes it where a recipe names none.
 
-    An unscaled checkpoint is recommended the base of the critical-dimension law where its context bound covers
-    the target, else the larger base of the lower bound. A scaled one goes on with its own method.
+    An unscaled checkpoint gets the base of :func:`ropewalk.rope.theory.recommended_theta`; a scaled one goes on with
+    its own method.
 
     Args:
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens.
-        ceiling, progress: of the rule lower-bound, which takes seconds to a minute.
-        partial: whether only a part of a head is rotated.
+        refusals: why the model cannot be trained at that length, if it cannot: no setting is recommended then.
+        plannable: whether a base has a meaning for the target length at all.
+        details: whether to compare every rule, and to map the feasible bases; that takes seconds to half a minute.
+        progress: of the map.
     """
     trained = current.frequencies(trained_length).inv_freq
     now = exposure(trained, trained_length, current.frequencies(target_length).inv_freq, target_length)
     bound = bound_at(current, max(trained_length, target_length))
-    if target_length <= trained_length:
-        return Advice(
-            trained_length,
-            target_length,
-            bound,
-            settings=(),
-            chosen=None,
-            stages=(),
-            action=f"Change nothing: the model is trained for {trained_length:,} tokens, and {target_length:,} fit.",
-            reasons=(),
-            caveats=(_STATED,),
-            exposure_now=now,
-            exposure_then=None,
-        )
-    settings = compare_settings(current, trained_length, target_length, ceiling, progress)
-    chosen, why = _choose(settings, current, target_length, partial)
+    fits = target_length <= trained_length
+    chosen = recommendation = then = None
     stages: list[PlannedStage] = []
-    then = None
+    why: list[str] = []
+    if not fits and not refusals:
+        stages, chosen, recommendation, why = _plan(current, trained_length, target_length)
     if chosen is not None and chosen.method is not None:
-        try:
-            stages = plan_stages(
-                current, trained_length, target_length, chosen.rule, ceiling, final=chosen.method
-            )
-        except RopewalkError as error:
-            why = [*why, f"No stages are given: {error}."]
-        new = chosen.method.frequencies(target_length).inv_freq
-        then = exposure(trained, trained_length, new, target_length)
+        then = exposure(
+            trained, trained_length, chosen.method.frequencies(target_length).inv_freq, target_length
+        )
+    compared = details and not fits and plannable
+    unscaled = not fits and plannable and is_unscaled(current)
     return Advice(
         trained_length,
         target_length,
         bound,
-        settings,
+        () if fits else tuple(refusals),
         chosen,
+        recommendation,
         stages,
-        action=_action(chosen, stages, current, target_length),
-        reasons=(*_need(now, bound, trained_length, target_length, partial), *why, *_novelty(now, then)),
-        caveats=(*([] if chosen is None else [f"About the rule: {chosen.caveat}."]), _NECESSARY, _STATED),
+        action=_action(chosen, stages, current, trained_length, target_length, refusals),
+        reasons=() if fits else (*why, *_need(now, then, bound, trained_length, target_length)),
+        caveats=(_STATED,) if fits or refusals else (_NECESSARY, _STATED),
+        published=published_near(target_length) if unscaled else (),
+        settings=compare_settings(current, trained_length, target_length) if compared else (),
+        feasible=summarised(current.rotary_dim, target_length, progress) if compared else None,
         exposure_now=now,
         exposure_then=then,
     )
 
 
 _MOST_DOUBLINGS = 24
+_FAR = 3.0
+"""Factor between the recommended base and published ones from which it is said: the spread of published bases."""
 
 _NECESSARY = (
-    "The bound is a necessary condition from theory (arXiv:2405.14591), not a promise: after training, measure "
-    "retrieval (passkey) at the target length; a low perplexity alone proves nothing."
+    "After training, measure retrieval (passkey) at the target length: the theory promises nothing, and a low "
+    "perplexity alone proves nothing."
 )
 _STATED = "The trained length is what the config states; a model may have been trained on shorter texts than it states."
 
 
-def _choose(
-    settings: Sequence[Setting], current: RopeMethod, target_length: int, partial: bool
-) -> tuple[Setting | None, list[str]]:
-    by_rule = {setting.rule: setting for setting in settings}
+def _plan(
+    current: RopeMethod, trained_length: int, target_length: int
+) -> tuple[list[PlannedStage], Setting | None, Recommendation | None, list[str]]:
+    """Stages, the setting of the last one, the decision behind it, and why."""
     if isinstance(current, LongRope):
-        return None, []
-    if not isinstance(current, Default | DynamicNtk | Ntk):
-        return _own_method(by_rule[current.name], current, target_length)
-    law, safe = by_rule["critical-dimension"], by_rule["lower-bound"]
-    if law.method is not None and law.reaches_target:
-        return law, [
-            f"The new base turns each slow pair no further over {target_length:,} tokens than the old one did over the "
-            f"trained length, and its context bound of {law.reach} covers the target."
-        ]
-    if partial and law.method is not None:
-        return law, [
-            f"The new base turns each slow pair no further over {target_length:,} tokens than the old one did over the "
-            f"trained length. Its context bound of {law.reach} counts the rotated dimensions alone, so it "
-            "is no argument against it."
-        ]
-    if safe.method is None:
-        return (None if law.method is None else law), [f"The lower bound gives no base: {safe.reason}."]
-    short = []
-    if law.method is not None:
-        short.append(
-            f"The scaling law's base of {law.method.rope_theta:,.0f} reaches only {law.reach}, so the "
-            "larger base of the lower bound is taken: every base looked at from there on covers the target."
+        return [], None, None, []
+    try:
+        stages = plan_stages(current, trained_length, target_length)
+    except RopewalkError as error:
+        return [], None, None, [f"The checkpoint's own method does not go on: {error}."]
+    method = stages[-1].method
+    if not is_unscaled(current):
+        chosen = setting_of(current.name, current, method, target_length)
+        return stages, chosen, None, _own_method(chosen, current, target_length)
+    found = recommended_base(current, trained_length, target_length)
+    chosen = setting_of(found.rule, current, method, target_length)
+    said = f"{found.reason[0].upper()}{found.reason[1:]}."
+    return (
+        stages,
+        chosen,
+        found,
+        [said, *_practice(found.rope_theta, target_length), _reach(chosen, current, target_length)],
+    )
+
+
+def _practice(base: float, target_length: int) -> list[str]:
+    """What published models took at about that length, and whether the recommended base is far from it."""
+    near = published_near(target_length)
+    if not near:
+        return []
+    low, high = near[0], near[-1]
+    middle = statistics.median(each.new_theta for each in near)
+    said = (
+        f"Published models at about {target_length:,} tokens took {low.new_theta:,.0f} ({low.model}) to "
+        f"{high.new_theta:,.0f} ({high.model}), half of {len(near)} at most {middle:,.0f}"
+    )
+    if base > _FAR * high.new_theta:
+        said += f"; this base is {base / high.new_theta:.1f} times the largest of them"
+    elif base < low.new_theta / _FAR:
+        said += f"; this base is {low.new_theta / base:.1f} times smaller than the smallest of them"
+    elif base > _FAR * middle:
+        said += f"; this base is {base / middle:.1f} times that, because this checkpoint begins with a large one"
+    return [f"{said}."]
+
+
+def _reach(chosen: Setting, current: RopeMethod, target_length: int) -> str:
+    """The context bound of the recommended base, and what it is worth where it does not cover the target."""
+    if chosen.reaches_target:
+        return f"Its context bound of {chosen.reach} covers the target."
+    if current.rotary_dim < FLOOR_DIM:
+        return (
+            f"With the {current.rotary_dim} rotary dimensions of this model its context bound is {chosen.reach}. With "
+            f"fewer than {FLOOR_DIM} the bound asks for bases that nobody trains with (docs/theory.md), so it is no "
+            "argument against this one."
         )
-    return safe, short
+    return (
+        f"Its context bound is {chosen.reach}: above the smallest base that covers the target, single distances fail "
+        "again (--explain). Published models work beyond their bound."
+    )
 
 
-def _own_method(own: Setting, current: RopeMethod, target_length: int) -> tuple[Setting | None, list[str]]:
-    if own.method is None:
-        return None, [f"The checkpoint's own method does not go on: {own.reason}."]
+def _own_method(own: Setting, current: RopeMethod, target_length: int) -> list[str]:
     why = [
         f"The checkpoint is {own.rule}-scaled and its weights know those frequencies, so it goes on with {own.rule} "
         "and a larger factor."
@@ -178,7 +224,7 @@ def _own_method(own: Setting, current: RopeMethod, target_length: int) -> tuple[
             f"Its context bound of {own.reach} does not cover the target: expect retrieval to weaken "
             "beyond it." + _larger_base(current, target_length)
         )
-    return own, why
+    return why
 
 
 def _larger_base(current: RopeMethod, target_length: int) -> str:
@@ -186,8 +232,9 @@ def _larger_base(current: RopeMethod, target_length: int) -> str:
     for step in range(1, 4 * _MOST_DOUBLINGS + 1):
         # Two digits: the search is no finer.
         base = float(f"{current.rope_theta * 2 ** (step / 4):.1e}")
-        bound = bound_at(replace(current, rope_theta=base), target_length)
-        if bound >= target_length:
+        method = replace(current, rope_theta=base)
+        if context_bound(method.frequencies(target_length).inv_freq, limit=target_length) is None:
+            bound = bound_at(method, target_length)
             return (
                 f" With the present scaling a base of {base:,.0f} would cover it (theta={base:g}, bound "
                 f"{tokens_text(bound)}); compare the two with ropewalk rope probe."
@@ -196,17 +243,26 @@ def _larger_base(current: RopeMethod, target_length: int) -> str:
 
 
 def _action(
-    chosen: Setting | None, stages: Sequence[PlannedStage], current: RopeMethod, target_length: int
+    chosen: Setting | None,
+    stages: Sequence[PlannedStage],
+    current: RopeMethod,
+    trained_length: int,
+    target_length: int,
+    refusals: Sequence[str],
 ) -> str:
+    if target_length <= trained_length:
+        return f"Change nothing: the model is trained for {trained_length:,} tokens, and {target_length:,} fit."
+    if refusals:
+        return (
+            f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
+        )
     if chosen is None or chosen.method is None:
         if isinstance(current, LongRope):
             return (
-                f"Search new factors for {target_length:,} tokens: a longrope checkpoint has factors for one length, "
-                "and no formula gives those of another."
+                f"Search new factors for {target_length:,} tokens (ropewalk search): a longrope checkpoint has factors "
+                "for one length, and no formula gives those of another."
             )
-        return (
-            f"Nothing can be recommended for {target_length:,} tokens; each rule says why it does not apply."
-        )
+        return f"Nothing can be recommended for {target_length:,} tokens."
     method = chosen.method
     if isinstance(method, Default):
         what = f"Set rope_theta to {method.rope_theta:,.0f}"
@@ -221,19 +277,20 @@ def _action(
     return f"{what} and train at {target_length:,} tokens."
 
 
-def _need(now: Sequence[PairExposure], bound: int, trained: int, target: int, partial: bool) -> list[str]:
+def _need(
+    now: Sequence[PairExposure],
+    then: Sequence[PairExposure] | None,
+    bound: int,
+    trained: int,
+    target: int,
+) -> list[str]:
     incomplete = sum(not pair.complete for pair in now)
     new = sum(pair.new_angles > 0 for pair in now)
+    after = (
+        "" if then is None else f"; with the new setting {sum(pair.new_angles > 0 for pair in then)} would"
+    )
     return [
-        f"As it is, {incomplete} of {len(now)} rotary pairs never completed a turn in {trained:,} tokens, and {new} "
-        f"would meet angles at {target:,} tokens that training never showed.",
-        f"As it is, a similar token stays more attractive than a random one only up to {tokens_text(bound)} (its "
-        f"context bound{', of the rotated dimensions alone' if partial else ''}).",
+        f"As it is, its context bound is {tokens_text(bound)}; {incomplete} of {len(now)} rotary pairs never "
+        f"completed a turn in {trained:,} tokens, and at {target:,} tokens {new} would meet angles that training "
+        f"never showed{after}.",
     ]
-
-
-def _novelty(now: Sequence[PairExposure], then: Sequence[PairExposure] | None) -> list[str]:
-    if then is None:
-        return []
-    before, after = (sum(pair.new_angles > 0 for pair in pairs) for pairs in (now, then))
-    return [f"With the recommended setting {after} pairs meet new angles; as it is, {before} would."]

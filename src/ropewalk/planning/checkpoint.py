@@ -8,8 +8,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import RopeMethod, head_dim, methods_from_config, trained_length
-
-GLOBAL_LAYERS = "full_attention"
+from ropewalk.rope.layers import FULL, attention_of_layers, layer_notes
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,15 @@ class Checkpoint:
         method: of all layers, or of those with full attention.
         head_dim: dimensions of a head, rotated or not.
         trained_length: tokens, scaling included.
+        plannable: whether some layer both has RoPE and sees everything before it; a base for a longer context has no
+            meaning elsewhere.
         notes: what a reader must know, a sentence each.
     """
 
     method: RopeMethod
     head_dim: int
     trained_length: int
+    plannable: bool
     notes: Sequence[str]
 
 
@@ -40,13 +42,16 @@ def of_checkpoint(config: Mapping[str, Any], given_length: int | None = None) ->
         RopewalkError: if it states no length and none is given, or it has no layers with full attention.
     """
     methods = methods_from_config(config)
-    layer_type = None if None in methods else GLOBAL_LAYERS
+    layer_type = None if None in methods else FULL
     if layer_type not in methods:
         known = ", ".join(map(str, methods))
         raise RopewalkError(f"none of this model's layer types has full attention ({known}); nothing to plan")
     method = methods[layer_type]
     length = trained_length(config, method) if given_length is None else given_length
-    return Checkpoint(method, head_dim(config), length, tuple(_notes(config, methods, method, layer_type)))
+    plannable = any(layer.rotates and layer.kind == FULL for layer in attention_of_layers(config))
+    return Checkpoint(
+        method, head_dim(config), length, plannable, tuple(_notes(config, methods, method, layer_type))
+    )
 
 
 def _notes(
@@ -55,19 +60,10 @@ def _notes(
     method: RopeMethod,
     layer_type: str | None,
 ) -> list[str]:
-    notes = []
-    window = window_of(config)
+    notes = layer_notes(config)
     if layer_type is not None:
         others = ", ".join(str(kind) for kind in methods if kind != layer_type)
-        notes.append(
-            f"layers of type {others} have a RoPE of their own; this is about {layer_type} layers, and ropewalk extend "
-            "does not train such a model"
-        )
-    elif window is not None:
-        notes.append(
-            f"layers with a sliding window of {window:,} tokens share this RoPE and see no further whatever it is; "
-            "ropewalk extend does not train them at a context beyond the window"
-        )
+        notes.append(f"layers of type {others} have a RoPE of their own; this is about {layer_type} layers")
     if not method.trainable:
         notes.append(
             f"{method.name} is for inference only: the model was trained unscaled and is planned for so"
@@ -78,14 +74,3 @@ def _notes(
             "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
         )
     return notes
-
-
-def window_of(config: Mapping[str, Any]) -> int | None:
-    """The sliding window of those layers that have one, tokens; None where none has."""
-    window = config.get("sliding_window")
-    layer_types = config.get("layer_types") or ("sliding_attention",)
-    # Qwen writes a window that its own switch turns off.
-    if window is None or config.get("use_sliding_window") is False or "sliding_attention" not in layer_types:
-        return None
-    longest = config.get("max_position_embeddings")
-    return None if isinstance(longest, int) and window >= longest else int(window)

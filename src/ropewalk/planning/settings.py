@@ -7,12 +7,13 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, RopeMethod, candidate
-from ropewalk.rope.theory import SCHEDULES, SEARCH_LIMIT, context_bound
+from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound, feasible_bases
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import LOWER_BOUND
 
 LONGEST_SEARCH = 2**21
-"""Tokens up to which the lower bound is searched without being asked for by name."""
+"""Tokens up to which the feasible bases are mapped without being asked for by name."""
+WIDE = 0.1
+"""Relative width from which an interval of feasible bases is no accident."""
 PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
@@ -26,6 +27,16 @@ ORIGINS: dict[str, tuple[str, str, str]] = {
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "Liu et al., arXiv:2310.05209, theorem 1; used by Gradient for Llama 3",
         "keeps the number of pairs that complete a turn; says nothing of the margin B(m), so look at the bound",
+    ),
+    "length-floor": (
+        "the least b' with B(m) = Σ cos(m·b'^(-2i/128)) ≥ 0 for all m ≤ T'",
+        "Men et al., arXiv:2405.14591, equation 7; the infimum of what ropewalk rope base maps",
+        "counts the length alone, and larger bases fail again in between: a least demand, not a guarantee",
+    ),
+    "recommended": (
+        "the larger of critical-dimension and length-floor",
+        "compared with what published models took: docs/theory.md",
+        "half of the published bases lie within a factor of 2 of it",
     ),
     "ntk": (
         "b' = b·(T'/T)^(d/(d-2))",
@@ -107,51 +118,97 @@ def tokens_text(bound: int) -> str:
     return f"more than {SEARCH_LIMIT:,} tokens" if bound >= SEARCH_LIMIT else f"{bound:,} tokens"
 
 
-def compare_settings(
-    current: RopeMethod,
-    trained_length: int,
-    target_length: int,
-    ceiling: float | None = None,
-    progress: Progress | None = None,
-) -> list[Setting]:
-    """Every rule's setting for a target length; those that do not apply say why.
+COMPARED = (
+    "current",
+    "critical-dimension",
+    "length-floor",
+    "ntk",
+    *(f"schedule:{name}" for name in SCHEDULES),
+    "linear",
+    "yarn",
+    "llama3",
+)
+"""The rules that are compared: all but the recommended one, which is one of them, and the slow lower-bound."""
+
+
+def compare_settings(current: RopeMethod, trained_length: int, target_length: int) -> list[Setting]:
+    """The setting of each of :data:`COMPARED` for a target length; those that do not apply say why.
 
     Args:
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens, the second not shorter.
-        ceiling, progress: of the rule lower-bound, which takes seconds to a minute, and is left out above
-            ``LONGEST_SEARCH``.
 
     Raises:
         RopewalkError: if the target is beyond ``SEARCH_LIMIT``.
     """
+    check_target(target_length)
+    settings = []
+    for name in COMPARED:
+        try:
+            method = candidate(name, current, trained_length, target_length)
+        except RopewalkError as error:
+            settings.append(Setting(name, None, None, None, str(error), *origin_of(name, current)))
+        else:
+            settings.append(setting_of(name, current, method, target_length))
+    return settings
+
+
+def check_target(target_length: int) -> None:
+    """Refuse a length up to which no context bound is searched."""
     if target_length > SEARCH_LIMIT:
         raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {target_length}")
-    names = [*list(ORIGINS)[:4], *(f"schedule:{name}" for name in SCHEDULES), *list(ORIGINS)[4:]]
-    return [_setting(name, current, trained_length, target_length, ceiling, progress) for name in names]
 
 
-def _setting(
-    name: str,
-    current: RopeMethod,
-    trained_length: int,
-    target_length: int,
-    ceiling: float | None,
-    progress: Progress | None,
-) -> Setting:
-    origin = origin_of(name, current)
-    if name == LOWER_BOUND and target_length > LONGEST_SEARCH:
-        reason = (
-            f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope theta --rule "
-            "lower-bound does it)"
-        )
-        return Setting(name, None, None, None, reason, *origin)
-    try:
-        method = candidate(name, current, trained_length, target_length, ceiling, progress)
-    except RopewalkError as error:
-        return Setting(name, None, None, None, str(error), *origin)
+def setting_of(rule: str, current: RopeMethod, method: RopeMethod, target_length: int) -> Setting:
+    """A rule's setting with its context bound.
+
+    Args:
+        rule: its name.
+        current: the method the checkpoint was trained with.
+        method: what the rule sets.
+        target_length: tokens.
+    """
     bound = bound_at(method, target_length)
-    return Setting(name, method, bound, bound >= target_length, None, *origin)
+    return Setting(rule, method, bound, bound >= target_length, None, *origin_of(rule, current))
+
+
+@dataclass(frozen=True)
+class FeasibleSummary:
+    """Which bases reach a length by the similarity margin, for a model's own rotary dimension.
+
+    Attributes:
+        rotary_dim: rotated dimensions of a head.
+        ceiling: largest base that was looked at.
+        infimum: the smallest one.
+        wide_from: the low end of the first interval at least ``WIDE`` wide (relative).
+        safe_base: from here to the ceiling every base reaches.
+        intervals: how many intervals there are.
+        reason: why there is no map; the other values are None then.
+    """
+
+    rotary_dim: int
+    ceiling: float
+    infimum: float | None = None
+    wide_from: float | None = None
+    safe_base: float | None = None
+    intervals: int | None = None
+    reason: str | None = None
+
+
+def feasible_summary(
+    rotary_dim: int, target_length: int, progress: Progress | None = None
+) -> FeasibleSummary:
+    """Map the feasible bases up to 1e12, in seconds to half a minute; left out above ``LONGEST_SEARCH``."""
+    if target_length > LONGEST_SEARCH:
+        reason = (
+            f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope base does it)"
+        )
+        return FeasibleSummary(rotary_dim, SAFE_CEILING, reason=reason)
+    found = feasible_bases(target_length, rotary_dim, SAFE_CEILING, progress)
+    wide = next((low for low, high in found.feasible if high >= (1 + WIDE) * low), None)
+    return FeasibleSummary(
+        rotary_dim, SAFE_CEILING, found.infimum, wide, found.safe_base, len(found.feasible)
+    )
 
 
 def origin_of(rule: str, current: RopeMethod) -> tuple[str, str, str]:

@@ -8,12 +8,13 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import format_length
-from ropewalk.planning.settings import LONGEST_SEARCH, bound_at, tokens_text
+from ropewalk.planning.settings import bound_at, check_target, tokens_text
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, RopeMethod, Yarn, candidate
 from ropewalk.rope.candidates import CURRENT, GIVEN
-from ropewalk.rope.theory import SEARCH_LIMIT, stage_contexts
+from ropewalk.rope.target import recommended_base
+from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import CRITICAL_DIMENSION, LOWER_BOUND
+from ropewalk.rope.theory.rules import RECOMMENDED
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,18 @@ def plan_stages(
     rule: str | None = None,
     ceiling: float | None = None,
     progress: Progress | None = None,
-    final: RopeMethod | None = None,
-    partial: bool = False,
 ) -> list[PlannedStage]:
     """Stages of 4 to 8 times the length before, each with its own setting.
 
-    An unscaled checkpoint gets a new base by the rule; one that is scaled by linear, yarn or llama3 goes on with
-    its own method and a larger factor, since its weights know those frequencies.
+    Where no rule is given, an unscaled checkpoint gets the recommended base of each stage's length, as ``ropewalk
+    extend`` takes it; one that is scaled by linear, yarn or llama3 goes on with its own method and a larger factor,
+    since its weights know those frequencies.
 
     Args:
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens, the second larger.
-        rule: one of :data:`ropewalk.rope.CANDIDATES` or ``theta=5e6``; None for :func:`recommended_rule`.
+        rule: one of :data:`ropewalk.rope.CANDIDATES` or ``theta=5e6``.
         ceiling, progress: of the rule lower-bound.
-        final: the rule's method for the target, where the caller has it already.
-        partial: whether only a part of a head is rotated.
 
     Raises:
         RopewalkError: if the checkpoint's scaling has no continuation, or the rule no answer.
@@ -80,54 +78,32 @@ def plan_stages(
     contexts = stage_contexts(trained_length, target_length)
     if rule == CURRENT:
         raise RopewalkError("the rule current changes nothing, so there is no plan to make; leave --rule out")
-    if target_length > SEARCH_LIMIT:
-        raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {target_length}")
-    name = rule or recommended_rule(current, trained_length, target_length, partial, ceiling, progress)
+    check_target(target_length)
+    name = rule or (RECOMMENDED if is_unscaled(current) else current.name)
     stages = []
     length = trained_length
     for context in contexts:
-        known = final if context == target_length else None
-        method = known or candidate(name, current, trained_length, context, ceiling, progress)
+        method = candidate(name, current, trained_length, context, ceiling, progress)
         bound = bound_at(method, context)
+        said = name
+        if name == RECOMMENDED:
+            said = recommended_base(current, trained_length, context).rule
         stages.append(
             PlannedStage(
                 context,
                 method,
                 "theta" if isinstance(method, Default) or name.startswith(GIVEN) else method.name,
                 bound,
-                _reason(name, method, length, context, bound),
+                _reason(said, method, length, context, bound),
             )
         )
         length = context
     return stages
 
 
-def recommended_rule(
-    current: RopeMethod,
-    trained_length: int,
-    target_length: int,
-    partial: bool = False,
-    ceiling: float | None = None,
-    progress: Progress | None = None,
-) -> str:
-    """A scaled checkpoint's own method; else the critical-dimension law where its base reaches the target, else the
-    lower bound where there is one.
-
-    Where only a part of a head is rotated, the law: the bound counts the rotated dimensions alone and would ask for
-    bases that nobody needs.
-    """
-    if not isinstance(current, Default | DynamicNtk | Ntk):
-        return current.name
-    if partial or target_length > LONGEST_SEARCH:
-        return CRITICAL_DIMENSION
-    law = candidate(CRITICAL_DIMENSION, current, trained_length, target_length)
-    if bound_at(law, target_length) >= target_length:
-        return CRITICAL_DIMENSION
-    try:
-        candidate(LOWER_BOUND, current, trained_length, target_length, ceiling, progress)
-    except RopewalkError:
-        return CRITICAL_DIMENSION
-    return LOWER_BOUND
+def is_unscaled(method: RopeMethod) -> bool:
+    """Whether a checkpoint with this method gets a new base; a scaled one goes on with its own method."""
+    return isinstance(method, Default | DynamicNtk | Ntk)
 
 
 def recipe_stages(stages: Sequence[PlannedStage]) -> str:

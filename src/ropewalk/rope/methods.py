@@ -27,6 +27,7 @@ from ropewalk.rope._checks import (
     check_theta,
     is_number,
 )
+from ropewalk.rope.theory.scaling import ntk_theta
 
 
 class RopeFrequencies(NamedTuple):
@@ -50,14 +51,6 @@ def unscaled_inv_freq(rotary_dim: int, rope_theta: float) -> Tensor:
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device="cpu") / -rotary_dim
     inv_freq: Tensor = float(rope_theta) ** exponents
     return inv_freq
-
-
-def ntk_theta(rotary_dim: int, rope_theta: float, factor: float) -> float:
-    """Base ``b·s^(d/(d-2))`` that divides the slowest pair by ``s`` and leaves the fastest as it is.
-
-    Source: bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., arXiv:2309.00071, equation 16.
-    """
-    return float(rope_theta * factor ** (rotary_dim / (rotary_dim - 2)))
 
 
 def longrope_attention_factor(factor: float, original_length: int) -> float:

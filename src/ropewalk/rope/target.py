@@ -25,7 +25,7 @@ from ropewalk.rope.methods import (
     Yarn,
     longrope_attention_factor,
 )
-from ropewalk.rope.theory import scaled_theta
+from ropewalk.rope.theory import Recommendation, recommended_theta
 
 
 def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
@@ -43,6 +43,24 @@ def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
         raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
     if isinstance(method, Yarn):
         return max(length, round(method.factor * method.original_max_position_embeddings))
+    return dual_chunk_length(config) or length
+
+
+def dual_chunk_length(config: Mapping[str, Any]) -> int | None:
+    """The length that a checkpoint with dual chunk attention was trained for, in tokens (Qwen2.5-1M); None without.
+
+    Its ``max_position_embeddings`` is what that attention reaches by using shorter distances again.
+
+    Raises:
+        RopewalkError: if the config states something else than a whole number.
+    """
+    chunks = config.get("dual_chunk_attention_config")
+    length = chunks.get("original_max_position_embeddings") if isinstance(chunks, Mapping) else None
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        raise RopewalkError(
+            "dual_chunk_attention_config must state original_max_position_embeddings in tokens, got "
+            f"{length!r}"
+        )
     return length
 
 
@@ -100,9 +118,9 @@ def method_for_target(
     name     result, with ``s`` = ``factor`` or target over original length
     ======== ================================================================================================
     default  ``current`` unchanged, its scaling included
-    theta    a new base: ``rope_theta``, else by :func:`~ropewalk.rope.theory.scaled_theta`. On a linear, yarn
-             or llama3 checkpoint the scaling stays and ``rope_theta`` must be given, as the law is derived
-             for unscaled RoPE
+    theta    a new base: ``rope_theta``, else by :func:`~ropewalk.rope.theory.recommended_theta`. On a linear,
+             yarn or llama3 checkpoint the scaling stays and ``rope_theta`` must be given, as the rules are
+             derived for unscaled RoPE
     linear   factor ``s``, times that of a linear checkpoint
     ntk      factor ``s``
     yarn     factor ``s``, times that of a yarn checkpoint, whose other parameters stay
@@ -177,13 +195,27 @@ def _with_theta(
             "'longrope' with factors for the target length"
         )
     if rope_theta is None:
-        if not isinstance(current, Default):
-            raise RopewalkError(
-                f"the scaling law of theta is derived for unscaled RoPE, and this checkpoint is "
-                f"{current.name}-scaled: give rope_theta (the scaling stays), or choose {current.name!r}"
-            )
-        rope_theta = scaled_theta(current.rope_theta, original_length, target_length)
+        rope_theta = recommended_base(current, original_length, target_length).rope_theta
     return replace(current, rope_theta=rope_theta)
+
+
+def recommended_base(current: RopeMethod, original_length: int, target_length: int) -> Recommendation:
+    """The base that a checkpoint gets for a longer context where nobody names one.
+
+    Args:
+        current: the method it was trained with; dynamic NTK counts as unscaled.
+        original_length, target_length: tokens, the second not shorter.
+
+    Raises:
+        RopewalkError: if the checkpoint is scaled otherwise than by its base.
+    """
+    plain = _plain(current)
+    if not isinstance(plain, Default):
+        raise RopewalkError(
+            f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled: give "
+            f"rope_theta (the scaling stays), or choose {current.name!r}"
+        )
+    return recommended_theta(plain.rope_theta, original_length, target_length)
 
 
 def _linear(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:

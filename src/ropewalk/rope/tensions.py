@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.rope.config import ORIGINAL, Config, methods_from_config
+from ropewalk.rope.layers import attention_of_layers
 from ropewalk.rope.methods import Default, DynamicNtk, Linear, LongRope, RopeMethod, Yarn
+from ropewalk.rope.target import dual_chunk_length
 
 OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
 """Where configs also state a context."""
@@ -16,8 +18,7 @@ def config_tensions(config: Config) -> list[str]:
     """Plain sentences on what does not fit together well in a config; none for a config without tensions.
 
     Args:
-        config: a ``config.json`` as a mapping, of the decoder where there are several. Where it has no
-            ``layer_types``, a sliding window counts as that of every layer.
+        config: a ``config.json`` as a mapping, of the decoder where there are several.
 
     Raises:
         RopewalkError: as :func:`ropewalk.rope.methods_from_config`.
@@ -28,7 +29,7 @@ def config_tensions(config: Config) -> list[str]:
         about = "" if layer_type is None else f"{layer_type}: "
         of_method = _of_method(method, _entry(config, layer_type), config.get(ORIGINAL), length)
         said += [about + sentence for sentence in of_method]
-    return said + _of_lengths(config, length) + _of_window(config, length)
+    return said + _of_lengths(config, length) + _of_windows(config, length) + _of_chunks(config, length)
 
 
 def _of_method(
@@ -74,17 +75,25 @@ def _of_lengths(config: Config, length: int | None) -> list[str]:
     ]
 
 
-def _of_window(config: Config, length: int | None) -> list[str]:
-    window = config.get("sliding_window")
-    layer_types = config.get("layer_types") or ("sliding_attention",)
-    # Qwen writes a window that its own switch turns off.
-    if window is None or length is None or window >= length or config.get("use_sliding_window") is False:
-        return []
-    if any(layer_type != "sliding_attention" for layer_type in layer_types):
+def _of_windows(config: Config, length: int | None) -> list[str]:
+    windows = [layer.window for layer in attention_of_layers(config)]
+    widest = None if None in windows else max(width for width in windows if width is not None)
+    if widest is None or length is None or widest >= length:
         return []
     return [
-        f"every layer sees only the last {window} tokens (sliding_window), fewer than "
+        f"every layer sees only the last {widest} tokens (sliding_window), fewer than "
         f"max_position_embeddings {length}"
+    ]
+
+
+def _of_chunks(config: Config, length: int | None) -> list[str]:
+    trained = dual_chunk_length(config)
+    if trained is None or trained == length:
+        return []
+    return [
+        f"dual_chunk_attention_config states an original length of {trained} tokens, and max_position_embeddings is "
+        f"{length}: the model is taken as trained for {trained}, since what lies beyond needs dual chunk attention, "
+        "which neither transformers nor ropewalk runs"
     ]
 
 

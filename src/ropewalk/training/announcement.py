@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.training.preflight import Plan
+from ropewalk.rope import RopeMethod
+from ropewalk.rope.target import recommended_base
 from ropewalk.training.recipe import Recipe
+from ropewalk.training.ropes import origin_after, takes_recommended_base
 
 
 def announcement(recipe: Recipe, chosen: Plan) -> list[str]:
@@ -17,6 +20,7 @@ def announcement(recipe: Recipe, chosen: Plan) -> list[str]:
     if chosen.mesh.world_size > 1:
         told = " (auto)" if recipe.parallel == "auto" else ""
         lines.append(f"{chosen.mesh.world_size} processes: {chosen.mesh}{told}")
+    origin: tuple[RopeMethod, int] | None = (chosen.rope, chosen.trained_length)
     for number, (stage, method) in enumerate(zip(recipe.stages, chosen.methods, strict=True), start=1):
         base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
         if stage.rope.search is not None:
@@ -26,6 +30,16 @@ def announcement(recipe: Recipe, chosen: Plan) -> list[str]:
             f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
             f"pattern {stage.pattern}, positions {stage.positions}, {training}"
         )
+        if origin is not None and takes_recommended_base(stage.rope):
+            reason = recommended_base(*origin, stage.context).reason
+            lines.append(f"stage {number}: why this base: {reason}")
+        if method is None:
+            # What follows from a base that is yet to be chosen is not known.
+            origin = None
+        elif origin is not None:
+            origin = origin_after(stage, method, origin)
+        else:
+            origin = None if takes_recommended_base(stage.rope) else (method, stage.context)
     return [*lines, *_remarks_on_tables(recipe, chosen)]
 
 

@@ -14,17 +14,18 @@ from ropewalk.data.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.integrations.config_defaults import decoder_values
 from ropewalk.integrations.models import (
     attention_spec,
     choose_device,
     read_config,
-    shortest_window,
     trained_length,
     with_rope,
 )
 from ropewalk.integrations.trackers import require_trackers
 from ropewalk.parallel import MeshShape, World
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config
+from ropewalk.rope.layers import training_refusals
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
 from ropewalk.training.recipe import Recipe, Stage
@@ -82,9 +83,13 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     model = resolve_model(recipe.model)
     config = read_config(model, recipe.trust_remote_code)
     text = config.get_text_config()
+    values = decoder_values(text)
+    refused = training_refusals(values, recipe.stages[-1].context)
+    if refused:
+        raise EngineError(f"the model {refused[0]}")
     trained = trained_length(text)
     require_trackers(recipe.trackers)
-    current = _current(text)
+    current = methods_from_config(values)[None]
     tables = tuple(_table(stage) for stage in recipe.stages)
     possible = possible_methods(recipe, current, trained, tables)
     for stage, ends in zip(recipe.stages, possible, strict=True):
@@ -93,11 +98,6 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     methods = _known_methods(recipe, possible)
     _check_short_context(recipe)
     last = possible[-1][0]
-    dropout = getattr(text, "attention_dropout", None)
-    if dropout:
-        raise RopewalkError(
-            f"the model has attention dropout {dropout}, which no engine has; set it to 0 in config.json"
-        )
     device = choose_device(recipe.device)
     if world.size > 1 and device.type == "cuda":
         device = torch.device("cuda", world.local_rank)
@@ -108,13 +108,6 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
         if device.type == "cuda":
             precision = "bfloat16-autocast" if world.size == 1 else "bfloat16"
     compute = torch.float32 if precision == "float32" else torch.bfloat16
-    window = shortest_window(text)
-    for stage in recipe.stages:
-        if window is not None and stage.context > window:
-            raise EngineError(
-                f"the model has layers with a sliding window of {window} tokens, shorter than the context of "
-                f"{stage.context}: no engine combines a window with a layout; such a model cannot be extended yet"
-            )
     check_engine(recipe.engine, attention_spec(text, device, compute))
     mesh = mesh or mesh_of(recipe, text, world, device, precision)
     if mesh.world_size > 1:
@@ -174,17 +167,6 @@ def _check_short_context(recipe: Recipe) -> None:
         raise RopewalkError(
             "short_context: a search measures through ropewalk's rotary module; set exact_rope: true"
         )
-
-
-def _current(config: Any) -> RopeMethod:
-    """The checkpoint's own method, one for all layers."""
-    methods = methods_from_config(config.to_dict())
-    if None not in methods:
-        raise RopewalkError(
-            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}); "
-            "extending such a model is not supported"
-        )
-    return methods[None]
 
 
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:

@@ -77,7 +77,8 @@ class Rope(Strict):
         "theta", description="see the table of methods above"
     )
     rope_theta: float | Literal["auto"] = Field(
-        "auto", description="theta: the new base; auto takes the critical-dimension scaling law"
+        "auto",
+        description="theta: the new base; auto takes what `ropewalk inspect --target` recommends",
     )
     factor: float | None = Field(None, description="linear, ntk, yarn, llama3; target over trained length")
     attention_factor: float | None = Field(None, description="yarn, longrope")

@@ -48,6 +48,7 @@ def possible_methods(
     """
     low = high = current
     checkpoint = (current, trained_length)
+    origins = [checkpoint, checkpoint]
     length = trained_length
     possible = []
     for number, stage in enumerate(recipe.stages):
@@ -72,7 +73,13 @@ def possible_methods(
             low, high = (goal.extended(Candidate((1.0,) * (current.rotary_dim // 2))) for goal in goals)
         else:
             table = tables[number] if tables else None
-            low, high = (stage_method(stage.rope, end, length, stage.context, table) for end in (low, high))
+            low, high = (
+                stage_method(stage.rope, end, length, stage.context, origin, table)
+                for end, origin in zip((low, high), origins, strict=True)
+            )
+        origins = [
+            origin_after(stage, end, origin) for end, origin in zip((low, high), origins, strict=True)
+        ]
         possible.append((low, high))
         length = stage.context
     return possible
@@ -110,8 +117,32 @@ def auto_candidates(stage: Stage, current: RopeMethod, length: int, number: int)
     return bases
 
 
+def takes_recommended_base(rope: Rope) -> bool:
+    """Whether a stage leaves its base to :func:`ropewalk.rope.theory.recommended_theta`."""
+    return rope.method == "theta" and rope.rope_theta == "auto"
+
+
+def origin_after(stage: Stage, method: RopeMethod, origin: tuple[RopeMethod, int]) -> tuple[RopeMethod, int]:
+    """Method and length that the base of a later stage is derived from, after a stage.
+
+    Bases that are recommended one after another all follow from what came before the first of them, so that a run in
+    more stages ends with the same base.
+
+    Args:
+        stage: the stage that has just got its method.
+        method: that method.
+        origin: what the stage's own base was, or would have been, derived from.
+    """
+    return origin if takes_recommended_base(stage.rope) else (method, stage.context)
+
+
 def stage_method(
-    rope: Rope, current: RopeMethod, length: int, context: int, table: Factors | None = None
+    rope: Rope,
+    current: RopeMethod,
+    length: int,
+    context: int,
+    origin: tuple[RopeMethod, int],
+    table: Factors | None = None,
 ) -> RopeMethod:
     """The method of a stage that says which, from the one before it.
 
@@ -119,6 +150,7 @@ def stage_method(
         rope: what the stage says; any method but ``auto``, and no search.
         current: method of the checkpoint or the stage before.
         length, context: tokens, before and from the stage on.
+        origin: method and length that a recommended base is derived from: :func:`origin_after` of the stage before.
         table: the factor table that it names, if any.
 
     Raises:
@@ -136,6 +168,8 @@ def stage_method(
             )
         if rope.short_factor is None:
             parameters = replace(parameters, short_factor=_short_factor(current))
+    if takes_recommended_base(rope):
+        return method_for_target(rope.method, *origin, context, parameters=parameters)
     rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
     return method_for_target(
         rope.method, current, length, context, rope_theta=rope_theta, parameters=parameters

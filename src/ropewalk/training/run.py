@@ -45,7 +45,7 @@ from ropewalk.training.preflight import Plan, plan
 from ropewalk.training.recipe import Recipe, Stage
 from ropewalk.training.recipe_file import dump_recipe
 from ropewalk.training.reporter import Reporter
-from ropewalk.training.ropes import AUTO, auto_candidates, search_goals, stage_method
+from ropewalk.training.ropes import AUTO, auto_candidates, origin_after, search_goals, stage_method
 from ropewalk.training.run_folder import (
     CHECKPOINTS,
     LAUNCH,
@@ -287,6 +287,7 @@ def _train(
         reporter.note(gap)
     tokens = steps = 0
     method, length = chosen.rope, chosen.trained_length
+    origin = (method, length)
     methods: list[RopeMethod] = []
     choices: dict[int, Choice] = {}
     searches: dict[int, Factors] = {}
@@ -324,7 +325,8 @@ def _train(
             method = goal.extended(candidate_of(searches[number]))
         else:
             table = chosen.tables[number]
-            method = stage_method(stage.rope, method, length, stage.context, table)
+            method = stage_method(stage.rope, method, length, stage.context, origin, table)
+        origin = origin_after(stage, method, origin)
         methods.append(method)
         length = stage.context
         if done is None or (done.stage, done.step) < (number, stage.steps):

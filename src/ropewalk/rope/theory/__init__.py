@@ -1,7 +1,8 @@
 """The theory of how far a RoPE setting reaches, and what a longer context needs.
 
 ``margin`` says at which distances a setting fails, ``bases`` which bases do not, ``scaling``, ``rules`` and
-``schedules`` what to set for a longer context, ``stages`` in how many steps, ``exposure`` what is new to each pair.
+``schedules`` what to set for a longer context, ``recommend`` which of it and why, ``published`` what others set,
+``stages`` in how many steps, ``exposure`` what is new to each pair.
 """
 
 from ropewalk.rope.theory.bases import (
@@ -10,29 +11,36 @@ from ropewalk.rope.theory.bases import (
     FeasibleBases,
     feasible_bases,
     safe_base,
+    smallest_base,
 )
 from ropewalk.rope.theory.exposure import PairExposure, exposure, slowest_angles
 from ropewalk.rope.theory.margin import (
     SEARCH_LIMIT,
     attention_upper_bound,
     context_bound,
+    inv_freq_of_base,
     similarity_margin,
     violations,
 )
+from ropewalk.rope.theory.published import EXTENSIONS, Extension, published_near
+from ropewalk.rope.theory.recommend import Recommendation, length_floor, recommended_theta
 from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
-from ropewalk.rope.theory.scaling import SHORTEST_LENGTH, critical_dimension, scaled_theta
+from ropewalk.rope.theory.scaling import SHORTEST_LENGTH, critical_dimension, ntk_theta, scaled_theta
 from ropewalk.rope.theory.schedules import SCHEDULES, Schedule
 from ropewalk.rope.theory.stages import stage_contexts
 
 __all__ = [
     "CEILING",
+    "EXTENSIONS",
     "RULES",
     "SAFE_CEILING",
     "SCHEDULES",
     "SEARCH_LIMIT",
     "SHORTEST_LENGTH",
+    "Extension",
     "FeasibleBases",
     "PairExposure",
+    "Recommendation",
     "Schedule",
     "attention_upper_bound",
     "check_rule",
@@ -40,10 +48,16 @@ __all__ = [
     "critical_dimension",
     "exposure",
     "feasible_bases",
+    "inv_freq_of_base",
+    "length_floor",
+    "ntk_theta",
+    "published_near",
+    "recommended_theta",
     "safe_base",
     "scaled_theta",
     "similarity_margin",
     "slowest_angles",
+    "smallest_base",
     "stage_contexts",
     "theta_by_rule",
     "violations",

@@ -27,7 +27,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
@@ -49,6 +48,9 @@ DIGITS = 9
 """Significant digits of reported bases."""
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 131072
+_FIRST_DOUBLING = 1024
+_STEP = math.log(1.5)
+"""Bases that a search for the smallest one looks at together, in ``ln b``: few lie far above it."""
 _BATCH = 2**20
 _TOGETHER = 4096
 _MOST_NEWTON_STEPS = 60
@@ -152,6 +154,50 @@ def safe_base(
     return 1.0
 
 
+def smallest_base(
+    length: int,
+    rotary_dim: int,
+    at_least: float = 1.0,
+    ceiling: float = HIGHEST_CEILING,
+    progress: Progress | None = None,
+) -> float | None:
+    """The infimum of the feasible bases, without the map above it.
+
+    What does not reach half the length does not reach the length: each doubling begins where the one before ended,
+    and stops at the first feasible base.
+
+    Args:
+        length, rotary_dim, ceiling: as in :func:`feasible_bases`.
+        at_least: a base that the infimum is known not to lie below; the search begins there.
+        progress: called with the distances done and their number.
+
+    Returns:
+        ``feasible_bases(length, rotary_dim, ceiling).infimum``, or None where no base up to the ceiling is feasible.
+    """
+    _check(length, rotary_dim, ceiling)
+    lengths = [length]
+    while at_least <= 1 and lengths[0] > _FIRST_DOUBLING:
+        lengths.insert(0, lengths[0] // 2)
+    found: float | None = at_least
+    for each in lengths:
+        # The answer for half the length was rounded up by less than this.
+        low = max(math.log(found or 1.0) - 10.0 ** (1 - DIGITS), 0.0)
+        found = None
+        while found is None and low < math.log(ceiling):
+            high = min(low + _STEP, math.log(ceiling))
+            remaining = _feasible(each, rotary_dim, low, high, None)
+            kept = remaining[remaining[:, 1] - remaining[:, 0] >= RESOLUTION]
+            if len(kept):
+                found = rounded_up(math.exp(kept[0, 0])) if kept[0, 0] else 1.0
+            # An interval that the end of the step cuts is looked at whole in the next one.
+            low = high - 2 * RESOLUTION if high < math.log(ceiling) else high
+        if found is None:
+            return None
+        if progress is not None:
+            progress(each, length)
+    return found
+
+
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
     return None if progress is None else lambda done, _: progress(before + done, total)
 
@@ -207,6 +253,8 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
 
     def look(part: slice) -> tuple[Floats, Floats]:
         return _look(points[part], ~starts[part][1:], first, count, exponents)
+
+    import torch
 
     # Large array operations run without Python's lock, so threads share the work.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:

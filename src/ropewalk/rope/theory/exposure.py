@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.theory.margin import frequencies_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,34 @@ All functions take the frequencies themselves, so every method, partial rotary i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_rotary_dim, check_theta
 from ropewalk.rope.theory.screen import MOST_PAIRS, Floats, screen, screen_error
+
+if TYPE_CHECKING:
+    import torch
 
 SEARCH_LIMIT = 2**30
 """Tokens up to which a context bound is searched: two seconds on two cores."""
 _BLOCK = 2**20
 _FIRST_BLOCK = 2**12
+
+
+def inv_freq_of_base(rotary_dim: int, rope_theta: float) -> Floats:
+    """``θ_i = rope_theta^(-2i/rotary_dim)``, float64 ``[rotary_dim // 2]``, rad/token: unscaled RoPE without torch.
+
+    Raises:
+        RopewalkError: if an argument is out of range; the message gives its value.
+    """
+    check_rotary_dim(rotary_dim)
+    check_theta(rope_theta)
+    frequencies: Floats = float(rope_theta) ** (np.arange(0, rotary_dim, 2) / -rotary_dim)
+    return frequencies
 
 
 def similarity_margin(inv_freq: torch.Tensor | ArrayLike, positions: ArrayLike) -> Floats:
@@ -111,7 +127,8 @@ def _violations(theta: Floats, limit: int) -> Iterator[NDArray[np.int64]]:
 
 def frequencies_of(inv_freq: torch.Tensor | ArrayLike) -> Floats:
     """``inv_freq`` as float64 ``[pairs]``, checked."""
-    values = inv_freq.detach().cpu().numpy() if isinstance(inv_freq, torch.Tensor) else inv_freq
+    # A tensor may lie on a GPU or carry a gradient; torch itself is not imported for a plain base.
+    values = inv_freq.detach().cpu() if hasattr(inv_freq, "detach") else inv_freq
     theta = np.asarray(values, dtype=np.float64)
     if theta.ndim != 1 or not len(theta) or not np.isfinite(theta).all() or (theta < 0).any():
         raise RopewalkError(

@@ -6,13 +6,20 @@ import difflib
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_ntk_dim, check_rotary_dim, check_theta
-from ropewalk.rope.methods import ntk_theta
 from ropewalk.rope.theory.bases import HIGHEST_CEILING, SAFE_CEILING, Progress, rounded_up, safe_base
-from ropewalk.rope.theory.scaling import scaled_theta
+from ropewalk.rope.theory.recommend import CRITICAL_DIMENSION, LENGTH_FLOOR, length_floor, recommended_theta
+from ropewalk.rope.theory.scaling import ntk_theta, scaled_theta
 from ropewalk.rope.theory.schedules import SCHEDULES
 
-CRITICAL_DIMENSION, NTK, LOWER_BOUND, SCHEDULE = "critical-dimension", "ntk", "lower-bound", "schedule:"
-RULES = (CRITICAL_DIMENSION, NTK, LOWER_BOUND, *(SCHEDULE + name for name in SCHEDULES))
+RECOMMENDED, NTK, LOWER_BOUND, SCHEDULE = "recommended", "ntk", "lower-bound", "schedule:"
+RULES = (
+    RECOMMENDED,
+    CRITICAL_DIMENSION,
+    LENGTH_FLOOR,
+    NTK,
+    LOWER_BOUND,
+    *(SCHEDULE + name for name in SCHEDULES),
+)
 """Every rule that sets a base."""
 
 
@@ -30,7 +37,10 @@ def theta_by_rule(
     ================== ======================================================================================
     rule               base
     ================== ======================================================================================
+    recommended        the larger of the next two: :func:`~ropewalk.rope.theory.recommended_theta`
     critical-dimension ``b^(ln(T'/2π) / ln(T/2π))``: as many dimensions complete a period as before
+    length-floor       the smallest base with a similarity margin of 0 or more up to ``T'`` for 128 rotated dimensions;
+                       ``b`` itself where that is larger
     ntk                ``b·(T'/T)^(d/(d-2))``: the slowest pair turns as far over ``T'`` as it did over ``T``
     lower-bound        the safe base of ``T'``: from there to the ceiling every base has a similarity margin of
                        0 or more up to ``T'``; rounded up to four digits; ``b`` itself where that is larger
@@ -56,6 +66,10 @@ def theta_by_rule(
         raise RopewalkError(
             f"the target length must be at least the trained length, got {target_length} and {trained_length}"
         )
+    if rule == RECOMMENDED:
+        return recommended_theta(rope_theta, trained_length, target_length).rope_theta
+    if rule == LENGTH_FLOOR:
+        return max(rope_theta, length_floor(target_length))
     if rule == CRITICAL_DIMENSION:
         return scaled_theta(rope_theta, trained_length, target_length)
     if rule == NTK:

@@ -71,6 +71,14 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
         ) from None
 
 
+def ntk_theta(rotary_dim: int, rope_theta: float, factor: float) -> float:
+    """Base ``b·s^(d/(d-2))`` that divides the slowest pair by ``s`` and leaves the fastest as it is.
+
+    Source: bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., arXiv:2309.00071, equation 16.
+    """
+    return float(rope_theta * factor ** (rotary_dim / (rotary_dim - 2)))
+
+
 def _check_length(name: str, length: int) -> None:
     if length < SHORTEST_LENGTH:
         raise RopewalkError(f"{name} must be at least {SHORTEST_LENGTH} tokens, got {length}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
@@ -62,7 +61,13 @@ def screen(theta: Floats, first: int, count: int) -> NDArray[np.float32]:
 
 
 def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``left @ right^T`` of each setting; torch's product works well from several threads at once."""
+    """``left @ right^T`` of each setting."""
+    if len(left) == 1:
+        # One context bound: loading torch would take ten times as long as the product.
+        return np.matmul(left, right.swapaxes(1, 2))
+    # Of many settings torch's product is the faster one, and works well from several threads at once.
+    import torch
+
     with torch.autocast("cpu", enabled=False):
         product: NDArray[np.float32] = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
     return product
