@@ -92,6 +92,28 @@ CASES = {
         Linear(128, 100000, 4.0), 4096, tension="linear factor 4: nothing says whether"
     ),
     "qwen2.5-coder-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
+    "qwen2.5-7b-instruct-1m": one(
+        Default(128, 1e7),
+        262144,
+        "Qwen2Config",
+        tension="an original length of 262144 tokens, and max_position_embeddings is 1010000",
+    ),
+    "granite-3.1-2b": one(Default(64, 5e6), 131072, "GraniteConfig"),
+    "command-r7b": one(Default(128, 50000), 132096, "Cohere2Config"),
+    "qwen3-next-80b-a3b": one(Default(64, 1e7), 262144, "Qwen3NextConfig"),
+    "gpt-oss-20b": one(
+        Yarn(64, 150000, 32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False), 4096, "GptOssConfig"
+    ),
+    "olmo-3-7b": CheckpointCase(
+        {
+            "full_attention": Yarn(
+                128, 500000, 8.0, 8192, attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1
+            ),
+            "sliding_attention": Default(128, 500000),
+        },
+        8192,
+        "Olmo3Config",
+    ),
     "qwen3-8b": one(Default(128, 1000000), 40960, "Qwen3Config"),
     # The first upload said su for longrope and had other factors.
     "phi-3-mini-128k-instruct-april-2024": phi("phi-3-mini-128k-instruct-april-2024"),

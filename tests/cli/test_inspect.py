@@ -50,6 +50,20 @@ GEMMA_3 = {
     },
 }
 
+ADVISED = {
+    "llama-2-7b": "1M",
+    "llama-3-8b": "1M",
+    "llama-3.1-8b": "1M",
+    "mistral-7b-v0.1": "128k",
+    "qwen2.5-7b-instruct": "128k",
+    "smollm3-3b": "128k",
+    "gemma-3-4b": "256k",
+    "command-r7b": "256k",
+    "phi-2": "16k",
+    "phi-3-mini-128k-instruct": "256k",
+    "internlm2.5-7b": "1M",
+}
+
 Run = Callable[..., int]
 
 
@@ -88,6 +102,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "num_key_value_heads": 8,
         "head_dim": 128,
         "sliding_window": None,
+        "layers": [{"kind": "full_attention", "window": None, "rotates": True}] * 32,
         "notes": [],
         "target": None,
     }
@@ -268,7 +283,9 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
     theta = scaled_theta(500000.0, 8192, 131072)
     assert law["rope_theta"] == theta
     assert law["context_bound"] == context_bound(Default(128, theta).frequencies().inv_freq)
-    assert target["recommended"] == "critical-dimension"
+    assert target["recommended"]["rule"] == "critical-dimension"
+    assert target["recommendation"]["rope_theta"] == theta
+    assert target["feasible"] is None
     assert [stage["context"] for stage in target["stages"]] == [32768, 131072]
     assert target["action"].startswith(f"Set rope_theta to {theta:,.0f}")
     assert picture.read_bytes()[:4] == b"\x89PNG"
@@ -276,13 +293,78 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
     text = " ".join(capsys.readouterr().out.split())
     for part in (
         f"Set rope_theta to {theta:,.0f} in the end, and train in 2 stages: at 32,768 and then 131,072 tokens.",
+        "a low perplexity alone proves nothing",
+        f"rope: {{method: theta, rope_theta: {theta:.10g}}}",
+        "took 5,000,000 (Qwen2.5-1M) to 150,000,000 (ChatQA 2 70B)",
+    ):
+        assert part in text
+    assert "arXiv" not in text
+    assert run(path_of("llama-3-8b"), "--target", "16k", "--explain") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in (
         "critical-dimension ←",
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "arXiv:2310.05209",
-        "a low perplexity alone proves nothing",
-        f"rope: {{method: theta, rope_theta: {theta:.10g}}}",
+        "smallest feasible base of 128 rotary dimensions (72 intervals) │ 231,644",
+        "first feasible interval at least 10% wide │ 571,952",
+        "safe base: all larger ones up to 1e+12 are feasible │ 1,321,078",
+        "Code Llama: 16,384 tokens, from 4,096 tokens with base 10,000 │ 1,000,000",
+        "RoPE method │ default",
     ):
-        assert part in text
+        assert part in text, part
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
+    run: Run, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(path_of(name), "--target", ADVISED[name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("To reach ")
+    assert lines[1].startswith(("Set ", "Search ", "Change nothing", "ropewalk extend does not train"))
+    assert len(lines) - lines.index("Why") <= 24
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("mistral-7b-v0.1", "128k", "sliding window of 4096 tokens"),
+        ("command-r7b", "256k", "sliding window of 4096 tokens"),
+        ("gemma-3-4b", "256k", "a RoPE of its own for each layer type (full_attention, sliding_attention)"),
+        ("gpt-oss-20b", "256k", "attention sinks"),
+        ("olmo-3-7b", "128k", "a RoPE of its own for each layer type"),
+        ("qwen3-next-80b-a3b", "512k", "layers of type linear_attention"),
+        ("granite-3.1-2b", "256k", "attention dropout 0.1"),
+    ],
+)
+def test_what_extend_refuses_gets_no_recipe(
+    run: Run, name: str, target: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(path_of(name), "--target", target) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "ropewalk extend does not train this model at" in text
+    assert said in text
+    assert "stages:" not in text
+    assert "Set " not in text
+    assert "train at" not in text
+
+
+def test_notes_tell_of_windows_layers_without_rope_and_dual_chunks(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, part in (
+        ("smollm3-3b", "every 4th layer, from 3 to 35 (of 36, counted from 0) has no RoPE"),
+        ("command-r7b", "every 4th layer, from 3 to 31 (of 32, counted from 0) has no RoPE"),
+        ("qwen2.5-7b-instruct-1m", "the model is taken as trained for 262144"),
+    ):
+        assert run(path_of(name)) == 0
+        assert part in " ".join(capsys.readouterr().out.split())
+    assert run(path_of("qwen2.5-7b-instruct-1m"), "--target", "1M", "--json") == 0
+    target = json.loads(capsys.readouterr().out)["target"]
+    assert target["trained_length"] == 262144
+    assert target["stages"]
 
 
 def test_the_trained_length_can_be_set_right(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +374,7 @@ def test_the_trained_length_can_be_set_right(run: Run, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["target"]["trained_length"] == 8192
 
 
-@pytest.mark.parametrize("name", ["phi-3-mini-128k-instruct", "gemma-3-4b", "yarn-llama-2-7b-128k", "phi-2"])
+@pytest.mark.parametrize("name", ["phi-3-mini-128k-instruct", "yarn-llama-2-7b-128k", "phi-2"])
 def test_advice_on_scaled_and_partial_checkpoints(
     run: Run, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,10 +183,25 @@ def test_plan_of_llama_3(run) -> None:
 
 
 def test_plan_takes_the_length_that_the_user_knows(run) -> None:
-    said = as_json(run("plan --to 64k --from 8k --rule ntk --json", CONFIGS / "mistral-7b-v0.1.json"))
+    said = as_json(run("plan --to 64k --from 8k --rule ntk --json", CONFIGS / "mistral-7b-v0.2.json"))
     assert said["trained_length"] == 8192
-    assert said["stages"][0]["rope_theta"] == pytest.approx(10000 * 8 ** (128 / 126))
-    assert any("sliding window of 4,096 tokens" in note for note in said["notes"])
+    assert said["stages"][0]["rope_theta"] == pytest.approx(1e6 * 8 ** (128 / 126))
+
+
+def test_plan_refuses_what_extend_refuses(run) -> None:
+    said = run(f"plan --to 64k --from 8k {CONFIGS / 'mistral-7b-v0.1.json'}", status=2)
+    assert "ropewalk extend does not train this model at 65,536 tokens" in said
+    assert "sliding window of 4096 tokens" in said
+
+
+def test_plan_says_why_and_theta_and_plan_agree(run) -> None:
+    text = run("plan --to 128k", CONFIGS / "llama-2-7b.json")
+    assert "4,869,104 is the smallest base" in text
+    planned = as_json(run("plan --to 128k --json", CONFIGS / "llama-2-7b.json"))
+    by_hand = as_json(run("theta --rope-theta 10000 --from 4k --to 128k --rotary-dim 128 --json"))
+    assert planned["stages"][-1]["rope_theta"] == by_hand["rope_theta"] == 4869104.38
+    assert by_hand["rule"] == "length-floor"
+    assert by_hand["reason"] + "." in [f"{r[0].lower()}{r[1:]}" for r in planned["advice"]["reasons"]]
 
 
 def test_plan_of_a_scaled_checkpoint_with_a_base_says_the_base_in_the_recipe(run) -> None:

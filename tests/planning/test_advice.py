@@ -13,8 +13,18 @@ from ropewalk.errors import RopewalkError
 from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
 from ropewalk.planning.checkpoint import of_checkpoint
 from ropewalk.planning.settings import bound_at
-from ropewalk.rope import CANDIDATES, Default, DynamicNtk, Linear, Llama3, LongRope, Yarn, trained_length
-from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+from ropewalk.rope import (
+    CANDIDATES,
+    Default,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    Yarn,
+    method_for_target,
+    trained_length,
+)
+from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, recommended_theta
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.ropes import possible_methods
 
@@ -28,7 +38,7 @@ PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 
 
 def test_every_rule_says_what_it_sets_or_why_not_and_where_it_comes_from() -> None:
     settings = compare_settings(LLAMA_2, 4096, 16384)
-    assert {setting.rule for setting in settings} == set(CANDIDATES)
+    assert {setting.rule for setting in settings} == set(CANDIDATES) - {"recommended", "lower-bound"}
     for setting in settings:
         assert (setting.method is None) == (setting.reason is not None)
         assert setting.formula
@@ -49,22 +59,47 @@ def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
         "Set rope_theta to 283,461,213 in the end, and train in 2 stages: at 65,536 and then 262,144 tokens."
     )
     assert advice.current_bound == 18437
-    assert any("context bound of 896,529 tokens covers the target" in reason for reason in advice.reasons)
-    assert any("29 of 64 rotary pairs never completed a turn" in reason for reason in advice.reasons)
-    assert "With the recommended setting 0 pairs meet new angles; as it is, 29 would." in advice.reasons
+    said = " ".join(advice.reasons)
+    assert "Its context bound of 896,529 tokens covers the target." in said
+    assert "29 of 64 rotary pairs never completed a turn in 8,192 tokens" in said
+    assert "29 would meet angles that training never showed; with the new setting 0 would" in said
+    assert "this base is 11.3 times that" in said
     assert sum(pair.new_angles > 0 for pair in advice.exposure_now) == 29
     assert advice.exposure_then is not None
     assert sum(pair.new_angles > 0 for pair in advice.exposure_then) == 0
 
 
-def test_where_the_law_falls_short_the_lower_bound_is_taken() -> None:
-    advice = advise(LLAMA_2, 4096, 32768)
+def test_where_the_law_asks_for_less_the_length_floor_is_taken() -> None:
+    advice = advise(LLAMA_2, 4096, 32768, explain=True)
     by_rule = {setting.rule: setting for setting in advice.settings}
     assert by_rule["critical-dimension"].reaches_target is False
-    assert advice.chosen is by_rule["lower-bound"]
+    assert advice.chosen == by_rule["length-floor"]
     assert advice.chosen.reaches_target
     assert [stage.context for stage in advice.stages] == [32768]
-    assert all(stage.context_bound >= stage.context for stage in advice.stages)
+    assert advice.feasible is not None
+    assert advice.feasible.infimum == advice.recommendation.floor == advice.chosen.method.rope_theta
+    assert advice.feasible.infimum < advice.feasible.wide_from <= advice.feasible.safe_base
+    assert {each.model for each in advice.published} >= {"LWM", "Llama 2 Long 7B", "Qwen2 7B"}
+
+
+def test_narrow_heads_follow_the_law_and_the_bound_is_no_argument() -> None:
+    """stories260K: 8 rotary dimensions; the safe base of 2,048 tokens is 1.03e11, the law's base trains well."""
+    advice = advise(Default(8, 1e4), 512, 2048)
+    assert advice.chosen.rule == "critical-dimension"
+    assert advice.chosen.method.rope_theta == pytest.approx(182_029, rel=1e-5)
+    assert any(
+        "8 rotary dimensions of this model its context bound is 65 tokens" in r for r in advice.reasons
+    )
+
+
+def test_a_model_that_training_refuses_gets_the_reason_and_no_recipe() -> None:
+    advice = advise(LLAMA_2, 4096, 32768, refusals=["has wings", "has fins"])
+    assert advice.action == (
+        "ropewalk extend does not train this model at 32,768 tokens: it has wings; it has fins."
+    )
+    assert (advice.chosen, advice.recommendation, list(advice.stages)) == (None, None, [])
+    assert not any("base" in reason for reason in advice.reasons)
+    assert advise(LLAMA_2, 4096, 4096, refusals=["has wings"]).action.startswith("Change nothing")
 
 
 @pytest.mark.parametrize(
@@ -76,12 +111,15 @@ def test_a_scaled_checkpoint_goes_on_with_its_own_method(method, trained: int, f
     assert advice.chosen is not None
     assert advice.chosen.rule == method.name
     assert advice.chosen.method.factor == factor
+    assert advice.recommendation is None
     assert [stage.recipe_method for stage in advice.stages] == [method.name]
     assert f"factor {factor:g}" in advice.action
     if not advice.chosen.reaches_target:
         assert any("does not cover the target" in reason for reason in advice.reasons)
-    refused = {setting.rule for setting in advice.settings if setting.method is None}
-    assert {"critical-dimension", "ntk", "lower-bound"} <= refused
+    refused = {
+        setting.rule for setting in compare_settings(method, trained, 4 * trained) if not setting.method
+    }
+    assert {"critical-dimension", "ntk", "length-floor"} <= refused
 
 
 def test_longrope_is_told_to_search() -> None:
@@ -105,13 +143,6 @@ def test_a_target_that_fits_already_changes_nothing(target: int) -> None:
     assert (advice.chosen, advice.stages, advice.settings) == (None, (), ())
 
 
-def test_where_part_of_a_head_is_rotated_the_law_is_taken_and_the_bound_is_no_argument() -> None:
-    whole, part = (advise(Default(32, 1e4), 2048, 16384, partial=partial) for partial in (False, True))
-    assert (whole.chosen.rule, part.chosen.rule) == ("lower-bound", "critical-dimension")
-    assert any("counts the rotated dimensions alone" in reason for reason in part.reasons)
-    assert plan_stages(Default(32, 1e4), 2048, 16384, partial=True)[-1].method == part.chosen.method
-
-
 def test_a_scaled_checkpoint_whose_method_falls_short_is_told_a_base_that_does_not() -> None:
     advice = advise(LLAMA_3_1, 131072, 2**20)
     (said,) = (reason for reason in advice.reasons if "does not cover the target" in reason)
@@ -120,10 +151,9 @@ def test_a_scaled_checkpoint_whose_method_falls_short_is_told_a_base_that_does_n
     assert bound_at(replace(LLAMA_3_1, rope_theta=base / 1.3), 2**20) < 2**20
 
 
-def test_beyond_the_longest_search_the_lower_bound_is_left_out_and_says_so() -> None:
-    advice = advise(LLAMA_3, 8192, 2**23)
-    (left_out,) = (setting for setting in advice.settings if setting.rule == "lower-bound")
-    assert "takes many minutes" in left_out.reason
+def test_beyond_the_longest_search_the_feasible_bases_are_left_out_and_it_says_so() -> None:
+    advice = advise(LLAMA_3, 8192, 2**23, explain=True)
+    assert "takes many minutes" in advice.feasible.reason
     with pytest.raises(RopewalkError, match="may be at most 1073741824 tokens"):
         advise(LLAMA_3, 8192, 2**31)
 
@@ -137,14 +167,29 @@ def test_windows_and_partial_rotation_are_noted() -> None:
     }
     assert "64 of 128 dimensions" in of_checkpoint(config).notes[0]
     windowed = {"head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768, "sliding_window": 4096}
-    assert "sliding window of 4,096 tokens" in of_checkpoint(windowed).notes[0]
+    assert not of_checkpoint(windowed).plannable
+    some = {**windowed, "layer_types": ["sliding_attention", "full_attention"]}
+    assert "sees only the last 4,096 tokens" in of_checkpoint(some).notes[0]
+    assert of_checkpoint(some).plannable
+    assert not of_checkpoint({**some, "model_type": "cohere2"}).plannable
     assert of_checkpoint({**windowed, "use_sliding_window": False}).notes == ()
     assert of_checkpoint({"head_dim": 64, "rope_theta": 1e4}, 4096).trained_length == 4096
 
 
+def test_dual_chunk_attention_states_the_trained_length() -> None:
+    chunks = {"chunk_size": 262144, "original_max_position_embeddings": 262144}
+    config = {"head_dim": 128, "rope_theta": 1e7, "max_position_embeddings": 1010000}
+    assert of_checkpoint({**config, "dual_chunk_attention_config": chunks}).trained_length == 262144
+    with pytest.raises(RopewalkError, match="original_max_position_embeddings in tokens, got '262144'"):
+        of_checkpoint(
+            {**config, "dual_chunk_attention_config": {"original_max_position_embeddings": "262144"}}
+        )
+
+
 def test_advice_is_json() -> None:
     said = json.loads(json.dumps(advise(LLAMA_3, 8192, 65536).to_json()))
-    assert said["recommended"] == "critical-dimension"
+    assert said["recommended"]["rule"] == "critical-dimension"
+    assert said["recommendation"]["rope_theta"] == said["stages"][-1]["rope_theta"]
     assert len(said["exposure_now"]) == len(said["exposure_then"]) == 64
     assert {"context", "method", "rope_theta", "reason"} <= set(said["stages"][0])
 
@@ -167,7 +212,7 @@ def test_an_explicit_rule_is_never_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("method", "trained"),
-    [(LLAMA_3, 8192), (LLAMA_3_1, 131072), (QWEN_YARN, 131072), (DEEPSEEK_CODER, 16384)],
+    [(LLAMA_2, 4096), (LLAMA_3, 8192), (LLAMA_3_1, 131072), (QWEN_YARN, 131072), (DEEPSEEK_CODER, 16384)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_stages_fit_into_a_recipe_and_mean_the_same_there(method, trained: int) -> None:
@@ -181,6 +226,33 @@ def test_stages_fit_into_a_recipe_and_mean_the_same_there(method, trained: int) 
         assert low.frequencies().inv_freq.numpy() == pytest.approx(
             ours.method.frequencies().inv_freq.numpy(), rel=1e-9
         )
+
+
+@pytest.mark.parametrize(
+    ("method", "trained", "target"),
+    [(LLAMA_2, 4096, 32768), (LLAMA_2, 4096, 2**20), (LLAMA_3, 8192, 2**20), (Default(8, 1e4), 512, 2048)],
+    ids=["llama-2 to 32k", "llama-2 to 1M", "llama-3 to 1M", "stories to 2k"],
+)
+def test_inspect_plan_and_extend_take_the_same_bases(method, trained: int, target: int) -> None:
+    """One decision: what advice says, what a plan's stages are, and what a recipe that names no base trains with."""
+    stages = plan_stages(method, trained, target)
+    values = [{"context": stage.context, "steps": 1, "rope": {"method": "theta"}} for stage in stages]
+    given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
+    trained_with = possible_methods(Recipe.model_validate(given), method, trained)
+    assert [(stage.method, stage.method) for stage in stages] == trained_with
+    advice = advise(method, trained, target)
+    assert advice.recommendation.rope_theta == advice.chosen.method.rope_theta == stages[-1].method.rope_theta
+    assert method_for_target("theta", method, trained, target) == stages[-1].method
+
+
+def test_a_base_that_the_recipe_names_is_what_later_stages_build_on() -> None:
+    values = [
+        {"context": 32768, "steps": 1, "rope": {"method": "theta", "rope_theta": 5e6}},
+        {"context": 131072, "steps": 1},
+    ]
+    given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
+    (_, (last, _)) = possible_methods(Recipe.model_validate(given), LLAMA_2, 4096)
+    assert last.rope_theta == recommended_theta(5e6, 32768, 131072).rope_theta
 
 
 def test_the_layers_with_full_attention_are_planned_for() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.theory import FeasibleBases, bases, feasible_bases, safe_base
+from ropewalk.rope.theory import FeasibleBases, bases, feasible_bases, safe_base, smallest_base
 from ropewalk.rope.theory.bases import DIGITS, RESOLUTION
 from ropewalk.rope.theory.published import LOWER_BOUNDS
 from theory_cases import reaches
@@ -47,6 +47,16 @@ def test_intervals_are_feasible_inside_and_infeasible_just_outside(
             assert not reaches(high * (1 + step), rotary_dim, length), high
         if low not in (1.0, ceiling) and step:
             assert not reaches(low * (1 - step), rotary_dim, length), low
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 6000), st.sampled_from([2, 8, 32, 64, 80, 128, 256]))
+def test_the_smallest_base_is_the_infimum_of_the_map(length: int, rotary_dim: int) -> None:
+    ceiling = 1e7
+    assert (
+        smallest_base(length, rotary_dim, ceiling=ceiling)
+        == feasible_bases(length, rotary_dim, ceiling).infimum
+    )
 
 
 @pytest.mark.parametrize(("length", "rotary_dim"), [(500, 128), (1000, 64), (2000, 128)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +15,22 @@ from hypothesis import strategies as st
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, Linear, LongRope, Ntk, Yarn, candidate, check_candidate, critical_dimension
 from ropewalk.rope.theory import (
+    EXTENSIONS,
     RULES,
     SCHEDULES,
     context_bound,
     exposure,
+    feasible_bases,
+    length_floor,
+    recommended_theta,
+    smallest_base,
     stage_contexts,
     theta_by_rule,
 )
+from ropewalk.rope.theory.recommend import KNOWN_FLOORS
 from theory_cases import inv_freq
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +48,63 @@ def test_ntk_slows_the_slowest_pair_by_the_factor() -> None:
     before, after = inv_freq(128, 1e4), inv_freq(128, theta)
     assert after[-1] == pytest.approx(before[-1] / 8, rel=1e-12)
     assert after[0] == before[0]
+
+
+def test_the_recommended_base_is_the_larger_of_the_law_and_the_floor() -> None:
+    for base, trained, target in ((1e4, 4096, 32768), (5e5, 8192, 262144), (1e6, 40960, 131072)):
+        found = recommended_theta(base, trained, target)
+        law = theta_by_rule("critical-dimension", 128, base, trained, target)
+        floor = theta_by_rule("length-floor", 128, base, trained, target)
+        assert (found.law, found.floor) == (law, floor)
+        assert found.rope_theta == max(law, floor) == theta_by_rule("recommended", 8, base, trained, target)
+        assert found.rule == ("critical-dimension" if law >= floor else "length-floor")
+        assert f"{law:,.0f}" in found.reason
+        assert f"{floor:,.0f}" in found.reason
+
+
+def test_the_recommended_base_stays_within_what_the_spread_of_published_bases_allows() -> None:
+    """Off by a factor of 2 or so on average, never 6 from any; neither rule alone nor a safe base does as well."""
+    off = {"recommended": [], "critical-dimension": [], "length-floor": []}
+    for each in EXTENSIONS:
+        steps = (each.rotary_dim, each.rope_theta, each.trained_length, each.target_length)
+        for rule, logs in off.items():
+            logs.append(math.log(theta_by_rule(rule, *steps) / each.new_theta))
+    typical = {rule: math.exp(math.sqrt(np.mean(np.square(logs)))) for rule, logs in off.items()}
+    assert typical["recommended"] < 2.3 < 2.9 < min(typical["critical-dimension"], typical["length-floor"])
+    assert max(abs(log) for log in off["recommended"]) < math.log(6)
+    assert 0.67 < math.exp(np.median(off["recommended"])) < 1.5
+    stored = json.loads((DOCS / "published-bases.json").read_text())["summary"]
+    (said,) = (row["spread"] for name, row in stored.items() if name.startswith("recommended"))
+    assert typical["recommended"] == pytest.approx(said, rel=1e-6)
+    assert all(said <= row["spread"] for row in stored.values())
+
+
+def test_known_floors_are_the_infima_of_the_stored_maps() -> None:
+    stored = {each["length"]: each["infimum"] for each in json.loads((DOCS / "bases.json").read_text())}
+    assert dict(KNOWN_FLOORS) == pytest.approx(stored, rel=1e-8)
+    for length in (1024, 8192):
+        assert smallest_base(length, 128) == pytest.approx(KNOWN_FLOORS[length], rel=1e-8)
+
+
+@pytest.mark.parametrize("length", [300, 1500, 5000])
+def test_the_floor_of_any_length_is_the_infimum(length: int) -> None:
+    assert length_floor(length) == feasible_bases(length, 128, 1e6).infimum
+
+
+def test_a_law_that_covers_the_next_known_length_needs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropewalk.rope.theory.recommend.smallest_base", pytest.fail)
+    found = recommended_theta(5e5, 8192, 100_000)
+    assert (found.rule, found.floor) == ("critical-dimension", KNOWN_FLOORS[131072])
+
+
+def test_published_extensions_agree_with_the_schedules() -> None:
+    for name, model in (
+        ("lwm", "LWM"),
+        ("anchorcontext", "AnchorContext"),
+        ("gradient", "Gradient Llama 3 8B"),
+    ):
+        taken = {each.target_length: each.new_theta for each in EXTENSIONS if each.model == model}
+        assert taken.items() <= SCHEDULES[name].bases.items()
 
 
 @pytest.mark.parametrize("rotary_dim", [64, 128])

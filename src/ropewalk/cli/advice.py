@@ -39,7 +39,8 @@ def print_advice(advice: Advice, notes: Sequence[str]) -> None:
     _print_list("Note", [*notes, *advice.caveats])
     if advice.reasons:
         console.print(
-            "\n--explain shows every rule's setting, which bases reach the target, and all sources.", markup=False
+            "\n--explain shows every rule's setting, which bases reach the target, and all sources.",
+            markup=False,
         )
 
 

@@ -84,7 +84,7 @@ def inspect(
         checkpoint = of_checkpoint(config.values, from_length)
     if target is not None and checkpoint is not None:
         description["notes"] += [note for note in checkpoint.notes if note not in description["notes"]]
-        advice = advise_on(config, checkpoint, target, details=explain or as_json)
+        advice = advise_on(config, checkpoint, target, explain=explain)
     if as_json:
         print_json({**description, "target": None if advice is None else advice.to_json()})
     elif advice is None:
@@ -116,14 +116,14 @@ def read_config(model: str) -> CheckpointConfig:
     return read_checkpoint_config(model, None if str(path) == model else path)
 
 
-def advise_on(config: CheckpointConfig, checkpoint: Checkpoint, target: int, details: bool) -> Advice:
+def advise_on(config: CheckpointConfig, checkpoint: Checkpoint, target: int, explain: bool) -> Advice:
     """Advice on a checkpoint, with what ``ropewalk extend`` would refuse of it.
 
     Args:
         config: as read.
         checkpoint: what planning needs of it.
         target: tokens.
-        details: whether to compare every rule, which takes seconds.
+        explain: whether to map the feasible bases, which takes seconds.
     """
     from ropewalk.planning import advise
     from ropewalk.rope.layers import training_refusals
@@ -135,7 +135,7 @@ def advise_on(config: CheckpointConfig, checkpoint: Checkpoint, target: int, det
             target,
             refusals=training_refusals(config.values, target),
             plannable=checkpoint.plannable,
-            details=details,
+            explain=explain,
             progress=progress,
         )
 

@@ -192,7 +192,14 @@ def theta_command(
     """The base for a longer context by a rule, and how far that base reaches."""
     from ropewalk.planning.settings import bound_at, origin_of, tokens_text
     from ropewalk.rope import Default
-    from ropewalk.rope.theory import SEARCH_LIMIT, check_rule, critical_dimension, theta_by_rule
+    from ropewalk.rope.theory import (
+        SEARCH_LIMIT,
+        check_rule,
+        critical_dimension,
+        recommended_theta,
+        theta_by_rule,
+    )
+    from ropewalk.rope.theory.rules import RECOMMENDED
 
     check_plot(plot)
     check_rule(rule)
@@ -200,12 +207,17 @@ def theta_command(
         raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {to_length}")
     with searching(f"safe base for {to_length:,} tokens", None) as progress:
         theta = theta_by_rule(rule, rotary_dim, rope_theta, from_length, to_length, ceiling, progress)
+    why = None
+    if rule == RECOMMENDED:
+        found = recommended_theta(rope_theta, from_length, to_length)
+        rule, why = found.rule, found.reason
     method = Default(rotary_dim, theta)
     bound = bound_at(method, to_length)
     formula, source, caveat = origin_of(rule, Default(rotary_dim, rope_theta))
     result = {
         "rope_theta": theta,
         "rule": rule,
+        "reason": why,
         "critical_dimension": critical_dimension(rotary_dim, rope_theta, from_length),
         "from": {"rope_theta": rope_theta, "length": from_length},
         "to": to_length,
@@ -222,6 +234,7 @@ def theta_command(
         covers = "covers" if bound >= to_length else "does not cover"
         for line in (
             f"rope_theta {theta:,.10g} for {to_length:,} tokens, by {rule}",
+            *([] if why is None else [f"recommended: {why}"]),
             f"its context bound of {tokens_text(bound)} {covers} the target",
             f"critical dimension {result['critical_dimension']} of {rotary_dim} (base {rope_theta:,.10g}, "
             f"{from_length:,} tokens)",

@@ -37,7 +37,7 @@ def plan_command(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3 or theta=5e6; "
+            help="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3, theta=5e6; "
             "if not given, what inspect --target recommends."
         ),
     ] = None,
@@ -64,7 +64,7 @@ def plan_command(
     checkpoint = of_checkpoint(config.values, from_length)
     trained = checkpoint.trained_length
     said = [*config_tensions(config.values), *checkpoint.notes]
-    advice = advise_on(config, checkpoint, to_length, details=explain or as_json)
+    advice = advise_on(config, checkpoint, to_length, explain=explain)
     if advice.refusals:
         raise RopewalkError(advice.action.rstrip("."))
     with searching(f"safe base for {to_length:,} tokens", None) as progress:

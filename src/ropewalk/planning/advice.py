@@ -8,9 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.planning.settings import FeasibleSummary, Setting, bound_at, compare_settings, setting_of
+from ropewalk.planning.settings import (
+    FeasibleSummary,
+    Setting,
+    bound_at,
+    compare_settings,
+    setting_of,
+    tokens_text,
+)
 from ropewalk.planning.settings import feasible_summary as summarised
-from ropewalk.planning.settings import tokens_text
 from ropewalk.planning.stages import PlannedStage, is_unscaled, plan_stages
 from ropewalk.rope import Default, LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base
@@ -42,8 +48,8 @@ class Advice:
         reasons: why, a sentence each.
         caveats: what the numbers do not promise, a sentence each.
         published: what published models took at about that length.
-        settings: every rule's setting; empty where no details are asked for.
-        feasible: which bases reach the target by the similarity margin; None likewise.
+        settings: every rule's setting; none where nothing needs to change, or no base has a meaning.
+        feasible: which bases reach the target by the similarity margin, if that was to be explained.
         exposure_now: each pair at the target length with the frequencies as they are.
         exposure_then: the same with the recommended setting.
     """
@@ -92,7 +98,7 @@ def advise(
     target_length: int,
     refusals: Sequence[str] = (),
     plannable: bool = True,
-    details: bool = False,
+    explain: bool = False,
     progress: Progress | None = None,
 ) -> Advice:
     """Recommend a setting for a target length, as ``ropewalk extend`` takes it where a recipe names none.
@@ -105,7 +111,7 @@ def advise(
         trained_length, target_length: tokens.
         refusals: why the model cannot be trained at that length, if it cannot: no setting is recommended then.
         plannable: whether a base has a meaning for the target length at all.
-        details: whether to compare every rule, and to map the feasible bases; that takes seconds to half a minute.
+        explain: whether to map the feasible bases too, which takes seconds to half a minute.
         progress: of the map.
     """
     trained = current.frequencies(trained_length).inv_freq
@@ -121,7 +127,7 @@ def advise(
         then = exposure(
             trained, trained_length, chosen.method.frequencies(target_length).inv_freq, target_length
         )
-    compared = details and not fits and plannable
+    compared = not fits and plannable
     unscaled = not fits and plannable and is_unscaled(current)
     return Advice(
         trained_length,
@@ -130,13 +136,13 @@ def advise(
         () if fits else tuple(refusals),
         chosen,
         recommendation,
-        stages,
+        tuple(stages),
         action=_action(chosen, stages, current, trained_length, target_length, refusals),
         reasons=() if fits else (*why, *_need(now, then, bound, trained_length, target_length)),
         caveats=(_STATED,) if fits or refusals else (_NECESSARY, _STATED),
         published=published_near(target_length) if unscaled else (),
         settings=compare_settings(current, trained_length, target_length) if compared else (),
-        feasible=summarised(current.rotary_dim, target_length, progress) if compared else None,
+        feasible=summarised(current.rotary_dim, target_length, progress) if compared and explain else None,
         exposure_now=now,
         exposure_then=then,
     )
@@ -194,7 +200,9 @@ def _practice(base: float, target_length: int) -> list[str]:
     elif base < low.new_theta / _FAR:
         said += f"; this base is {low.new_theta / base:.1f} times smaller than the smallest of them"
     elif base > _FAR * middle:
-        said += f"; this base is {base / middle:.1f} times that, because this checkpoint begins with a large one"
+        said += (
+            f"; this base is {base / middle:.1f} times that, because this checkpoint begins with a large one"
+        )
     return [f"{said}."]
 
 
@@ -251,11 +259,11 @@ def _action(
     refusals: Sequence[str],
 ) -> str:
     if target_length <= trained_length:
-        return f"Change nothing: the model is trained for {trained_length:,} tokens, and {target_length:,} fit."
-    if refusals:
         return (
-            f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
+            f"Change nothing: the model is trained for {trained_length:,} tokens, and {target_length:,} fit."
         )
+    if refusals:
+        return f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
     if chosen is None or chosen.method is None:
         if isinstance(current, LongRope):
             return (

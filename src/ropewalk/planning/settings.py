@@ -200,9 +200,7 @@ def feasible_summary(
 ) -> FeasibleSummary:
     """Map the feasible bases up to 1e12, in seconds to half a minute; left out above ``LONGEST_SEARCH``."""
     if target_length > LONGEST_SEARCH:
-        reason = (
-            f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope base does it)"
-        )
+        reason = f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope base does it)"
         return FeasibleSummary(rotary_dim, SAFE_CEILING, reason=reason)
     found = feasible_bases(target_length, rotary_dim, SAFE_CEILING, progress)
     wide = next((low for low, high in found.feasible if high >= (1 + WIDE) * low), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from ropewalk.errors import RopewalkError
@@ -56,7 +56,9 @@ def attention_of_layers(config: Mapping[str, Any]) -> tuple[LayerAttention, ...]
 
 def shortest_window(config: Mapping[str, Any]) -> int | None:
     """The shortest window of a model's layers in tokens, or None where every layer sees all."""
-    return min((layer.window for layer in attention_of_layers(config) if layer.window is not None), default=None)
+    return min(
+        (layer.window for layer in attention_of_layers(config) if layer.window is not None), default=None
+    )
 
 
 def layer_notes(config: Mapping[str, Any]) -> list[str]:
@@ -66,7 +68,9 @@ def layer_notes(config: Mapping[str, Any]) -> list[str]:
     still = [number for number, layer in enumerate(layers) if layer.kind in SERVED and not layer.rotates]
     notes = []
     if windowed and len(windowed) < len(layers):
-        widths = " or ".join(f"{width:,}" for width in sorted({layers[number].window or 0 for number in windowed}))
+        widths = " or ".join(
+            f"{width:,}" for width in sorted({layers[number].window or 0 for number in windowed})
+        )
         notes.append(
             f"{_which(windowed, len(layers))} sees only the last {widths} tokens (sliding_window), whatever the base"
         )
@@ -147,10 +151,13 @@ def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iter
     every = config.get("no_rope_layer_interval")
     if every:
         return [(number + 1) % every != 0 for number in range(len(kinds))]
-    windows_alone = config.get("model_type") in ROTATE_IN_WINDOWS_ALONE and config.get("sliding_window") is not None
+    windows_alone = (
+        config.get("model_type") in ROTATE_IN_WINDOWS_ALONE and config.get("sliding_window") is not None
+    )
     nested = config.get("rope_parameters") or {}
     return [
-        not (windows_alone and kind == FULL) and not (kind in nested and nested[kind] is None) for kind in kinds
+        not (windows_alone and kind == FULL) and not (kind in nested and nested[kind] is None)
+        for kind in kinds
     ]
 
 
@@ -159,9 +166,10 @@ def _which(numbers: Sequence[int], layers: int) -> str:
     if len(numbers) == layers:
         return "every layer"
     runs = [
-        [number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     ]
-    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         which = f"every {_ordinal(steps.pop())} layer, from {numbers[0]} to {numbers[-1]}"
         return f"{which} (of {layers}, counted from 0)"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ropewalk.evaluation.identity import model_digest
-from ropewalk.training.preflight import Plan
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.target import recommended_base
+from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.ropes import origin_after, takes_recommended_base
 

@@ -77,9 +77,7 @@ def possible_methods(
                 stage_method(stage.rope, end, length, stage.context, origin, table)
                 for end, origin in zip((low, high), origins, strict=True)
             )
-        origins = [
-            origin_after(stage, end, origin) for end, origin in zip((low, high), origins, strict=True)
-        ]
+        origins = [origin_after(stage, end, origin) for end, origin in zip((low, high), origins, strict=True)]
         possible.append((low, high))
         length = stage.context
     return possible
