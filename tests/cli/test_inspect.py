@@ -283,7 +283,7 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
     theta = scaled_theta(500000.0, 8192, 131072)
     assert law["rope_theta"] == theta
     assert law["context_bound"] == context_bound(Default(128, theta).frequencies().inv_freq)
-    assert target["recommended"]["rule"] == "critical-dimension"
+    assert target["recommended"] == "critical-dimension"
     assert target["recommendation"]["rope_theta"] == theta
     assert target["feasible"] is None
     assert [stage["context"] for stage in target["stages"]] == [32768, 131072]

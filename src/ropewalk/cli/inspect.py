@@ -92,7 +92,7 @@ def inspect(
     else:
         from ropewalk.cli.advice import print_advice, print_details
 
-        print_advice(advice, all_notes(description))
+        print_advice(advice, [*_defaults_in_short(description), *description["notes"]])
         if explain:
             results().print()
             _print_table(description)
@@ -255,13 +255,17 @@ def _draw(model: str, checkpoint: Checkpoint, advice: Advice | None, plot: Path)
 
 def _print(description: Mapping[str, Any]) -> None:
     _print_table(description)
-    for line in all_notes(description):
+    for line in (*default_notes(description["defaults"], description["config_class"]), *description["notes"]):
         results().print(f"note: {line}", markup=False, soft_wrap=True)
 
 
-def all_notes(description: Mapping[str, Any]) -> list[str]:
-    """What the config leaves to its class, and what else there is to know of it, a sentence each."""
-    return [*default_notes(description["defaults"], description["config_class"]), *description["notes"]]
+def _defaults_in_short(description: Mapping[str, Any]) -> list[str]:
+    """What the config leaves to its class, in one sentence."""
+    defaults = description["defaults"]
+    if not defaults:
+        return []
+    values = ", ".join(f"{key} ({_summary(value)})" for key, value in defaults.items())
+    return [f"config.json leaves to {description['config_class']}'s own defaults: {values}"]
 
 
 def _print_table(description: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ class Advice:
             "target_length": self.target_length,
             "context_bound_now": self.current_bound,
             "refusals": list(self.refusals),
-            "recommended": None if self.chosen is None else self.chosen.to_json(),
+            "recommended": None if self.chosen is None else self.chosen.rule,
             "recommendation": None if self.recommendation is None else asdict(self.recommendation),
             "stages": [stage.to_json() for stage in self.stages],
             "action": self.action,
