@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +14,15 @@ from hypothesis import strategies as st
 
 from rope_cases import examples, methods
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import Default, Llama3, LongRope, Yarn
-from ropewalk.rope.theory import attention_upper_bound, context_bound, similarity_margin, violations
+from ropewalk.rope import Default, Llama3, LongRope, Yarn, unscaled_inv_freq
+from ropewalk.rope.theory import (
+    attention_upper_bound,
+    context_bound,
+    feasible_bases,
+    inv_freq_of_base,
+    similarity_margin,
+    violations,
+)
 from ropewalk.rope.theory.screen import screen, screen_error
 from theory_cases import inv_freq, margins
 
@@ -105,7 +114,21 @@ def test_screen_refuses_products_in_lower_precision(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "bmm", bfloat16)
     with pytest.raises(RopewalkError, match="set_float32_matmul_precision"):
-        context_bound(inv_freq(128, 1e6))
+        feasible_bases(2000, 128, 1e5)
+
+
+def test_a_context_bound_needs_no_torch() -> None:
+    program = (
+        "import sys; from ropewalk.rope.theory import context_bound, inv_freq_of_base\n"
+        "print(context_bound(inv_freq_of_base(128, 1e4)), 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["1706", "False"]
+
+
+def test_frequencies_of_a_base_are_those_of_the_method() -> None:
+    for dim, base in ((128, 1e4), (64, 5e5), (80, 283461213.5)):
+        assert inv_freq_of_base(dim, base) == pytest.approx(unscaled_inv_freq(dim, base).numpy(), rel=1e-15)
 
 
 def test_autocast_around_it_changes_nothing() -> None:

@@ -71,7 +71,7 @@ def inspect(
     if config.config_class is None:
         tensions.append(
             f"transformers does not know the model type {config.values.get('model_type')!r}: what the file leaves out "
-            "(a partial rotation, a head's width) is taken as Llama's"
+            "(a partial rotation, a head's width) is taken as Llama's, and ropewalk extend needs trust_remote_code"
         )
     try:
         loaded = loaded_rope(config)

@@ -64,7 +64,8 @@ def _product(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[n
     """``left @ right^T`` of each setting."""
     if len(left) == 1:
         # One context bound: loading torch would take ten times as long as the product.
-        return np.matmul(left, right.swapaxes(1, 2))
+        single: NDArray[np.float32] = np.matmul(left, right.swapaxes(1, 2))
+        return single
     # Of many settings torch's product is the faster one, and works well from several threads at once.
     import torch
 
