@@ -16,7 +16,9 @@ from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.rope import Default, scaled_theta
+from ropewalk.rope.theory import recommended_theta
 from ropewalk.training import extend
+from ropewalk.training.announcement import announcement
 from ropewalk.training.preflight import plan
 from ropewalk.training.recipe_file import dump_recipe, parse_recipe
 from ropewalk.training.report import write_run_report
@@ -285,6 +287,17 @@ def test_a_plan_knows_the_methods_that_nothing_is_left_to_choose_for(auto_values
     methods = plan(recipe_of(auto_values)).methods
     assert methods[1] is None
     assert methods[2] == Default(8, 7e7)
+
+
+def test_a_run_says_which_base_it_takes_and_why(recipe_values):
+    recipe = recipe_of(recipe_values)
+    said = announcement(recipe, plan(recipe))
+    found = recommended_theta(1e4, 32, 128)
+    assert f"stage 1: why this base: {found.reason}" in said
+    assert any(f"theta with rope_theta {found.rope_theta:,.0f}" in line for line in said)
+    recipe_values["stages"][0]["rope"] = {"method": "theta", "rope_theta": 7e7}
+    recipe = recipe_of(recipe_values)
+    assert not any("why this base" in line for line in announcement(recipe, plan(recipe)))
 
 
 def test_auto_as_a_string_and_in_full():

@@ -36,7 +36,7 @@ ORIGINS: dict[str, tuple[str, str, str]] = {
     "recommended": (
         "the larger of critical-dimension and length-floor",
         "compared with what published models took: docs/theory.md",
-        "half of the published bases lie within a factor of 2 of it",
+        "two thirds of the published bases lie within a factor of 2 of it",
     ),
     "ntk": (
         "b' = b·(T'/T)^(d/(d-2))",
