@@ -51,7 +51,7 @@ def audit_command(
     twin: Annotated[bool, typer.Option(help="Measure a randomly initialised twin too.")] = True,
     costs: Annotated[bool, typer.Option(help="Measure time and memory of the mends.")] = True,
     device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the random twin and the bootstrap.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random twin.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the pictures into DIR.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -77,9 +77,7 @@ def evaluate_command(
     rows: Annotated[
         int, typer.Option(help="Most rows or documents a length, for perplexity.", rich_help_panel=WHAT)
     ] = 16,
-    seed: Annotated[
-        int, typer.Option(help="Of the prompts and the bootstrap.", min=0, rich_help_panel=WHAT)
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the prompts.", min=0, rich_help_panel=WHAT)] = 0,
     depths: Annotated[int, typer.Option(help="Depths of the needle grid.", rich_help_panel=WHAT)] = 11,
     stride: Annotated[
         int, typer.Option(help="Tokens that a sliding window moves.", rich_help_panel=WHAT)

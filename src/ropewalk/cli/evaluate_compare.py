@@ -21,7 +21,7 @@ def register(group: typer.Typer) -> None:
 def compare_command(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a finished evaluation.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one, on the same samples.")],
-    seed: Annotated[int, typer.Option(help="Of the resampling.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random swaps.", min=0)] = 0,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -88,7 +88,7 @@ def measure(
         results, identity = _one(where, settings, text, loading, serving, replace(output, out=out), label)
         found[each.name] = results
         identities.append({"name": each.name, **identity} if last is not None else identity)
-    results = mean_over_checkpoints(found, settings.seed) if last is not None else found[paths[0].name]
+    results = mean_over_checkpoints(found) if last is not None else found[paths[0].name]
     own = list(zip(identities, found.values(), strict=True)) if last is not None else []
     finish(model, settings, text, identities, results, own, output)
 

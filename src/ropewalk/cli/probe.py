@@ -48,7 +48,6 @@ def probe_command(
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.")] = "auto",
     device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -80,7 +79,7 @@ def probe_command(
     measured_on = rows_of(text, load_tokenizer(path), target, rows)
     loaded = load_model(path, dtype=dtype, device=where)
     with ConsoleReporter(notes).bar("probe", len(methods) * len(measured_on)) as advance:
-        found = probe(loaded, methods, measured_on, length, seed, lambda done, total: advance(done, "rows"))
+        found = probe(loaded, methods, measured_on, length, lambda done, total: advance(done, "rows"))
     if as_json:
         print_json(
             {
@@ -89,7 +88,6 @@ def probe_command(
                 "target_length": target,
                 "text": text,
                 "rows": len(measured_on),
-                "seed": seed,
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "device": str(loaded.device),
                 "results": [

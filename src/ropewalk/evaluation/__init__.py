@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
     from ropewalk.evaluation.sample import Sample, Task
     from ropewalk.evaluation.settings import SUITES, Materials, Settings, check_suites
-    from ropewalk.evaluation.statistics import bootstrap_interval, wilson_interval
+    from ropewalk.evaluation.statistics import (
+        mean_score_interval,
+        ratio_interval,
+        score_interval,
+        wilson_interval,
+    )
     from ropewalk.evaluation.subject import Subject
     from ropewalk.evaluation.suites import Stores, evaluate
 
@@ -38,7 +43,9 @@ _HOMES = {
     "Subject": "subject",
     "Task": "sample",
     "TaskResult": "results",
-    "bootstrap_interval": "statistics",
+    "mean_score_interval": "statistics",
+    "ratio_interval": "statistics",
+    "score_interval": "statistics",
     "candidate_methods": "probe",
     "check_suites": "settings",
     "compare": "comparison",
@@ -68,7 +75,6 @@ __all__ = [
     "Subject",
     "Task",
     "TaskResult",
-    "bootstrap_interval",
     "candidate_methods",
     "check_suites",
     "compare",
@@ -77,7 +83,10 @@ __all__ = [
     "evaluate",
     "evaluation_rows",
     "mean_over_checkpoints",
+    "mean_score_interval",
     "perplexity_by_position",
+    "ratio_interval",
+    "score_interval",
     "take_documents",
     "wilson_interval",
 ]

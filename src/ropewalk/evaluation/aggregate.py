@@ -15,7 +15,14 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.ruler.tasks import EMBEDDED
-from ropewalk.evaluation.statistics import Interval, bootstrap_interval, mean_interval, wilson_interval
+from ropewalk.evaluation.statistics import (
+    Interval,
+    exp_nats,
+    mean_score_interval,
+    ratio_interval,
+    score_interval,
+    wilson_interval,
+)
 
 OVERALL = "overall"
 EFFECTIVE_THRESHOLD = 85.6
@@ -23,7 +30,7 @@ EFFECTIVE_THRESHOLD = 85.6
 
 
 def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -> TaskResult:
-    """The predictions of one task and length as one result, in percent with Wilson's interval.
+    """The predictions of one task and length as one result, in percent with its interval.
 
     Raises:
         RopewalkError: if there are none.
@@ -31,7 +38,7 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
     if not predictions:
         raise RopewalkError("a result needs at least one prediction, got none")
     first = predictions[0]
-    low, high = wilson_interval(sum(each.score for each in predictions), len(predictions))
+    low, high = score_interval([each.score for each in predictions])
     tokens = [each.prompt_tokens for each in predictions]
     over = sum(each.fill > 1 for each in predictions)
     return TaskResult(
@@ -66,7 +73,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
 
     Returns:
         One result a length that has at least two tasks with a score, in order of the length. Its n is the sum
-        of the tasks' samples, its interval is composed of theirs.
+        of the tasks' samples, its interval that of a mean over strata (``mean_score_interval``).
     """
     by_length: dict[int, list[TaskResult]] = defaultdict(list)
     for result in results:
@@ -78,6 +85,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
         if len(ran) < 2:
             continue
         missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)
+        low, high = mean_score_interval([[s["score"] / 100 for s in result.samples] for result in ran])
         named = f"mean of {len(ran)} tasks without {', '.join(missing)}" if missing else None
         found.append(
             TaskResult(
@@ -86,7 +94,7 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
                 length=length,
                 n=sum(result.n for result in ran),
                 score=float(np.mean([result.score for result in ran])),
-                ci95=mean_interval([result.score for result in ran], [result.ci95 for result in ran]),
+                ci95=(100 * low, 100 * high),
                 reason=named,
                 details={"tasks": [result.task for result in ran], "left_out": missing},
             )
@@ -198,7 +206,7 @@ def effective_lengths(
     return [each for each in found if each is not None]
 
 
-def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]], seed: int = 0) -> list[TaskResult]:
+def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]]) -> list[TaskResult]:
     """The mean of several checkpoints' results, task by task and length by length.
 
     The checkpoints answered the same samples: each sample's scores are averaged over the checkpoints first, and
@@ -207,7 +215,6 @@ def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]], seed: int
 
     Args:
         by_name: results by the checkpoint's name.
-        seed: of the bootstrap.
 
     Returns:
         In the order of the first checkpoint's results. A task that one of them did not run is not run, and its
@@ -226,14 +233,14 @@ def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]], seed: int
             raise RopewalkError(
                 f"checkpoints {names[0]} and {name} have results of different tasks or lengths"
             )
-    return [_mean({name: keyed[name][key] for name in names}, seed) for key in keys]
+    return [_mean({name: keyed[name][key] for name in names}) for key in keys]
 
 
 def _key(result: TaskResult) -> tuple[str, str, int | None]:
     return result.suite, result.task, result.length
 
 
-def _mean(by_name: Mapping[str, TaskResult], seed: int) -> TaskResult:
+def _mean(by_name: Mapping[str, TaskResult]) -> TaskResult:
     first = next(iter(by_name.values()))
     failed = {name: result.reason for name, result in by_name.items() if result.status != "ok"}
     if failed:
@@ -256,7 +263,7 @@ def _mean(by_name: Mapping[str, TaskResult], seed: int) -> TaskResult:
         "min": float(scores.min()) if finite else None,
         "max": float(scores.max()) if finite else None,
     }
-    samples, interval = _mean_samples(list(by_name.values()), mean, seed)
+    samples, interval = _mean_samples(list(by_name.values()), mean)
     kept = {k: v for k, v in first.details.items() if all(r.details.get(k) == v for r in by_name.values())}
     remarks = dict.fromkeys(result.reason for result in by_name.values() if result.reason)
     return replace(
@@ -312,7 +319,7 @@ def _mean_depth(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_samples(
-    results: Sequence[TaskResult], mean: float, seed: int
+    results: Sequence[TaskResult], mean: float
 ) -> tuple[tuple[Mapping[str, Any], ...], Interval]:
     """Each sample's mean over checkpoints, and the interval over samples."""
     by_index = [{sample["index"]: sample for sample in result.samples} for result in results]
@@ -323,7 +330,7 @@ def _mean_samples(
         return (), (float(ends[:, 0].mean()), float(ends[:, 1].mean()))
     if "score" in by_index[0][shared[0]]:
         means = [float(np.mean([other[index]["score"] for other in by_index])) for index in shared]
-        low, high = wilson_interval(sum(means) / 100, len(means))
+        low, high = score_interval([each / 100 for each in means])
         return tuple({"index": i, "score": m} for i, m in zip(shared, means, strict=True)), (
             100 * low,
             100 * high,
@@ -331,10 +338,10 @@ def _mean_samples(
     # Perplexities: the mean loss of each row over checkpoints.
     nats = np.array([[other[index]["nats"] for index in shared] for other in by_index], dtype=np.float64)
     tokens = np.array([by_index[0][index]["tokens"] for index in shared])
-    low, high = bootstrap_interval(nats.mean(axis=0), tokens, seed)
+    low, high = ratio_interval(nats.mean(axis=0), tokens, at_least=0)
     centre = float(nats.mean(axis=0).sum() / tokens.sum())
     # The mean of perplexities is not the perplexity of the mean loss; the interval keeps its ratio to its centre.
-    interval = (mean * math.exp(low - centre), mean * math.exp(high - centre))
+    interval = (mean * exp_nats(low - centre), mean * exp_nats(high - centre))
     averaged = tuple(
         {"index": index, "nats": float(total) if math.isfinite(total) else None, "tokens": int(count)}
         for index, total, count in zip(shared, nats.mean(axis=0), tokens, strict=True)

@@ -12,9 +12,10 @@ from ropewalk.evaluation.results import SAMPLES, TaskResult, Unit
 from ropewalk.evaluation.statistics import (
     NO_INTERVAL,
     Interval,
-    bootstrap_interval,
-    mean_interval,
-    wilson_interval,
+    exp_nats,
+    mean_score_interval,
+    ratio_interval,
+    score_interval,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Scored:
 
 
 def task_result(
-    suite: str, name: str, outcome: Outcome, details: Mapping[str, Any], remarks: Sequence[str], seed: int
+    suite: str, name: str, outcome: Outcome, details: Mapping[str, Any], remarks: Sequence[str]
 ) -> TaskResult:
     """The result of a task, or of a group whose tasks have a common score.
 
@@ -57,11 +58,10 @@ def task_result(
         outcome: what lm_eval found.
         details: further facts, JSON values.
         remarks: what is to be said of the score.
-        seed: of the bootstrap.
     """
     alone = outcome.value is None
-    parts = [scored(task, seed) for task in outcome.tasks]
-    whole = parts[0] if alone else _group(outcome, parts, seed)
+    parts = [scored(task) for task in outcome.tasks]
+    whole = parts[0] if alone else _group(outcome, parts)
     first = outcome.tasks[0]
     facts: dict[str, Any] = {
         "metric": first.metric,
@@ -96,24 +96,23 @@ def task_result(
     )
 
 
-def scored(task: TaskOutcome, seed: int = 0) -> Scored:
+def scored(task: TaskOutcome) -> Scored:
     """A task's main metric in percent or as a perplexity.
 
-    A mean of values from 0 to 1 becomes percent: with Wilson's interval where every value is 0 or 1, else with
-    a bootstrap over documents. Perplexities get a bootstrap over documents too. A metric that is no mean over
-    documents (F1 over a whole set, BLEU) has no interval, which the remark says.
+    A mean of values from 0 to 1 becomes percent, with :func:`~ropewalk.evaluation.statistics.score_interval`.
+    Perplexities have Student's interval over documents. A metric that is no mean over documents (F1 over a whole
+    set, BLEU) has no interval, which the remark says.
 
     Args:
         task: what lm_eval found.
-        seed: of the bootstrap.
     """
     if task.aggregation in PERPLEXITIES:
-        return _perplexity(task, seed)
+        return _perplexity(task)
     plain = all(isinstance(value, int | float) for value in _numbers(task.values))
     if task.aggregation == "mean" and plain and _shares(task.values):
         shares = [float(value) for value in task.values]
         samples = _samples(task, [100 * share for share in shares])
-        return Scored(100 * task.value, "percent", _percent_interval(shares, seed), samples)
+        return Scored(100 * task.value, "percent", _percent(score_interval(shares)), samples)
     if task.aggregation in IN_PERCENT or 0 <= task.value <= 1:
         score = task.value if task.aggregation in IN_PERCENT else 100 * task.value
         remark = f"no interval: {task.metric} is no mean of shares over documents"
@@ -122,45 +121,40 @@ def scored(task: TaskOutcome, seed: int = 0) -> Scored:
     return Scored(math.nan, "percent", NO_INTERVAL, remark=remark)
 
 
-def _perplexity(task: TaskOutcome, seed: int) -> Scored:
+def _perplexity(task: TaskOutcome) -> Scored:
     pairs = [value if isinstance(value, tuple | list) else (value, 1) for value in task.values]
     nats, units = [-float(likelihood) for likelihood, _ in pairs], [int(count) for _, count in pairs]
-    low, high = bootstrap_interval(nats, units, seed)
+    low, high = ratio_interval(nats, units, at_least=0)
     samples = tuple(
         {"index": index, "nats": loss, "tokens": count}
         for index, loss, count in zip(task.indices, nats, units, strict=True)
     )
     remark = None if math.isfinite(task.value) else f"the {task.metric} is not a finite number"
     score = task.value if math.isfinite(task.value) else math.nan
-    return Scored(score, "perplexity", (math.exp(low), math.exp(high)), samples, remark)
+    return Scored(score, "perplexity", (exp_nats(low), exp_nats(high)), samples, remark)
 
 
-def _group(outcome: Outcome, parts: Sequence[Scored], seed: int) -> Scored:
+def _group(outcome: Outcome, parts: Sequence[Scored]) -> Scored:
     assert outcome.value is not None
     if any(part.unit != "percent" or not part.samples for part in parts):
         remark = f"no interval: {outcome.tasks[0].metric} is no mean of shares over documents"
         inside = 0 <= outcome.value <= 1
         return Scored(100 * outcome.value if inside else math.nan, "percent", NO_INTERVAL, remark=remark)
-    pooled = [float(value) for task in outcome.tasks for value in task.values]
     # Samples stand for the score only where their plain mean is the score.
     usable = outcome.by_size or len({len(task.values) for task in outcome.tasks}) == 1
     samples: list[dict[str, Any]] = []
     for task, part in zip(outcome.tasks, parts, strict=True):
         for sample in part.samples:
             samples.append({**sample, "task": task.name, "document": sample["index"], "index": len(samples)})
-    interval = (
-        _percent_interval(pooled, seed)
-        if outcome.by_size
-        else mean_interval([part.score for part in parts], [part.ci95 for part in parts])
-    )
-    return Scored(100 * outcome.value, "percent", interval, tuple(samples) if usable else ())
-
-
-def _percent_interval(shares: Sequence[float], seed: int) -> Interval:
-    if all(share in (0.0, 1.0) for share in shares):
-        low, high = wilson_interval(sum(shares), len(shares))
+    if outcome.by_size:
+        interval = score_interval([float(value) for task in outcome.tasks for value in task.values])
     else:
-        low, high = bootstrap_interval(shares, seed=seed)
+        interval = mean_score_interval([[float(value) for value in task.values] for task in outcome.tasks])
+    return Scored(100 * outcome.value, "percent", _percent(interval), tuple(samples) if usable else ())
+
+
+def _percent(interval: Interval) -> Interval:
+    low, high = interval
     return 100 * low, 100 * high
 
 

@@ -102,7 +102,7 @@ def _by_position(
 ) -> TaskResult:
     text = _rows(subject.tokenizer, settings, documents, length)
     edges = default_bins(length, settings.trained_length or subject.max_position_embeddings)
-    measured = perplexity_by_position(subject.model, subject.head, text.rows, edges, progress, settings.seed)
+    measured = perplexity_by_position(subject.model, subject.head, text.rows, edges, progress)
     return perplexity_task(text, measured)
 
 

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.perplexity import check_prefill_chunk, exp_nats
+from ropewalk.evaluation.perplexity import check_prefill_chunk
 from ropewalk.evaluation.results import ITSELF, TaskResult
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.sliding import Window, finite, read_windows
-from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, bootstrap_interval
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, exp_nats, ratio_interval
 from ropewalk.integrations.losses import OutputHead
 
 SHORT_CONTEXT = 4096
@@ -85,7 +85,7 @@ class LongPerplexity:
         n_short: those.
         not_finite: documents in which a loss was no finite number, so that nothing can be chosen.
         perplexity: exp of the mean loss of all key tokens; NaN without any, or with ``not_finite`` ones.
-        ci95: its 95 % bootstrap interval over documents.
+        ci95: its 95 % interval over documents (Student's, of the mean loss).
     """
 
     length: int
@@ -170,7 +170,6 @@ def long_perplexity(
     batch_size: int = 1,
     prefill_chunk: int | None = None,
     progress: Progress | None = None,
-    seed: int = 0,
 ) -> LongPerplexity:
     """Perplexity of a model on the tokens for which long context matters.
 
@@ -189,7 +188,6 @@ def long_perplexity(
         batch_size: short rows in one pass.
         prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.perplexity.causal_losses`.
         progress: called with the rows done and all rows, long and short.
-        seed: of the bootstrap.
 
     Returns:
         What each document adds, and the perplexity of all of it. No key token, or a loss that is not finite,
@@ -226,7 +224,7 @@ def long_perplexity(
                 not_finite.append(index)
             chosen = key_tokens(longs[-1][-len(short) :], short, alpha, beta)
             found.append(_document(index, longs[0], chosen))
-    perplexity, ci95 = (math.nan, NO_INTERVAL) if not_finite else _perplexity(found, seed)
+    perplexity, ci95 = (math.nan, NO_INTERVAL) if not_finite else _perplexity(found)
     return LongPerplexity(
         length,
         short_context,
@@ -320,12 +318,12 @@ def _document(index: int, losses: NDArray[np.float64], chosen: NDArray[np.bool_]
     return KeyTokens(index, len(key), math.fsum(key), len(chosen), len(losses), math.fsum(losses))
 
 
-def _perplexity(documents: Sequence[KeyTokens], seed: int) -> tuple[float, Interval]:
+def _perplexity(documents: Sequence[KeyTokens]) -> tuple[float, Interval]:
     """LongPPL and its interval; NaN without key tokens."""
     totals, counts = [each.nats for each in documents], [each.tokens for each in documents]
     if not sum(counts):
         return math.nan, NO_INTERVAL
-    low, high = bootstrap_interval(totals, counts, seed)
+    low, high = ratio_interval(totals, counts, at_least=0)
     return exp_nats(math.fsum(totals) / sum(counts)), (exp_nats(low), exp_nats(high))
 
 

@@ -36,7 +36,7 @@ from ropewalk.evaluation.ruler.niah import Kind, draw_word
 from ropewalk.evaluation.ruler.templates import NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.sentences import Prose
-from ropewalk.evaluation.statistics import wilson_interval
+from ropewalk.evaluation.statistics import score_interval
 from ropewalk.evaluation.words import word_lists, words_unavailable
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[di
         groups[depth].append(score)
     rows = []
     for depth, group in sorted(groups.items()):
-        low, high = wilson_interval(sum(group), len(group))
+        low, high = score_interval(group)
         score = 100 * sum(group) / len(group)
         rows.append({"depth": depth, "n": len(group), "score": score, "ci95": [100 * low, 100 * high]})
     return rows
@@ -290,7 +290,7 @@ def forced_task(
     if not asked:
         raise RopewalkError("a result needs at least one sample, got none")
     scores = [float(share == 1) for share in shares]
-    low, high = wilson_interval(sum(scores), len(scores))
+    low, high = score_interval(scores)
     tokens = [each.prompt_tokens for each in asked]
     by_depth = scores_by_depth([float(each.details["depth"]) for each in asked], scores)
     return TaskResult(

@@ -19,7 +19,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.rows import EvaluationRows
 from ropewalk.evaluation.running import Progress, evaluating
-from ropewalk.evaluation.statistics import bootstrap_interval
+from ropewalk.evaluation.statistics import exp_nats, ratio_interval
 from ropewalk.integrations.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
 from ropewalk.packing import IGNORED, Row
 from ropewalk.rope import RotaryEmbedding, methods_from_config
@@ -73,7 +73,6 @@ def perplexity_by_position(
     rows: Sequence[Row],
     bin_edges: Sequence[int],
     progress: Progress | None = None,
-    seed: int = 0,
     prefill_chunk: int | None = None,
 ) -> PerplexityResult:
     """Token-weighted perplexity of rows, by the index of the target's row position.
@@ -86,13 +85,12 @@ def perplexity_by_position(
         rows: pattern ``full``; one forward pass each.
         bin_edges: tokens, strictly increasing, at least two.
         progress: called after each row.
-        seed: of the bootstrap.
         prefill_chunk: as in :func:`causal_losses`, which a row then goes through; None for one pass over the
             row with its layout.
 
     Returns:
-        A bin for each pair of neighbouring edges, with 95 % bootstrap intervals over rows. A loss that is not
-        finite makes its bin's perplexity so.
+        A bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
+        loss that is not finite makes its bin's perplexity so.
 
     Raises:
         RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
@@ -107,7 +105,7 @@ def perplexity_by_position(
             losses.append(row_losses(model, head, row, prefill_chunk)[0])
             if progress is not None:
                 progress(done, len(rows))
-    return perplexity_of(losses, rows, bin_edges, seed)
+    return perplexity_of(losses, rows, bin_edges)
 
 
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
@@ -117,19 +115,19 @@ RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
 
 
 def perplexity_of(
-    losses: Iterable[NDArray[np.float64]], rows: Sequence[Row], bin_edges: Sequence[int], seed: int = 0
+    losses: Iterable[NDArray[np.float64]], rows: Sequence[Row], bin_edges: Sequence[int]
 ) -> PerplexityResult:
     """What the losses of rows amount to, wherever they were computed.
 
     Args:
         losses: of each row, as :func:`row_losses` gives them.
-        rows, bin_edges, seed: as for :func:`perplexity_by_position`, checked.
+        rows, bin_edges: as for :func:`perplexity_by_position`, checked.
     """
     scored = [(of_row, has_target(row)) for of_row, row in zip(losses, rows, strict=True)]
     longest = max(row.layout.total_length for row in rows)
-    bins = [_bin(scored, start, end, seed) for start, end in pairwise(bin_edges)]
+    bins = [_bin(scored, start, end) for start, end in pairwise(bin_edges)]
     of_rows = tuple((float(of_row.sum()), int(targets.sum())) for of_row, targets in scored)
-    return PerplexityResult(tuple(bins), _bin(scored, 0, longest, seed), of_rows)
+    return PerplexityResult(tuple(bins), _bin(scored, 0, longest), of_rows)
 
 
 def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskResult:
@@ -293,20 +291,12 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
         )
 
 
-def _bin(scored: list[_Scored], start: int, end: int, seed: int) -> PositionBin:
+def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:
     totals = np.array([losses[start:end].sum() for losses, _ in scored])
     counts = np.array([targets[start:end].sum() for _, targets in scored])
     n_tokens = int(counts.sum())
     mean = float(totals.sum()) / n_tokens if n_tokens else math.nan
-    low, high = bootstrap_interval(totals, counts, seed)
+    low, high = ratio_interval(totals, counts, at_least=0)
     return PositionBin(
         start, end, n_tokens, int((counts > 0).sum()), exp_nats(mean), (exp_nats(low), exp_nats(high))
     )
-
-
-def exp_nats(loss: float) -> float:
-    """Perplexity of a mean loss in nats; infinite where a float cannot hold it."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf

@@ -18,7 +18,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.perplexity import RowLosses, check_rows, has_target, row_losses
 from ropewalk.evaluation.results import Status
 from ropewalk.evaluation.running import Progress, evaluating
-from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, bootstrap_interval
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, ratio_interval
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import rope_of
 from ropewalk.packing import Row
@@ -34,7 +34,7 @@ class ProbeResult:
     Attributes:
         name: the setting's name.
         method: its RoPE method; None where it has no meaning for this checkpoint.
-        loss, ci95: of all positions, with a 95 % bootstrap interval over rows (NaN with fewer than two).
+        loss, ci95: of all positions, with Student's 95 % interval over rows (NaN with fewer than two).
         within_loss: of the positions up to the trained length.
         beyond_loss, beyond_ci95: of the positions from the trained length on; None where there are none.
         difference, difference_ci95: loss less that of the best setting, paired row by row.
@@ -113,7 +113,6 @@ def probe(
     candidates: Mapping[str, RopeMethod],
     rows: Sequence[Row],
     trained_length: int,
-    seed: int = 0,
     progress: Progress | None = None,
     losses_of: RowLosses | None = None,
 ) -> list[ProbeResult]:
@@ -125,7 +124,6 @@ def probe(
             length of the row.
         rows: pattern ``full``; one forward pass each and setting.
         trained_length: tokens; the loss at index t, of the token that follows, is beyond it from there on.
-        seed: of the bootstrap.
         progress: called after each row's losses.
         losses_of: gives the losses of rows, where ``model`` is part of something that has to run as a whole (see
             ``ropewalk.evaluation.sharded``); a forward pass of the model alone if None.
@@ -156,7 +154,7 @@ def probe(
                     progress(method_number * len(rows) + len(sums), len(candidates) * len(rows))
         scored[name] = np.array(sums)
     best = min(scored.values(), key=lambda sums: _rank(_loss(sums)))
-    results = [_result(name, candidates[name], sums, best, seed) for name, sums in scored.items()]
+    results = [_result(name, candidates[name], sums, best) for name, sums in scored.items()]
     return sorted(results, key=lambda result: _rank(result.loss))
 
 
@@ -170,7 +168,7 @@ def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Fl
     return np.array([[losses[part].sum(), targets[part].sum()] for part in parts], dtype=np.float64)
 
 
-def _result(name: str, method: RopeMethod, sums: Floats, best: Floats, seed: int) -> ProbeResult:
+def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbeResult:
     """From sums ``[rows, within or beyond, loss or targets]``, this setting's and the best one's."""
     totals, counts = sums.sum(1).T
     with np.errstate(invalid="ignore"):
@@ -182,12 +180,12 @@ def _result(name: str, method: RopeMethod, sums: Floats, best: Floats, seed: int
         name=name,
         method=method,
         loss=loss,
-        ci95=bootstrap_interval(totals, counts, seed),
+        ci95=ratio_interval(totals, counts, at_least=0),
         within_loss=_loss(sums[:, :1]),
         beyond_loss=_loss(sums[:, 1:]) if has_beyond else None,
-        beyond_ci95=bootstrap_interval(beyond[:, 0], beyond[:, 1], seed) if has_beyond else None,
+        beyond_ci95=ratio_interval(beyond[:, 0], beyond[:, 1], at_least=0) if has_beyond else None,
         difference=loss - _loss(best),
-        difference_ci95=bootstrap_interval(paired, counts, seed),
+        difference_ci95=ratio_interval(paired, counts),
         reason=None if math.isfinite(loss) else "the loss is not a finite number",
     )
 

@@ -48,7 +48,7 @@ class PositionBin:
         n_tokens: targets that were scored.
         n_windows: rows that have any of them.
         perplexity: exp of the token-weighted mean loss; NaN where nothing was scored.
-        ci95: bootstrap interval over rows; NaN with fewer than two.
+        ci95: 95 % interval over rows; NaN with fewer than two.
     """
 
     start: int

@@ -274,7 +274,6 @@ def _run(
             found,
             {**details, "fewshot_examples": _fewshot(job.loaded, found)},
             _remarks(job, found, settings),
-            settings.seed,
         )
         for each, found in alone
     ]

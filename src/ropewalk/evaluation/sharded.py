@@ -235,7 +235,7 @@ class _Run:
             losses.append(of_row)
             self._say(f"perplexity at {length:,} tokens", len(losses), len(text.rows))
         edges = default_bins(length, self.settings.trained_length or self.stated)
-        return perplexity_task(text, perplexity_of(losses, text.rows, edges, self.settings.seed))
+        return perplexity_task(text, perplexity_of(losses, text.rows, edges))
 
     def _forced(self, suite: str, length: int) -> TaskResult:
         task = _task(suite, self.settings)

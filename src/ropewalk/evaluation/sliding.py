@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.perplexity import causal_losses, check_prefill_chunk, exp_nats
+from ropewalk.evaluation.perplexity import causal_losses, check_prefill_chunk
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.running import Progress, evaluating
-from ropewalk.evaluation.statistics import Interval, bootstrap_interval
+from ropewalk.evaluation.statistics import Interval, exp_nats, ratio_interval
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.packing import IGNORED
 
@@ -77,7 +77,7 @@ class SlidingPerplexity:
         n_short: scored documents that do not fill a window.
         n_cut: documents whose ends are not scored, for ``most_windows`` or because they have one window.
         published: exp of the mean of the windows' mean losses, each window with the same weight.
-        published_ci95: its 95 % bootstrap interval over documents.
+        published_ci95: its 95 % interval over documents (Student's, of the mean loss).
         token_weighted: exp of the mean loss of all tokens.
         token_weighted_ci95: likewise.
     """
@@ -140,7 +140,6 @@ def sliding_perplexity(
     batch_size: int = 1,
     prefill_chunk: int | None = None,
     progress: Progress | None = None,
-    seed: int = 0,
 ) -> SlidingPerplexity:
     """Perplexity of documents, read through windows that share their text with the one before.
 
@@ -160,7 +159,6 @@ def sliding_perplexity(
         batch_size: windows of equal length in one pass.
         prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.perplexity.causal_losses`.
         progress: called with the windows done and all windows.
-        seed: of the bootstrap.
 
     Returns:
         Both averages, with intervals, and what each document adds. A loss that is not finite makes them so.
@@ -196,8 +194,8 @@ def sliding_perplexity(
         for index, sums in enumerate(np.split(nats, ends[:-1]))
         if kept[index]
     )
-    published, published_ci95 = _average([(each.window_means, each.windows) for each in found], seed)
-    token_weighted, token_weighted_ci95 = _average([(each.nats, each.tokens) for each in found], seed)
+    published, published_ci95 = _average([(each.window_means, each.windows) for each in found])
+    token_weighted, token_weighted_ci95 = _average([(each.nats, each.tokens) for each in found])
     return SlidingPerplexity(
         length,
         None if truncate else stride,
@@ -288,10 +286,10 @@ def _document(index: int, sums: NDArray[np.float64], windows: Sequence[Window]) 
     )
 
 
-def _average(sums: Sequence[tuple[float, int]], seed: int) -> tuple[float, Interval]:
+def _average(sums: Sequence[tuple[float, int]]) -> tuple[float, Interval]:
     """Perplexity of documents' (sum of losses, number of them), and its interval."""
     totals, counts = zip(*sums, strict=True)
-    low, high = bootstrap_interval(totals, counts, seed)
+    low, high = ratio_interval(totals, counts, at_least=0)
     return exp_nats(math.fsum(totals) / sum(counts)), (exp_nats(low), exp_nats(high))
 
 

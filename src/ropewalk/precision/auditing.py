@@ -51,7 +51,7 @@ class AuditSettings:
             the random twin.
         twin: whether the drift of a randomly initialised twin is measured.
         costs: whether time and memory of the mends are measured.
-        seed: of the twin and of the bootstrap.
+        seed: of the twin.
     """
 
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
@@ -142,15 +142,13 @@ def audit(
     # First, since it is quick: what is wrong with the frequencies is wrong with all that follows.
     rope = rope_stages(subject, far + length - 1, runner.total_length)
     counter.label = "drift"
-    drift = measure_drift(
-        subject, rows, settings.series, settings.shifts, delta2, "pretrained", settings.seed, counter
-    )
+    drift = measure_drift(subject, rows, settings.series, settings.shifts, delta2, "pretrained", counter)
     random: tuple[Drift, ...] = ()
     if settings.twin:
         counter.label = "drift of the random twin"
         with random_parameters(model, settings.seed):
             random = measure_drift(
-                subject, few, settings.series, settings.shifts, delta2, "random", settings.seed, counter
+                subject, few, settings.series, settings.shifts, delta2, "random", counter
             ).drift
     counter.label = "ladder"
     audited = runner.stock(dtype)

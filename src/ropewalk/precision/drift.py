@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.statistics import bootstrap_interval
+from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import DTYPES, Angles, Arithmetic
 from ropewalk.precision.difference import attention_sink, difference, logit_differences, mean_sink
@@ -87,7 +87,6 @@ def measure_drift(
     shifts: Sequence[int],
     delta2: int = 16,
     parameters: Parameters = "pretrained",
-    seed: int = 0,
     advance: Advance | None = None,
 ) -> DriftFindings:
     """Measure D between each shift and ``delta2``.
@@ -99,7 +98,6 @@ def measure_drift(
         shifts: positions of the first token, tokens; distinct.
         delta2: the shift that all others are compared with.
         parameters: what the results are to be labelled with.
-        seed: of the bootstrap.
         advance: called after each forward pass.
 
     Returns:
@@ -127,7 +125,7 @@ def measure_drift(
         found.append(collected)
     first = found[0]
     return DriftFindings(
-        drift=tuple(d for one in found for d in one.drift(parameters, seed)),
+        drift=tuple(d for one in found for d in one.drift(parameters)),
         lengths=tuple(point for one in found for point in one.length_points(cuts)),
         sweep=first.sweep(),
         per_token=tuple(torch.stack(first.tokens).mean(0).tolist()),
@@ -226,7 +224,7 @@ class _Rows:
         """The first shift that is not delta2 itself."""
         return next((shift for shift in self.shifts if shift != self.delta2), self.delta2)
 
-    def drift(self, parameters: Parameters, seed: int) -> list[Drift]:
+    def drift(self, parameters: Parameters) -> list[Drift]:
         found = []
         for number, shift in enumerate(self.shifts):
             samples = [row[number] for row in self.D]
@@ -239,7 +237,7 @@ class _Rows:
                     delta1=shift,
                     delta2=self.delta2,
                     D=float(np.mean(samples)),
-                    ci95=bootstrap_interval(np.array(samples), seed=seed),
+                    ci95=ratio_interval(samples, at_least=0),
                     moved=float(np.mean([row[number] for row in self.moved])),
                     first_token_share=float(first),
                     sink_share=float(sink),

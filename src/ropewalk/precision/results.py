@@ -23,7 +23,7 @@ class Drift:
         D: equation 4: for each token, how much the attention it receives changes for the mean of the queries from
             there on; summed over tokens, heads and layers, mean over rows.
         moved: share of all attention that lands on other tokens, 0 to 1; mean over queries, heads, layers and rows.
-        ci95: 95 % bootstrap interval of D over rows; NaN for fewer than two.
+        ci95: Student's 95 % interval of D over rows; NaN for fewer than two.
         first_token_share: how much of D falls on the row's first token, 0 to 1.
         sink_share: the same for the token that receives most attention.
         per_sample: D of each row.
