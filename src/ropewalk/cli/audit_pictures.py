@@ -62,7 +62,9 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
     ]
     lengths = {
         series_name(dtype, angles, "pretrained"): [
-            (p.length, p.D, p.D_logit_mean) for p in found.lengths if (p.dtype, p.angles) == (dtype, angles)
+            (p.length, p.D, p.mean_logit_difference)
+            for p in found.lengths
+            if (p.dtype, p.angles) == (dtype, angles)
         ]
         for dtype, angles in dict.fromkeys((point.dtype, point.angles) for point in found.lengths)
     }

@@ -132,12 +132,12 @@ def _blocks(
 
 
 def logit_differences(first: Pass, second: Pass, lengths: tuple[int, ...]) -> list[float]:
-    """D_logit at each length: the sum over queries of the absolute difference of the first token's score.
+    """D_logit of the row cut off at each length T: Σ_layers Σ_heads 1/T Σ_i | S^{Δ1}_i0 − S^{Δ2}_i0 |.
 
-    Mean over layers and heads.
+    S_i0 is the score, before softmax, that query i gives the row's first token.
     """
-    scores = (first.first_scores - second.first_scores).abs().mean((0, 1)).cumsum(-1)
-    return [float(scores[length - 1]) for length in lengths]
+    scores = (first.first_scores - second.first_scores).abs().sum((0, 1)).cumsum(-1)
+    return [float(scores[length - 1]) / length for length in lengths]
 
 
 def attention_sink(found: Pass) -> Sink:

@@ -248,9 +248,10 @@ class _Rows:
 
     def length_points(self, cuts: tuple[int, ...]) -> list[LengthPoint]:
         D, D_logit = np.array(self.by_length).mean(0)
+        heads = self.heads[0].numel()
         between = (self.series.dtype, self.series.angles, self._near, self.delta2)
         return [
-            LengthPoint(*between, cut, float(D[n]), float(D_logit[n]), float(D_logit[n]) / cut)
+            LengthPoint(*between, cut, float(D[n]), float(D_logit[n]), float(D_logit[n]) / heads)
             for n, cut in enumerate(cuts)
         ]
 

@@ -44,15 +44,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class LengthPoint:
-    """How far two shifts differ in rows cut off at a length; mean over rows, layers and heads.
+    """How far two shifts differ in rows cut off at a length; mean over rows.
 
     Attributes:
         dtype, angles: as in :class:`Drift`.
         delta1, delta2: shifts, tokens.
         length: tokens.
         D: attention difference of the rows cut off there.
-        D_logit: sum over queries of the absolute difference of their score (before softmax) of the first token.
-        D_logit_mean: the same as a mean over queries.
+        D_logit: equation 5: absolute difference of the score (before softmax) that a query gives the first token;
+            mean over queries, summed over layers and heads.
+        mean_logit_difference: the same as a mean over layers and heads too, which compares models.
     """
 
     dtype: str
@@ -62,7 +63,7 @@ class LengthPoint:
     length: int
     D: float
     D_logit: float
-    D_logit_mean: float
+    mean_logit_difference: float
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ def lengths_figure(
     """D, and how far the first token's score moves, against the row's length; both logarithmic.
 
     Args:
-        series: by name ``(length, D, D_logit_mean)``: tokens, from 1 on; attention difference; and mean absolute
-            difference of the first token's score before softmax.
+        series: by name ``(length, D, mean_logit_difference)``: tokens, from 1 on; attention difference; and absolute
+            difference of the first token's score before softmax, mean over queries, layers and heads.
     """
     rows = _checked_lines("attention difference by length", series, 3)
     lengths = np.concatenate([each[:, 0] for each in rows.values()])
@@ -181,7 +181,7 @@ def lengths_figure(
     ends = []
     for column, axes, words in (
         (1, left, D_LABEL),
-        (2, right, "mean |difference| of the first token's score"),
+        (2, right, "mean logit difference of the first token"),
     ):
         axes.set_title(words, loc="left", fontsize=10, color=INK)
         values = some_positive(words, np.concatenate([each[:, column] for each in rows.values()]))
@@ -211,7 +211,7 @@ def lengths_figure(
     every = np.concatenate([row[:, 1:].ravel() for row in rows.values()])
     parts = [
         "how far two shifts of the same rows differ when the rows are cut off at a length, in attention and in the "
-        "score that queries give the first token; a steeper line grows faster with length"
+        "score that queries give the first token (mean over layers and heads); a steeper line grows faster with length"
     ]
     finish(figure, caption or _sentence(parts, every, "a difference of exactly 0"), 3.5)
     for axes, labels in settled:
