@@ -66,7 +66,6 @@ def test_json_holds_results_and_nothing_else(
         "target_length": 256,
         "text": str(text),
         "rows": 4,
-        "seed": 0,
         "dtype": "float32",
         "device": said["device"],
         "best": results[0]["name"],

@@ -24,7 +24,12 @@ from ropewalk.evaluation.aggregate import (
 )
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
-from ropewalk.evaluation.statistics import bootstrap_interval, wilson_interval
+from ropewalk.evaluation.statistics import (
+    mean_score_interval,
+    ratio_interval,
+    score_interval,
+    wilson_interval,
+)
 
 ENCODER = PromptEncoder(byte_tokenizer())
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
@@ -104,8 +109,8 @@ def test_overall_is_the_unweighted_mean_of_the_tasks_of_each_length() -> None:
     assert (long.suite, long.task, long.unit, long.status) == ("ruler", "overall", "percent", "ok")
     assert long.reason is None
     assert long.details == {"tasks": ["vt", "niah"], "left_out": {}}
-    # Each end lies 1 from its task's score: sqrt(1 + 1) / 2.
-    assert long.ci95 == pytest.approx((70 - math.sqrt(0.5), 70 + math.sqrt(0.5)))
+    low, high = mean_score_interval([[1, 0], [1] * 9 + [0]])
+    assert long.ci95 == pytest.approx((100 * low, 100 * high))
 
 
 def test_overall_names_what_was_not_run_and_counts_it_nowhere() -> None:
@@ -241,7 +246,7 @@ def test_mean_over_checkpoints_averages_each_sample_first() -> None:
     assert mean.score == pytest.approx((50 + 75 + 62.5) / 3)
     assert [each["score"] for each in mean.samples] == pytest.approx([100, 50, 100, 0])
     assert [each["index"] for each in mean.samples] == [0, 1, 2, 3]
-    low, high = wilson_interval(2.5, 4)
+    low, high = score_interval([1, 0.5, 1, 0])
     assert mean.ci95 == pytest.approx((100 * low, 100 * high))
     # 50, 62.5 and 75: deviations 12.5, 0 and 12.5, over two degrees of freedom.
     assert mean.details["spread"] == pytest.approx({"sd": 12.5, "min": 50, "max": 75})
@@ -319,11 +324,11 @@ def test_mean_perplexity_has_each_row_s_mean_loss_and_its_interval_s_ratio() -> 
     nats = {"a": [20.0, 44.0, 60.0, 90.0], "b": [22.0, 40.0, 70.0, 80.0]}
     scores = {name: math.exp(sum(each) / 100) for name, each in nats.items()}
     results = {name: [perplexity_result(nats[name], tokens, scores[name])] for name in nats}
-    (mean,) = mean_over_checkpoints(results, seed=3)
+    (mean,) = mean_over_checkpoints(results)
     assert mean.score == pytest.approx((scores["a"] + scores["b"]) / 2)
     assert [each["nats"] for each in mean.samples] == [21, 42, 65, 85]
     assert [each["tokens"] for each in mean.samples] == tokens
-    low, high = bootstrap_interval([21, 42, 65, 85], tokens, seed=3)
+    low, high = ratio_interval([21, 42, 65, 85], tokens, at_least=0)
     # The perplexity of the mean loss is exp(2.13); the interval keeps its ratio to that.
     assert mean.ci95 == pytest.approx((mean.score * math.exp(low - 2.13), mean.score * math.exp(high - 2.13)))
     assert mean.details["spread"]["sd"] == pytest.approx(abs(scores["a"] - scores["b"]) / math.sqrt(2))
@@ -334,8 +339,8 @@ def test_mean_perplexity_has_each_row_s_mean_loss_and_its_interval_s_ratio() -> 
 def test_one_checkpoint_s_perplexity_keeps_its_interval() -> None:
     tokens, nats = [10, 20, 30], [20.0, 44.0, 60.0]
     score = math.exp(sum(nats) / sum(tokens))
-    ends = tuple(math.exp(end) for end in bootstrap_interval(nats, tokens, seed=5))
-    (mean,) = mean_over_checkpoints({"a": [perplexity_result(nats, tokens, score, ci95=ends)]}, seed=5)  # type: ignore[misc]
+    ends = tuple(math.exp(end) for end in ratio_interval(nats, tokens, at_least=0))
+    (mean,) = mean_over_checkpoints({"a": [perplexity_result(nats, tokens, score, ci95=ends)]})  # type: ignore[misc]
     assert mean.ci95 == pytest.approx(ends)
 
 

@@ -17,7 +17,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import overall_results
 from ropewalk.evaluation.comparison import RESAMPLES, Difference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.evaluation.statistics import Z_95
+from ropewalk.evaluation.statistics import Z_95, ratio_interval
 
 
 def exact_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
@@ -64,7 +64,9 @@ def test_equal_evaluations_differ_by_nothing() -> None:
     ):
         found = one(result, result)
         assert (found.difference, found.p_value, found.p_adjusted, found.real) == (0, 1, 1, False)
-        assert found.ci95 == (0, 0)
+        low, high = found.ci95
+        # Equal answers of a few samples leave room for other ones; equal losses of every row leave none.
+        assert (low, high) == (0, 0) if result.unit == "perplexity" else low == -high < -50
         assert found.score_a == found.score_b == result.score
         assert (found.n, found.reason) == (result.n, None)
 
@@ -72,7 +74,8 @@ def test_equal_evaluations_differ_by_nothing() -> None:
 def test_all_samples_better_is_a_real_difference() -> None:
     a, b = percent_result([0] * 20), percent_result([100] * 20)
     found = one(a, b)
-    assert (found.difference, found.ci95, found.n, found.real) == (100, (100, 100), 20, True)
+    assert (found.difference, found.n, found.real) == (100, 20, True)
+    assert found.ci95 == (pytest.approx(100 - 100 * Z_95 * math.sqrt(2) / 20), 100)
     # Two of 2^20 swaps are as large; the least that so many draws can say is one of them and the observed.
     assert found.p_value == found.p_adjusted == pytest.approx(1 / (RESAMPLES + 1))
     assert (found.score_a, found.score_b, found.unit) == (0, 100, "percent")
@@ -128,10 +131,7 @@ def test_perplexity_s_difference_is_the_exact_ratio() -> None:
     deltas = [y - x for x, y in zip(a, b, strict=True)]
     assert found.p_value == within_four_errors(exact_p_value([(deltas, tokens)]))
     assert found.ci95[0] < found.difference < found.ci95[1]
-    # The widest that a bootstrap can say: one row again and again.
-    ratios = [100 * math.expm1(delta / n) for delta, n in zip(deltas, tokens, strict=True)]
-    assert min(ratios) <= found.ci95[0]
-    assert found.ci95[1] <= max(ratios)
+    assert found.ci95 == pytest.approx([100 * math.expm1(end) for end in ratio_interval(deltas, tokens)])
 
 
 def test_perplexity_that_doubles_in_every_row_is_100_percent_more() -> None:
@@ -144,12 +144,6 @@ def test_perplexity_that_doubles_in_every_row_is_100_percent_more() -> None:
     assert found.real
 
 
-def slack_of_quantile() -> float:
-    """Four standard errors of a 2.5 % quantile of so many normal draws, in standard deviations."""
-    density = math.exp(-(Z_95**2) / 2) / math.sqrt(2 * math.pi)
-    return 4 * math.sqrt(0.025 * 0.975 / RESAMPLES) / density
-
-
 def symmetric(n: int, centre: float, seed: int) -> list[float]:
     """Values without skewness, whose mean of many is normal but for 1 in n."""
     half = np.random.default_rng(seed).normal(size=n // 2)
@@ -159,9 +153,10 @@ def symmetric(n: int, centre: float, seed: int) -> list[float]:
 def test_interval_of_many_samples_is_the_normal_one() -> None:
     deltas = symmetric(400, 0.3, seed=1)
     found = one(percent_result([50.0] * 400), percent_result([50 + delta for delta in deltas]))
-    error = float(np.std(deltas)) / 20
+    # Two more differences, of -100 and of 100, of 400.
+    error = math.hypot(float(np.std(deltas, ddof=1)) / 20, 100 * math.sqrt(2) / 400)
     for end, sign in zip(found.ci95, (-1, 1), strict=True):
-        assert (end - 0.3) / error == pytest.approx(sign * Z_95, abs=slack_of_quantile() + 1 / 400)
+        assert (end - 0.3) / error == pytest.approx(sign * Z_95, rel=1e-12)
 
 
 def overall_case(
@@ -198,9 +193,11 @@ def test_interval_of_an_overall_is_the_normal_one_of_its_strata() -> None:
         {name: ([50.0] * len(each), [50 + delta for delta in each]) for name, each in deltas.items()}
     )
     overall = compare(a, b)[-1]
-    error = math.sqrt(sum(np.var(each) / len(each) for each in deltas.values())) / 2
+    variance = sum(np.var(each, ddof=1) / len(each) for each in deltas.values()) / 4
+    # Two more differences, of -100 and of 100, for both tasks together, which weigh as 4 / (1/400 + 1/200) samples.
+    error = math.hypot(math.sqrt(variance), 100 * math.sqrt(2) * (1 / 400 + 1 / 200) / 4)
     for end, sign in zip(overall.ci95, (-1, 1), strict=True):
-        assert (end - 0.25) / error == pytest.approx(sign * Z_95, abs=slack_of_quantile() + 1 / 200)
+        assert (end - 0.25) / error == pytest.approx(sign * Z_95, rel=1e-12)
 
 
 def test_overall_of_other_tasks_or_of_unpaired_ones_is_not_compared() -> None:
@@ -301,15 +298,13 @@ def test_swapping_the_sides_swaps_the_sign() -> None:
     assert there.p_value == back.p_value
 
 
-def test_many_samples_are_resampled_in_blocks() -> None:
+def test_many_samples_are_swapped_in_blocks() -> None:
     """Fourteen thousand questions: the same numbers as the normal distribution says."""
-    deltas = [100.0] * 700 + [-100.0] * 700 + [0.0] * 600
-    found = one(percent_result([50.0] * 2000), percent_result([50 + delta for delta in deltas]))
-    error = float(np.std(deltas)) / math.sqrt(2000)
-    for end, sign in zip(found.ci95, (-1, 1), strict=True):
-        # Means are multiples of 100 / 2000.
-        assert end == pytest.approx(sign * Z_95 * error, abs=slack_of_quantile() * error + 0.05)
-    assert found.p_value == 1
+    found = one(percent_result([50.0] * 2000), percent_result([150.0] * 700 + [-50.0] * 640 + [50.0] * 660))
+    # The difference is 3, and swaps have the error of the 1,340 that are not 0.
+    error = 100 * math.sqrt(1340) / 2000
+    tail = math.erfc(3 / error / math.sqrt(2))
+    assert found.p_value == pytest.approx(tail, abs=4 * math.sqrt(tail * (1 - tail) / RESAMPLES) + 0.005)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -63,7 +63,7 @@ def likelihood_result(
 
     Args:
         subject: with a model in memory.
-        settings: rows, stride, short context and seed are read.
+        settings: rows, stride and short context are read.
         documents: int ``[tokens]`` each, without special tokens.
         suite, task, length: what to measure.
         progress: called after each pass.
@@ -126,7 +126,6 @@ def _sliding(
             settings.most_windows,
             prefill_chunk=_chunk(subject, length),
             progress=progress,
-            seed=settings.seed,
         )
     )
 
@@ -147,7 +146,6 @@ def _longppl(
             tokenizer=subject.tokenizer,
             prefill_chunk=_chunk(subject, length),
             progress=progress,
-            seed=settings.seed,
         )
     )
 

@@ -206,6 +206,4 @@ def _probe(
         def progress(done: int, total: int) -> None:
             advance(done, "rows")
 
-        return probe(
-            model.model, candidates, rows, length, recipe.seed, progress, row_losses_of(model, team.mesh)
-        )
+        return probe(model.model, candidates, rows, length, progress, row_losses_of(model, team.mesh))
