@@ -1,6 +1,13 @@
 """LongEval's lines: retrieve the number that one line of a long record gives.
 
-Source: DachengLi1/LongChat, ``longeval``, with its random indices of an adjective and a noun.
+LongChat asks chat models and its one base model (MPT-7B-StoryWriter) in different ways, and so do we:
+
+- ``chat``: the question alone inside the chat template, 100 new tokens, and the last integer of the answer counts.
+- ``base``: the question is followed by the beginning of the answer, ``Line <index>: <REGISTER_CONTENT> is``, and
+  the model has 15 new tokens. The first integer counts, because a base model goes on to other text after it;
+  LongChat takes the last one here too, and samples where we take the likeliest token.
+
+Source: DachengLi1/LongChat, ``longeval/utils.py``, with its random indices of an adjective and a noun.
 """
 
 from __future__ import annotations
@@ -8,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.fitting import (
@@ -32,9 +39,13 @@ HEADER = (
 )
 LINE = "line {index}: REGISTER_CONTENT is <{value}>\n"
 TAIL = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number."
+ANSWER_PREFIX = " Line <{index}>: <REGISTER_CONTENT> is"
+"""The beginning of a base model's answer; the space stands at the end of LongChat's question."""
 LARGEST_VALUE = 50_000
 PUBLISHED_LINES = (200, 300, 400, 500, 600, 680)
 """Numbers of lines of the published runs, with 50 samples each."""
+
+Protocol = Literal["base", "chat"]
 
 
 @dataclass(frozen=True)
@@ -47,19 +58,27 @@ class LinesTask:
 
     Args:
         lines: of a record; as many as fit the length if None.
+        protocol: how a model is asked and judged, see the module; ``chat`` is for prompts in a chat template.
 
     Raises:
-        RopewalkError: for less than one line.
+        RopewalkError: for less than one line, or another protocol.
     """
 
     lines: int | None = None
+    protocol: Protocol = "base"
 
     suite = "longeval"
-    max_new_tokens = 100
 
     def __post_init__(self) -> None:
         if self.lines is not None and self.lines < 1:
             raise RopewalkError(f"a record has 1 line or more, got {self.lines}")
+        if self.protocol not in get_args(Protocol):
+            raise RopewalkError(f"unknown LongEval protocol {self.protocol!r}; choose base or chat")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Room for the answer: 15 tokens for a base model, 100 for a chat model."""
+        return 15 if self.protocol == "base" else 100
 
     @property
     def name(self) -> str:
@@ -68,7 +87,7 @@ class LinesTask:
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.sample.Task`."""
-        return {"lines": self.lines, "word_lists": word_lists().digest}
+        return {"lines": self.lines, "protocol": self.protocol, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
         """Why there are no words for indices here, or None."""
@@ -76,12 +95,13 @@ class LinesTask:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.sample.Task`."""
-        form = Form(self.suite, self.name, "last integer", self.max_new_tokens)
+        metric = "first integer" if self.protocol == "base" else "last integer"
+        form = Form(self.suite, self.name, metric, self.max_new_tokens)
         if self.lines is not None:
             return self._of_lines(form, encoder, length, count, seed, self.lines)
 
         def drafts_at(length: int) -> Drafts:
-            return lambda index, units: _draft(sample_random(seed, self.name, length, index), units)
+            return lambda index, units: self._draft(sample_random(seed, self.name, length, index), units)
 
         return fitted_samples(form, encoder, length, count, drafts_at(length), 1, drafts_at)
 
@@ -99,10 +119,10 @@ class LinesTask:
         if count < 1:
             raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
         drafts = [self._record(index, seed, self.lines) for index in range(count)]
-        return max(encoder.counts([(each.text, "") for each in drafts])) + self.max_new_tokens
+        return max(encoder.counts([(each.text, each.answer_prefix) for each in drafts])) + self.max_new_tokens
 
     def _record(self, index: int, seed: int, lines: int) -> Draft:
-        return _draft(sample_random(seed, self.name, 0, index), lines)
+        return self._draft(sample_random(seed, self.name, 0, index), lines)
 
     def _of_lines(
         self, form: Form, encoder: PromptEncoder, length: int, count: int, seed: int, lines: int
@@ -115,20 +135,20 @@ class LinesTask:
             for index in range(count)
         )
 
-
-def _draft(draw: random.Random, lines: int) -> Draft:
-    """A record of so many lines. The line that is asked for does not depend on their number, but for its place."""
-    asked, value, share = _index(draw), _value(draw), draw.random()
-    others: dict[str, None] = {asked: None}
-    while len(others) < lines:
-        others[_index(draw)] = None
-    del others[asked]
-    record = [LINE.format(index=each, value=_value(draw)) for each in others]
-    place = int(share * lines)
-    record.insert(place, LINE.format(index=asked, value=value))
-    text = HEADER + "".join(record) + TAIL.format(index=asked)
-    details = {"unit": "line", "units": lines, "line": place, "depth": place / max(lines - 1, 1)}
-    return Draft(text, "", (str(value),), details)
+    def _draft(self, draw: random.Random, lines: int) -> Draft:
+        """A record of so many lines. Which line is asked for does not depend on their number, but its place does."""
+        asked, value, share = _index(draw), _value(draw), draw.random()
+        others: dict[str, None] = {asked: None}
+        while len(others) < lines:
+            others[_index(draw)] = None
+        del others[asked]
+        record = [LINE.format(index=each, value=_value(draw)) for each in others]
+        place = int(share * lines)
+        record.insert(place, LINE.format(index=asked, value=value))
+        text = HEADER + "".join(record) + TAIL.format(index=asked)
+        prefix = ANSWER_PREFIX.format(index=asked) if self.protocol == "base" else ""
+        details = {"unit": "line", "units": lines, "line": place, "depth": place / max(lines - 1, 1)}
+        return Draft(text, prefix, (str(value),), details)
 
 
 def _index(draw: random.Random) -> str:

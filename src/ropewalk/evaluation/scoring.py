@@ -29,13 +29,13 @@ def any_reference(prediction: str, references: Sequence[str]) -> float:
 
 
 def first_integer(prediction: str, references: Sequence[str]) -> float:
-    """1 if the first integer of the answer is the reference (passkey)."""
+    """1 if the first integer of the answer is the reference (passkey, LongEval of base models)."""
     found = re.search(r"[0-9]+", prediction)
     return float(found is not None and _same_integer(found[0], references[0]))
 
 
 def last_integer(prediction: str, references: Sequence[str]) -> float:
-    """1 if the last integer of the answer is the reference (LongEval lines)."""
+    """1 if the last integer of the answer is the reference (LongEval of chat models)."""
     found = re.findall(r"[0-9]+", prediction)
     return float(bool(found) and _same_integer(found[-1], references[0]))
 

@@ -118,7 +118,7 @@ def generated_tasks(settings: Settings) -> dict[tuple[str, str], Task]:
 
 
 def _records(settings: Settings) -> list[LinesTask]:
-    return [LinesTask(lines) for lines in settings.lines] if settings.lines else [LinesTask()]
+    return [LinesTask(lines, "chat" if settings.chat else "base") for lines in settings.lines or (None,)]
 
 
 def lengths_of(task: Task, settings: Settings, encoder: PromptEncoder) -> list[int]:
