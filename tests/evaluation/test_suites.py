@@ -119,6 +119,7 @@ def test_needle_grid_by_answers_and_by_teacher_forcing(subject: Subject) -> None
     ]
     for result in results:
         assert [row["depth"] for row in result.details["depths"]] == [0.0, 0.5, 1.0]
+        assert result.to_json()["details"]["haystack"] == "noise"
 
 
 def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(subject: Subject) -> None:

@@ -194,6 +194,22 @@ def test_every_suite_is_shown_in_order_and_none_is_lost() -> None:
     assert evaluation_tables({}) == []
 
 
+def test_needle_tables_name_the_haystack_that_was_run() -> None:
+    def titles(*haystacks: str | None) -> list[str]:
+        results = [
+            replace(r, details={**r.details, **({"haystack": haystack} if haystack else {})})
+            for haystack, r in zip(haystacks, needle(LENGTHS[: len(haystacks)]), strict=True)
+        ]
+        return [table.title.split(":")[0] for table in evaluation_tables({"m": results})]
+
+    assert titles("noise", "noise") == [
+        "Needle in repeated noise, generated answers",
+        "Needle in repeated noise, generated answers, by depth",
+    ]
+    assert titles("essay")[0] == "Needle in essays, generated answers"
+    assert titles("noise", "essay")[0] == titles(None)[0] == "Needle, generated answers"
+
+
 def test_no_number_stands_without_its_n() -> None:
     for table in evaluation_tables({"m": every_result()}):
         counted = {"samples", "documents", "tokens"} & set(table.header)

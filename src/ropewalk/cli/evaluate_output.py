@@ -118,6 +118,7 @@ def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) ->
         score_figure,
         tasks_figure,
     )
+    from ropewalk.reporting.evaluation_tables import haystack_words
 
     curves = [r for r in found if any(math.isfinite(each.perplexity) for each in r.positions)]
     if curves:
@@ -131,7 +132,8 @@ def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) ->
         if not ran or suite not in ("passkey", "longeval", "needle"):
             continue
         path = out / (f"{suite}.png" if task in (suite, "lines") else f"{suite}-{task}.png")
-        title = f"{name}: {suite}" if task in (suite, "lines") else f"{name}: {suite}, {task}"
+        title = f"{name}: {suite}{haystack_words(same)}"
+        title += "" if task in (suite, "lines") else f", {task}"
         if suite == "needle":
             needle_figure(same, path, title)
         else:

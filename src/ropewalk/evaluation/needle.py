@@ -1,10 +1,12 @@
 """The needle grid: a number hidden at every depth of a text of every length.
 
-The question is that of RULER's single needle, so that the two can be compared. An answer is generated, or the
-number is given and each of its tokens must be the likeliest one (:func:`forced_result`): one pass a prompt, which
-is far cheaper at long lengths.
+The grid of depths and lengths is that of gkamradt/LLMTest_NeedleInAHaystack; needle, question and scoring are those
+of RULER's single needle, so that the two can be compared and scores are exact. The haystack is RULER's repeated noise
+line by default, as in ``niah_single_1``; gkamradt's own haystack, Paul Graham's essays, is the one called ``essay``.
+Every result names its haystack.
 
-Source: gkamradt/LLMTest_NeedleInAHaystack, with a number in place of a sentence, so that scores are exact.
+An answer is generated, or the number is given and each of its tokens must be the likeliest one
+(:func:`forced_result`): one pass a prompt, which is far cheaper at long lengths.
 """
 
 from __future__ import annotations
@@ -228,7 +230,11 @@ def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...],
 
 
 def forced_result(
-    subject: Subject, encoder: PromptEncoder, samples: Iterable[Sample], progress: Progress | None = None
+    subject: Subject,
+    encoder: PromptEncoder,
+    samples: Iterable[Sample],
+    progress: Progress | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> TaskResult:
     """The grid scored without generation: right where each token of the number is the likeliest after those before.
 
@@ -237,6 +243,7 @@ def forced_result(
         encoder: the one that the samples were made with.
         samples: of one length, at least one.
         progress: called after each prompt, with the prompts so far and those seen so far.
+        settings: of the task, for the result's details.
 
     Returns:
         Percent of the prompts whose number was said in full; ``tokens_right`` in the details is the mean share of
@@ -262,7 +269,7 @@ def forced_result(
         prompts += map(prompt_digest, group)
         # The texts are long and have done their work.
         asked += [replace(each, text="") for each in group]
-    return forced_task(asked, prompts, shares)
+    return forced_task(asked, prompts, shares, settings=settings)
 
 
 def next_group(stream: Iterator[Sample]) -> list[Sample]:
@@ -274,7 +281,11 @@ def next_group(stream: Iterator[Sample]) -> list[Sample]:
 
 
 def forced_task(
-    asked: Sequence[Sample], prompts: Sequence[str], shares: Sequence[float], suite: str = "needle"
+    asked: Sequence[Sample],
+    prompts: Sequence[str],
+    shares: Sequence[float],
+    suite: str = "needle",
+    settings: Mapping[str, Any] | None = None,
 ) -> TaskResult:
     """The result of teacher-forced samples.
 
@@ -283,6 +294,7 @@ def forced_task(
         prompts: digest of each.
         shares: share of each target's tokens that were the likeliest; right is 1 alone.
         suite: of the samples; scores by depth are for the grid's.
+        settings: of the task, for the result's details, where its haystack is named.
 
     Raises:
         RopewalkError: if there are no samples.
@@ -306,6 +318,7 @@ def forced_task(
             "bos_count": sorted({each.bos_count for each in asked}),
             SAMPLES: digest(list(prompts)),
             "tokens_right": 100 * sum(shares) / len(shares),
+            **(settings or {}),
             **({"depths": by_depth} if suite == "needle" else {}),
         },
         samples=tuple(

@@ -259,7 +259,7 @@ class _Run:
                     self._say(f"{suite} forced at {length:,} tokens", len(shares), len(asked) + len(group))
                 asked += [prompt.sample for prompt in group]
                 digests += [prompt.digest for prompt in group]
-        found = forced_task(asked, digests, shares, suite)
+        found = forced_task(asked, digests, shares, suite, task.settings())
         return (
             found
             if suite == "needle"

@@ -40,9 +40,20 @@ TITLES = {
     ("passkey", "passkey"): "Passkey retrieval",
     ("passkey", "forced"): "Passkey retrieval, teacher-forced",
     ("longeval", "lines"): "LongEval lines",
-    ("needle", "generated"): "Needle, generated answers",
-    ("needle", "forced"): "Needle, teacher-forced",
+    ("needle", "generated"): "Needle{haystack}, generated answers",
+    ("needle", "forced"): "Needle{haystack}, teacher-forced",
 }
+HAYSTACKS = {
+    "noise": " in repeated noise",
+    "essay": " in essays",
+    "embedded": " in the embedded corpus",
+    "text": " in given text",
+}
+PROTOCOLS = {
+    "base": "base-model protocol: the prompt begins the answer, and the first integer of 15 new tokens counts",
+    "chat": "chat-model protocol: the last integer of 100 new tokens counts",
+}
+"""Of LongEval, by the name in a result's details."""
 PLAIN_TITLES = {"short": "Short context", "longbench": "LongBench", "lm_eval": "lm_eval tasks"}
 
 
@@ -64,11 +75,24 @@ def evaluation_tables(series: Series) -> list[ResultTable]:
     return [*tables, *checkpoint_tables(series)]
 
 
-def _title(suite: str, task: str) -> str | None:
-    """What a task by length is called; None for tasks that have no lengths to go by."""
+def _title(suite: str, task: str, results: Iterable[TaskResult | None] = ()) -> str | None:
+    """What a task by length is called, with the haystack of its results; None for tasks without lengths."""
     if suite == "longeval" and task.startswith("lines_"):
         return f"LongEval, records of {task.removeprefix('lines_')} lines"
-    return TITLES.get((suite, task))
+    title = TITLES.get((suite, task))
+    return None if title is None else title.format(haystack=haystack_words(results))
+
+
+def haystack_words(results: Iterable[TaskResult | None]) -> str:
+    """`` in essays``, where all results that ran name one haystack; else nothing."""
+    named = {str(r.details.get("haystack")) for r in results if ran(r)}
+    return HAYSTACKS.get(named.pop(), "") if len(named) == 1 else ""
+
+
+def _protocol_notes(results: Iterable[TaskResult | None]) -> list[str]:
+    """How LongEval asked and judged; nothing for other suites."""
+    named = dict.fromkeys(r.details.get("protocol") for r in results if ran(r))
+    return [PROTOCOLS[each] for each in named if each in PROTOCOLS]
 
 
 def _suite_tables(suite: str, part: Series) -> list[ResultTable]:
@@ -138,8 +162,9 @@ def _length_tables(series: Series, suite: str, task: str) -> list[ResultTable]:
         for length, results in by_length.items()
     ]
     header = ("length in tokens", "samples", *headings(list(series), "right (%)"))
-    title = f"{_title(suite, task)}: right answers in percent with 95 % interval"
-    table = ResultTable(title, header, tuple(rows), notes=note_lines(marks))
+    flat = [result for results in by_length.values() for result in results]
+    title = f"{_title(suite, task, flat)}: right answers in percent with 95 % interval"
+    table = ResultTable(title, header, tuple(rows), notes=(*note_lines(marks), *_protocol_notes(flat)))
     return [table, *depth_tables(series, suite, task)]
 
 
@@ -155,7 +180,8 @@ def depth_tables(series: Series, suite: str, task: str) -> list[ResultTable]:
             depth_words(depth): [_depth_cell(result, depth, marks) for result in columns.values()]
             for depth in depths
         }
-        title = f"{_title(suite, task)}{of_model(name, series)}, by depth: right answers in percent with 95 % interval"
+        named = f"{_title(suite, task, columns.values())}{of_model(name, series)}"
+        title = f"{named}, by depth: right answers in percent with 95 % interval"
         if rows:
             heads = _heads(columns)
             tables += grid_tables(title, "depth", rows, heads, "depth and length", note_lines(marks))
