@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,13 +19,18 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import retention as module
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.retention import RetentionSettings, check_retention, retention
+from ropewalk.evaluation.settings import Materials, Settings
+from ropewalk.evaluation.sharded import ShardedBackend
 from ropewalk.evaluation.statistics import (
     mean_score_interval,
     ratio_interval,
     score_interval,
     wilson_interval,
 )
+from ropewalk.evaluation.subject import Subject
+from ropewalk.evaluation.suites import evaluate
 from ropewalk.integrations.models import load_model
+from ropewalk.reporting.evaluation_tables import evaluation_tables
 from ropewalk.rope import Yarn
 
 pytest.importorskip("lm_eval")
@@ -158,6 +164,32 @@ def test_mmlu_counts_each_question_alike_and_says_what_is_left_out(model, tokeni
     assert result.reason == "55 of 57 tasks have no data and are left out"
 
 
+def test_a_part_of_mmlu_is_named_as_that_part_wherever_it_is_shown(model, tokenizer):
+    def named(**asked):
+        (result,) = retention(model, tokenizer, replace(MMLU, **asked))
+        (table,) = evaluation_tables({"model": [result]})
+        assert table.rows[0][0] == result.to_json()["task"] == result.task
+        return result.task
+
+    assert named() == "mmlu (2 of 57 subjects)"
+    assert named(limit=2) == "mmlu (2 of 57 subjects, first 2 questions of each)"
+    assert named(limit=4) == "mmlu (2 of 57 subjects)"
+
+
+def test_a_group_of_which_every_document_was_read_keeps_its_name():
+    def named(group, documents, left_out=(), limit=None, common=True):
+        tasks = {f"task {n}": SimpleNamespace(eval_docs=range(count)) for n, count in enumerate(documents)}
+        loaded = SimpleNamespace(tasks=tasks, group=object() if common else None)
+        return module._named(module._Job(group, loaded, left_out=left_out), limit)
+
+    assert named("mmlu", [3, 9]) == named("mmlu", [3, 9], limit=9) == "mmlu"
+    assert named("mmlu", [3, 9], limit=8) == "mmlu (first 8 questions of each subject)"
+    assert named("mmlu", [3, 9], limit=1) == "mmlu (first question of each subject)"
+    assert named("longbench_multi", [3], ("a", "b")) == "longbench_multi (1 of 3 tasks)"
+    assert named("longbench_multi", [3], limit=2) == "longbench_multi (first 2 documents of each task)"
+    assert named("hellaswag", [3], limit=2, common=False) == "hellaswag"
+
+
 def test_mmlu_reads_its_five_examples_and_the_question_of_its_subject(tokenizer):
     parrot = Parrot(tokenizer, ["nothing"])
     retention(parrot, tokenizer, MMLU)
@@ -193,6 +225,29 @@ def test_examples_come_from_the_training_split(tokenizer):
         examples = "".join(f"Question: {question}" for question in draw.sample(train, 2))
         asked = next(text for text in read if row["question"] in text)
         assert "".join(re.findall(r"Question: [^\n]*", asked)[:2]) == examples
+
+
+def test_the_seed_of_an_evaluation_chooses_the_few_shot_examples(tokenizer, tmp_path):
+    names = ["bowline", "cleat", "hitch", "reef", "sheet", "anchor", "noose", "prusik"]
+    write_rows(tmp_path / "train.jsonl", [{"knot": name, "use": "a loop"} for name in names])
+    text = (
+        f"    train: {tmp_path}/train.jsonl\ntraining_split: train\nnum_fewshot: 3\noutput_type: multiple_choice\n"
+        'doc_to_text: "A {{knot}} joins"\ndoc_to_target: use\ndoc_to_choice: ["a loop", "two ends", "two ropes"]\n'
+    )
+    own_task(tmp_path, "drawn_knots", text)
+    asked = Settings(
+        suites=("lm_eval",), harness_names=("drawn_knots",), materials=Materials(harness_tasks=tmp_path)
+    )
+
+    def read(seed):
+        parrot = Parrot(tokenizer, ["nothing"])
+        (result,) = evaluate(Subject(tokenizer, ShardedBackend({}), parrot), replace(asked, seed=seed))
+        assert result.details["seed"] == seed
+        return sorted(tokenizer.decode(ids) for ids in parrot.read)
+
+    assert all(sum(f"A {name} joins" in text for name in names) >= 3 for text in read(7))
+    assert read(7) == read(7)
+    assert read(7) != read(8)
 
 
 def questions_of(parrot, tokenizer, values, key):
@@ -381,9 +436,10 @@ def test_answers_without_room_are_a_reason(tokenizer):
 def own_task(folder: Path, name: str, text: str) -> Path:
     shutil.copy(DATA / "own" / "knots.jsonl", folder / "knots.jsonl")
     head = (
-        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder}/knots.jsonl\n"
+        f"task: {name}\ndataset_path: json\ntest_split: test\ndataset_kwargs:\n  cache_dir: {folder}/cache\n"
+        f"  data_files:\n    test: {folder}/knots.jsonl\n"
     )
-    (folder / f"{name}.yaml").write_text(f"{head}  cache_dir: {folder}/cache\ntest_split: test\n{text}")
+    (folder / f"{name}.yaml").write_text(head + text)
     return folder
 
 

@@ -77,7 +77,14 @@ def evaluate_command(
     rows: Annotated[
         int, typer.Option(help="Most rows or documents a length, for perplexity.", rich_help_panel=WHAT)
     ] = 16,
-    seed: Annotated[int, typer.Option(help="Of the prompts.", min=0, rich_help_panel=WHAT)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
+            min=0,
+            rich_help_panel=WHAT,
+        ),
+    ] = 0,
     depths: Annotated[int, typer.Option(help="Depths of the needle grid.", rich_help_panel=WHAT)] = 11,
     stride: Annotated[
         int, typer.Option(help="Tokens that a sliding window moves.", rich_help_panel=WHAT)
@@ -128,7 +135,12 @@ def evaluate_command(
         str, typer.Option(help="Documents for perplexity: as for ropewalk data pack.", rich_help_panel=TEXTS)
     ] = "embedded:validation",
     haystack: Annotated[
-        str, typer.Option(help="Of the needle grid: noise, essay or embedded.", rich_help_panel=TEXTS)
+        str,
+        typer.Option(
+            help="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's, as in gkamradt's test) "
+            "or embedded.",
+            rich_help_panel=TEXTS,
+        ),
     ] = "noise",
     essays: Annotated[
         Path | None,

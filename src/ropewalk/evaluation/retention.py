@@ -149,7 +149,9 @@ def retention(
         progress: called after each answer.
 
     Returns:
-        One result a task or group, in order; a tag or a group without a common score gives one a task. ``samples``
+        One result a task or group, in order; a tag or a group without a common score gives one a task. A group of
+        which some tasks have no data, or of whose tasks ``limit`` left documents out, is named as that part:
+        ``mmlu (12 of 57 subjects)``, since its score is not the group's. ``samples``
         has each document's score, and the answer in words where the model writes one. A group whose tasks count
         alike though they differ in size has no samples, since their mean is not its score.
 
@@ -262,9 +264,10 @@ def _run(
         "lm_eval": installed_version(),
         "max_length": asked.max_length,
         "limit": settings.limit,
+        "seed": settings.seed,
         "left_out": list(job.left_out),
     }
-    alone = [(name, outcome)]
+    alone = [(_named(job, settings.limit), outcome)]
     if outcome.value is None and len(outcome.tasks) > 1:
         alone = [(task.name, Outcome((task,))) for task in outcome.tasks]
     return [
@@ -277,6 +280,22 @@ def _run(
         )
         for each, found in alone
     ]
+
+
+def _named(job: _Job, limit: int | None) -> str:
+    """A group's name, with the part of it that was measured where that is not all of it: the score is another."""
+    assert job.loaded is not None
+    tasks = job.loaded.tasks
+    if job.loaded.group is None:
+        return job.name
+    kind, question = ("subject", "question") if job.name == "mmlu" else ("task", "document")
+    parts = []
+    if job.left_out:
+        parts.append(f"{len(tasks)} of {len(tasks) + len(job.left_out)} {kind}s")
+    if limit is not None and any(len(task.eval_docs) > limit for task in tasks.values()):
+        parts.append(f"first {question} of each" if limit == 1 else f"first {limit} {question}s of each")
+        parts[-1] += "" if job.left_out else f" {kind}"
+    return f"{job.name} ({', '.join(parts)})" if parts else job.name
 
 
 def _manner(task: str, settings: RetentionSettings) -> Manner:

@@ -60,7 +60,7 @@ class Settings:
         exclude: names of tasks to leave out.
         samples: prompts of a task and length; of the needle grid, of each depth.
         rows: most rows of text a length, for perplexity; most documents.
-        seed: of samples.
+        seed: of samples and of lm_eval's few-shot examples.
         compat: ``nvidia`` makes RULER's samples as its own scripts do, character by character.
         chat: put prompts into the tokenizer's chat template.
         depths: of the needle grid, evenly from the beginning to the end.

@@ -173,6 +173,7 @@ def _retention_settings(
         limit=settings.harness_limit,
         chat=settings.chat,
         batch_size=batch_size,
+        seed=settings.seed,
     )
 
 
@@ -259,7 +260,8 @@ class _Run:
         )
         named = self._named(f"needle forced at {length:,} tokens")
         return self._kept(
-            ("needle", FORCED, length), lambda: forced_result(self.subject, encoder, samples, named)
+            ("needle", FORCED, length),
+            lambda: forced_result(self.subject, encoder, samples, named, task.settings()),
         )
 
     def _harness(self, suite: str, task: str) -> list[TaskResult]:

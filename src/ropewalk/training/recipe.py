@@ -192,9 +192,7 @@ class Recipe(Strict):
     optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
-    seed: Annotated[int, DECIDES] = Field(
-        0, ge=0, lt=2**32, description="row order, passkey samples"
-    )
+    seed: Annotated[int, DECIDES] = Field(0, ge=0, lt=2**32, description="row order, passkey samples")
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )
