@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.evaluation.longeval import ANSWER_PREFIX, HEADER, LARGEST_VALUE, LINE, TAIL
+from ropewalk.evaluation.longeval import HEADER, LARGEST_VALUE, LINE, TAIL
 from ropewalk.evaluation.passkey import LARGEST_KEY, NOISE_SENTENCES, passkey_text
 from ropewalk.evaluation.ruler.templates import NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.words import key_names
@@ -73,7 +73,7 @@ class ExamWriter:
         """LongEval's record of lines, asked for one or several of them."""
         content = {key: str(self.rng.randint(1, LARGEST_VALUE)) for key in self._keys(units + questions)}
         record = "".join(LINE.format(index=key, value=value) for key, value in content.items())
-        tail = (TAIL[TAIL.index(" line {index}") :] if bare else TAIL) + ANSWER_PREFIX
+        tail = TAIL[TAIL.index(" line {index}") :] if bare else TAIL
         asked = self.rng.sample(list(content), questions)
         return Exam(
             record if bare else HEADER + record,

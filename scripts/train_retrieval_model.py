@@ -7,8 +7,8 @@
 With seed 1 and 1600 steps (24 minutes on one busy core of a two-core machine) it finds what is hidden in noise
 within 512 tokens, and less and less of it beyond, first of all at the beginning of the text: 95, 80 and 35 % of
 passkeys at 512, 1024 and 2048 tokens, 100, 72 and 26 % of the needle grid, 100, 90 and 35 % of niah_single_1. It
-finds 30 % of niah_multikey_2, where eleven or so keys are alike, and none of LongEval's lines: it copies a number that
-it has found, and seldom finds one by its key alone.
+finds 30 % of niah_multikey_2, where eleven or so keys are alike, and none of LongEval's lines (asked, in training and
+then, without the beginning of the answer): it copies a number that it has found, and seldom finds one by its key alone.
 
 The tokenizer is a byte-level BPE over the benchmarks' own prompts, with digits that stand alone: a line of noise
 takes 25 tokens, so that a RULER prompt with 128 tokens of room for its answer fits into 512. The model is trained

@@ -53,7 +53,7 @@ def maker(script, tokenizer):
 
 def shape_of(text):
     """A prompt with placeholders for its keys and numbers."""
-    return re.sub(r"\d+", "0", re.sub(r"[\w']+(-[\w']+)+(?= is:| mentioned|, |>?:|\?)", "KEY", text))
+    return re.sub(r"\d+", "0", re.sub(r"[\w']+(-[\w']+)+(?= is:| mentioned|, |:|\?)", "KEY", text))
 
 
 def only_prompt(exam):
@@ -67,7 +67,8 @@ def own_prompt(task, tokenizer):
 
 
 def test_lines_exam_is_longevals_prompt(tokenizer, writer):
-    prompt, sample = own_prompt(LinesTask(), tokenizer)
+    # The question alone: the script was measured on it before base models were asked with the answer begun.
+    prompt, sample = own_prompt(LinesTask(protocol="chat"), tokenizer)
     exam = writer.lines(sample.details["units"] - 1, 1, bare=False)
     assert shape_of(only_prompt(exam)) == shape_of(prompt)
 
@@ -132,8 +133,8 @@ def test_line_answers_are_what_the_record_says(writer, bare):
     said = dict(LINE.findall(exam.context))
     assert len(said) == 10
     for question, answer in exam.questions:
-        (key,) = {key for key in said if f" line {key}?" in question and f" <{key}>: " in question}
-        assert METRICS["first integer"](answer, [said[key]]) == 1
+        (key,) = {key for key in said if f" line {key}?" in question}
+        assert METRICS["last integer"](answer, [said[key]]) == 1
 
 
 @pytest.mark.parametrize("length", [64, 128, 256, 512])
