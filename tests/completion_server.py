@@ -53,11 +53,17 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 class CompletionServer:
     """Serves until the context ends.
 
+    Requests of one token are trials: they are kept in ``trials``, are no part of the numbers that ``reply`` gets, and
+    are answered where nothing speaks against it.
+
     Args:
         reply: from a request's JSON and its number, counted from 0, to what is done with it.
         models: names of the models that it lists.
         key: the API key that it asks for.
         models_reply: what it says in place of the list of models.
+        refuses: from a request's JSON, trials included, to the refusal of it, or None.
+        reads: from a trial's prompt to the tokens that it says it has read; None says nothing.
+        unlisted: names of models that it serves and does not list.
     """
 
     def __init__(
@@ -66,8 +72,12 @@ class CompletionServer:
         models: Sequence[str] = ("tiny",),
         key: str | None = None,
         models_reply: Reply | None = None,
+        refuses: Callable[[dict[str, Any]], Reply | None] = lambda value: None,
+        reads: Callable[[Any], int | None] = lambda prompt: None,
+        unlisted: Sequence[str] = (),
     ) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.trials: list[dict[str, Any]] = []
         self.under_way = self.most_under_way = 0
         self.released = threading.Event()
         self._lock = threading.Lock()
@@ -86,7 +96,7 @@ class CompletionServer:
                 value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path != "/v1/completions":
                     self._send(refusal(404, "Not Found"))
-                elif self._allowed():
+                elif self._allowed() and not self._refused(value):
                     with outer._lock:
                         number = len(outer.requests)
                         outer.requests.append(value)
@@ -99,6 +109,20 @@ class CompletionServer:
                     with outer._lock:
                         outer.under_way -= 1
                     self._send(said)
+
+            def _refused(self, value: dict[str, Any]) -> bool:
+                """Answer what is a trial or refused, and say so."""
+                trial = value.get("max_tokens") == 1
+                if trial:
+                    outer.trials.append(value)
+                said = refuses(value)
+                if said is None and value["model"] not in (*models, *unlisted):
+                    said = refusal(404, f"The model `{value['model']}` does not exist.")
+                if said is None and trial:
+                    said = completion("x", "length", 1, reads(value["prompt"]))
+                if said is not None:
+                    self._send(said)
+                return said is not None
 
             def _allowed(self) -> bool:
                 if key is None or self.headers["Authorization"] == f"Bearer {key}":

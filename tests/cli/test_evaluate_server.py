@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -73,6 +74,70 @@ def test_server_answers_like_a_model_and_hostile_text_is_harmless(
     assert record["model_sha256"] is None
     assert record["backend"]["kind"] == "server"
     assert record["summary"]["effective_length"][0]["length"] == 500
+
+
+def test_what_the_server_does_not_take_is_left_out_and_said_in_the_results(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, tokenizer = tmp_path / "out", load_tokenizer(str(checkpoint))
+
+    def refuses(request: dict[str, Any]) -> Reply | None:
+        said = "Unexpected fields in the request: {'repetition_penalty'}"
+        if "repetition_penalty" not in request and not isinstance(request["prompt"], str):
+            said = "prompt must be a string."
+        elif "repetition_penalty" not in request:
+            return None
+        return Reply(422, json.dumps({"detail": said}).encode())
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        request = {**request, "prompt": tokenizer(request["prompt"])["input_ids"]}
+        return knowing(checkpoint)(request, number)
+
+    asked = (
+        checkpoint,
+        *ASKED,
+        "--out",
+        out,
+        "--server-extra",
+        "top_k=1",
+        "--server-extra",
+        'user="me"',
+        "--json",
+    )
+    with CompletionServer(reply, refuses=refuses) as server:
+        assert run(*asked, "--server", server.url) == 0
+        assert {(each["top_k"], each["user"]) for each in server.requests} == {(1, "me")}
+    said = capsys.readouterr()
+    record = json.loads(said.out)
+    assert [r["score"] for r in record["results"]] == [100, 100]
+    assert record["backend"]["prompts"] == "text"
+    assert record["backend"]["left_out"] == ["repetition_penalty"]
+    assert record["backend"]["extra"] == {"top_k": 1, "user": "me"}
+    assert len(record["notes"]) == 2
+    for note in record["notes"]:
+        assert note in said.err
+        assert note in html.unescape((out / "report.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["top_k"], "--server-extra 'top_k' is no KEY=VALUE; write top_k=1"),
+        (["=1"], "--server-extra '=1' is no KEY=VALUE"),
+        (["stop=END"], "'END' is no JSON value; write a text as stop='\"END\"'"),
+        (["top_p=NaN"], "the field top_p of a request is no JSON value: nan"),
+        (["max_tokens=5"], "the field max_tokens of a request is ropewalk's own to set"),
+        (["top_k=1", "top_k=2"], "--server-extra gives top_k twice"),
+    ],
+)
+def test_fields_that_cannot_be_sent_are_refused_before_the_server_is_asked(
+    run: Run, checkpoint: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    options = [part for each in extra for part in ("--server-extra", each)]
+    assert run(checkpoint, *ASKED, "--server", "http://127.0.0.1:9/v1", *options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert run(checkpoint, *ASKED, "--server-extra", "top_k=1") == 2
+    assert "--server-extra top_k=1 needs --server URL" in " ".join(capsys.readouterr().err.split())
 
 
 def test_server_that_dies_loses_nothing_and_doubles_nothing(

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from completion_server import CompletionServer, Reply, completion, free_port, refusal, until
@@ -22,6 +23,7 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer, Request, ServerBackend
 from ropewalk.evaluation.backends.completions import (
     FaultError,
+    named_fields,
     one_line,
     public_address,
     read_completion,
@@ -86,7 +88,7 @@ def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
     with CompletionServer(echo, models=["org/tiny"]) as server:
         asked = backend(server)
         list(asked.answers([Request((1, 5, 5, 9), 17, 100)]))
-        list(backend(server, extra_body={"top_k": 1}).answers([Request((1, 2), 3, 100)]))
+        list(backend(server, extra={"top_k": 1}).answers([Request((1, 2), 3, 100)]))
     assert server.requests[0] == {
         "model": "org/tiny",
         "prompt": [1, 5, 5, 9],
@@ -94,7 +96,9 @@ def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
         "temperature": 0.0,
         "repetition_penalty": 1.0,
     }
-    assert set(server.requests[1]) == {"model", "prompt", "max_tokens", "temperature", "top_k"}
+    assert server.requests[1].items() >= {"top_k": 1, "repetition_penalty": 1.0}.items()
+    assert all(trial.items() >= {"temperature": 0.0, "max_tokens": 1}.items() for trial in server.trials)
+    assert asked.notes == []
     assert asked.description == {
         "kind": "server",
         "address": server.url,
@@ -103,20 +107,247 @@ def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
     }
 
 
-def test_text_is_the_prompt_without_its_bos_and_with_all_other_special_tokens() -> None:
+def text_tokenizer(adds_bos: bool) -> PreTrainedTokenizerFast:
+    """A token a byte, special tokens in a text read as such, and BOS in front of every text if asked for."""
     vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
     plain = Tokenizer(BPE(vocabulary, []))
     plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
     plain.decoder = ByteLevelDecoder()
     plain.add_special_tokens([AddedToken(token, special=True) for token in ("<s>", "</s>", "<|user|>")])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
-    text = "<|user|>Hëllo , world .\n\x1b[31m<s> 漢"
-    ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    with CompletionServer(always(completion("x"))) as server:
+    if adds_bos:
+        special = [("<s>", plain.token_to_id("<s>"))]
+        plain.post_processor = TemplateProcessing(single="<s> $A", special_tokens=special)
+    return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
+
+
+def count(tokenizer: Any, **how: bool) -> Callable[[str], int]:
+    return lambda prompt: len(tokenizer(prompt, **how)["input_ids"])
+
+
+TEXT = "<|user|>Hëllo , world .\n\x1b[31m<s> 漢"
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_text_is_what_the_server_reads_as_the_prompts_own_tokens(adds_bos: bool) -> None:
+    tokenizer = text_tokenizer(adds_bos)
+    ids = tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    whole = (tokenizer.bos_token_id, *ids)
+    with CompletionServer(always(completion("x")), reads=count(tokenizer)) as server:
         asked = backend(server, tokenizer=tokenizer, send="text", concurrency=1)
-        list(asked.answers([Request((tokenizer.bos_token_id, *ids), 4, 100), Request(ids, 4, 100)]))
-    assert [value["prompt"] for value in server.requests] == [text, text]
-    assert asked.description["prompts"] == "text"
+        list(asked.answers([Request(whole, 4, 100)]))
+        # One BOS, whoever writes it.
+        assert server.requests[0]["prompt"] == (TEXT if adds_bos else "<s>" + TEXT)
+        assert tuple(tokenizer(server.requests[0]["prompt"])["input_ids"]) == whole
+        assert asked.description["prompts"] == "text"
+        if adds_bos:
+            with pytest.raises(
+                RunFailure, match=rf"of {len(ids)} tokens cannot be sent as text.*\({len(ids) + 1} of"
+            ):
+                list(asked.answers([Request(ids, 4, 100)]))
+        else:
+            list(asked.answers([Request(ids, 4, 100)]))
+            assert server.requests[1]["prompt"] == TEXT
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_what_the_server_says_it_read_decides_who_writes_bos(adds_bos: bool) -> None:
+    ours, theirs = text_tokenizer(adds_bos), text_tokenizer(not adds_bos)
+    prompt = (ours.bos_token_id, *ours("abc", add_special_tokens=False)["input_ids"])
+    with CompletionServer(echo, reads=count(theirs)) as server:
+        asked = backend(server, tokenizer=ours, send="text")
+        list(asked.answers([Request(prompt, 4, 100)]))
+    assert [tuple(theirs(value["prompt"])["input_ids"]) for value in server.requests] == [prompt]
+    assert len(server.trials) == 2
+
+
+def test_a_server_with_another_tokenizer_is_told_by_its_count() -> None:
+    tokenizer = text_tokenizer(True)
+    with (
+        CompletionServer(echo, reads=lambda prompt: 7) as server,
+        pytest.raises(
+            RopewalkError, match=r"reads 7 tokens where the tokenizer at hand has 20 .* another tokenizer"
+        ),
+    ):
+        backend(server, tokenizer=tokenizer, send="text").check()
+    assert len(server.trials) == 2
+
+
+def test_tokens_that_no_text_is_read_as_are_not_sent_as_text() -> None:
+    merged = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merged)
+    with CompletionServer(echo) as server:
+        stream = backend(server, tokenizer=tokenizer, send="text").answers([Request((0, 1, 0), 4, 100)])
+        with pytest.raises(RunFailure, match=r"a prompt of 3 tokens cannot be sent as text.*\(2 of them\)"):
+            list(stream)
+    assert not server.requests
+
+
+# How servers say that they do not take a field: transformers serve, FastAPI, OpenAI, vLLM now and once, Mistral.
+DIALECTS: dict[str, Callable[[str, dict[str, Any]], Reply]] = {
+    "transformers": lambda name, value: detail(422, f"Unexpected fields in the request: {{'{name}'}}"),
+    "fastapi": lambda name, value: detail(422, [extra_field(["body", name], value)]),
+    "openai": lambda name, value: refusal(400, f"Unrecognized request argument supplied: {name}"),
+    "openai param": lambda name, value: error(
+        {"message": "Unsupported parameter.", "param": name, "code": None}
+    ),
+    "vllm": lambda name, value: refusal(
+        400,
+        f"1 validation error for CompletionRequest\n{name}\n  Extra inputs are not permitted [type=extra_forbidden, "
+        f"input_value={value[name]!r}, input_type=float]",
+    ),
+    "vllm of old": lambda name, value: error(
+        {"message": str([{"type": "extra_forbidden", "loc": ("body", name), "input": value}]), "param": None}
+    ),
+    "mistral": lambda name, value: error(
+        {"message": [extra_field(["body", name], value)], "type": "invalid"}
+    ),
+    "several": lambda name, value: detail(
+        422, [extra_field(["body", name], value), extra_field(["body", "unheard_of"], value)]
+    ),
+}
+
+
+def extra_field(place: list[str], request: dict[str, Any]) -> dict[str, Any]:
+    """One of FastAPI's errors, which repeats the whole request where it likes."""
+    return {
+        "type": "extra_forbidden",
+        "loc": place,
+        "msg": "Extra inputs are not permitted",
+        "input": request,
+    }
+
+
+def detail(status: int, said: Any) -> Reply:
+    return Reply(status, json.dumps({"detail": said}).encode())
+
+
+def error(said: dict[str, Any]) -> Reply:
+    return Reply(400, json.dumps({"error": said}).encode())
+
+
+def takes_no(dialect: str, *names: str) -> Callable[[dict[str, Any]], Reply | None]:
+    """Refuses the first of these fields that a request has."""
+    return lambda value: next((DIALECTS[dialect](name, value) for name in names if name in value), None)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_setting_that_the_server_refuses_is_left_out_and_said(dialect: str) -> None:
+    with CompletionServer(echo, refuses=takes_no(dialect, "repetition_penalty")) as server:
+        asked = backend(server)
+        assert len(list(asked.answers(requests_of(2)))) == 2
+    assert [set(value) for value in server.requests] == [
+        {"model", "prompt", "max_tokens", "temperature", "frequency_penalty"}
+    ] * 2
+    assert len(server.trials) == 2
+    (note,) = asked.notes
+    assert note.startswith(
+        "The server refuses repetition_penalty, so that a penalty in the generation_config.json"
+    )
+    assert "frequency_penalty 0 is sent in its place" in note
+    assert asked.description["left_out"] == ["repetition_penalty"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_sent_in_place_of_a_setting_may_be_refused_too(dialect: str) -> None:
+    both = takes_no(dialect, "repetition_penalty", "frequency_penalty")
+    with CompletionServer(echo, refuses=both) as server:
+        asked = backend(server)
+        assert len(list(asked.answers(requests_of(1)))) == 1
+    assert set(server.requests[0]) == {"model", "prompt", "max_tokens", "temperature"}
+    assert len(server.trials) == 3
+    (note,) = asked.notes
+    assert note.startswith("The server refuses repetition_penalty and frequency_penalty, so that a penalty")
+    assert "in its place" not in note
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", ["temperature", "max_tokens"])
+def test_a_field_that_decides_the_answer_is_never_left_out(dialect: str, name: str) -> None:
+    with (
+        CompletionServer(echo, refuses=takes_no(dialect, name)) as server,
+        pytest.raises(RopewalkError) as caught,
+    ):
+        backend(server).answers(requests_of(1))
+    message = str(caught.value)
+    assert message.startswith(f"the server at {server.url} refuses a request of one token (HTTP 4")
+    assert message.endswith(f": without {name} answers would be others, so the model cannot be measured")
+    assert (len(server.trials), len(server.requests)) == (1, 0)
+
+
+def test_a_field_of_the_users_is_never_left_out() -> None:
+    for extra in ({"min_p": 0.5}, {"repetition_penalty": 1.2}):
+        (name,) = extra
+        told = pytest.raises(RopewalkError, match=f": leave {name} out of --server-extra$")
+        with CompletionServer(echo, refuses=takes_no("fastapi", name)) as server, told:
+            backend(server, extra=extra).check()
+        assert len(server.trials) == 1
+    with CompletionServer(echo) as server:
+        asked = backend(server, extra={"repetition_penalty": 1.2})
+        list(asked.answers(requests_of(1)))
+    assert server.requests[0]["repetition_penalty"] == 1.2
+    assert asked.description["extra"] == {"repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        detail(400, "prompt must be a string."),
+        detail(
+            422, [{"type": "string_type", "loc": ["body", "prompt"], "msg": "Input should be a valid string"}]
+        ),
+    ],
+)
+def test_text_is_sent_to_a_server_that_takes_no_ids(said: Reply) -> None:
+    tokenizer = text_tokenizer(True)
+    prompt = tuple(tokenizer("abc")["input_ids"])
+
+    def refuses(value: dict[str, Any]) -> Reply | None:
+        first = takes_no("transformers", "repetition_penalty")(value)
+        return first or (None if isinstance(value["prompt"], str) else said)
+
+    with CompletionServer(echo, refuses=refuses, reads=count(tokenizer)) as server:
+        asked = backend(server, tokenizer=tokenizer)
+        assert [answer.text for answer in asked.answers([Request(prompt, 4, 100)])] == ["answer to c"]
+        assert len(server.trials) == 3
+        assert asked.description["prompts"] == "text"
+        assert any("takes no token ids" in note for note in asked.notes)
+        for settings in ({"send": "ids", "tokenizer": tokenizer}, {}):
+            with pytest.raises(RopewalkError, match="if it takes no token ids, send text"):
+                backend(server, **settings).check()
+        assert [value["prompt"] for value in server.requests] == ["abc"]
+
+
+def test_other_refusals_are_said_in_the_servers_words_and_end_the_trial() -> None:
+    for said in (
+        refusal(400, "This model's maximum context length is 4 tokens (9 in your prompt)"),
+        refusal(403, "repetition_penalty is for friends"),
+        detail(422, [{"loc": ["body", "messages"], "msg": "Field required", "input": {"temperature": 0}}]),
+    ):
+        with (
+            CompletionServer(echo, refuses=lambda value, said=said: said) as server,
+            pytest.raises(RopewalkError, match=rf"refuses a request of one token \(HTTP {said.status}: "),
+        ):
+            backend(server, tokenizer=text_tokenizer(True)).check()
+        assert len(server.trials) <= 2
+        assert not server.requests
+
+
+def test_fields_are_named_by_their_place_or_as_whole_words() -> None:
+    fields = ("model", "prompt", "max_tokens", "temperature", "top_k")
+    for said, names in (
+        ("This model's maximum length is 4, the prompt has 9", ()),
+        ("unknown field `prompt`", ("prompt",)),
+        ("top_k_max and my-top_k are unknown", ()),
+        ("max_tokens: unknown; so is top_k.", ("max_tokens", "top_k")),
+        ({"detail": [{"loc": ["query"], "input": {"top_k": 1}}]}, ()),
+        ({"message": "bad top_k", "param": "temperature"}, ("temperature",)),
+        ({"message": "bad top_k", "param": "400"}, ("top_k",)),
+        ({"message": 5, "detail": {"top_k": "unknown"}}, ("top_k",)),
+        ({"detail": [5, {"loc": 5}, {"loc": [5, ["top_k"]]}]}, ("top_k",)),
+        (None, ()),
+        ([["top_k"]], ("top_k",)),
+    ):
+        assert named_fields(said, fields) == names, said
 
 
 @pytest.mark.parametrize(
@@ -338,6 +569,7 @@ def test_an_interrupted_run_leaves_the_rest_unasked() -> None:
 def test_an_error_that_nobody_thought_of_is_no_answer_either(monkeypatch: pytest.MonkeyPatch) -> None:
     with CompletionServer(echo) as server:
         asked = backend(server, concurrency=2)
+        asked.check()
         monkeypatch.setattr(asked, "_asked", lambda client, request: 1 // 0)
         with pytest.raises(RunFailure, match=r"\(an unexpected error, shown above\) after 0 of 3 answers"):
             list(asked.answers(requests_of(3)))
@@ -386,12 +618,21 @@ def test_check_names_the_only_model_and_refuses_to_guess() -> None:
     with CompletionServer(echo, models=["only"]) as server:
         assert backend(server).check() == "only"
         assert backend(server, model="only").check() == "only"
-        with pytest.raises(RopewalkError, match=r"does not serve other; it serves only$"):
+        with pytest.raises(
+            RopewalkError, match=r"does not serve other; it serves only \(HTTP 404: The model"
+        ):
             backend(server, model="other").check()
     with CompletionServer(echo, models=[f"m{number}" for number in range(9)]) as server:
         assert backend(server, model="m7").check() == "m7"
         with pytest.raises(RopewalkError, match="serves m0, m1, m2, m3, m4 and 4 more; name one model"):
             backend(server).check()
+    # As transformers serve with a model from a folder: its list is the hub's cache, and it has none.
+    for listing in (None, Reply(500, b"Internal Server Error")):
+        with CompletionServer(
+            echo, models=["cached"], unlisted=["/a/folder"], models_reply=listing
+        ) as server:
+            assert backend(server, model="/a/folder").check() == "/a/folder"
+            assert len(server.trials) == 1
     with CompletionServer(echo, models=[]) as server, pytest.raises(RopewalkError, match="serves nothing"):
         backend(server).check()
     assert not server.requests
@@ -463,8 +704,12 @@ def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
         ({"timeout": 0.0}, "timeout and backoff are seconds, got 0.0"),
         ({"timeout": float("nan")}, "got nan"),
         ({"backoff": -1.0}, "and -1.0"),
-        ({"send": "chat"}, "unknown way 'chat' to send prompts; choose one of ids, text"),
+        ({"send": "chat"}, "unknown way 'chat' to send prompts; choose one of auto, ids, text"),
         ({"send": "text"}, "sending text needs the tokenizer"),
+        ({"extra": {"max_tokens": 1}}, "the field max_tokens of a request is ropewalk's own to set"),
+        ({"extra": {"stream": True}}, "the field stream of a request is ropewalk's own to set"),
+        ({"extra": {"top k": 1}}, "'top k' is no name of a request's field"),
+        ({"extra": {"top_p": float("nan")}}, "the field top_p of a request is no JSON value: nan"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -227,10 +227,19 @@ def evaluate_command(
     send: Annotated[
         str,
         typer.Option(
-            help="ids: token ids, exactly as counted; text: for servers that take text alone and add BOS.",
+            help="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text where "
+            "the server refuses ids.",
             rich_help_panel=SERVER,
         ),
-    ] = "ids",
+    ] = "auto",
+    server_extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Send this field with every request, its value as JSON: top_k=1; may be repeated.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     lm_eval_tasks: Annotated[
         str | None,
         typer.Option(help="Tasks of the suite lm_eval, with commas between.", rich_help_panel=HARNESS),
@@ -327,15 +336,18 @@ def evaluate_command(
                 f"--rope {rope} is for a model in memory; a server has the factors of the folder that it loaded, which "
                 "ropewalk export writes"
             )
-        if send not in ("ids", "text"):
-            raise RopewalkError(f"unknown --send {send!r}; choose ids or text")
+        if send not in ("auto", "ids", "text"):
+            raise RopewalkError(f"unknown --send {send!r}; choose auto, ids or text")
+        extra = request_fields(server_extra)
         if server is None and server_model is not None:
             raise RopewalkError(f"--server-model {server_model} needs --server URL")
+        if server is None and server_extra:
+            raise RopewalkError(f"--server-extra {server_extra[0]} needs --server URL")
         loading = Loading(engine, dtype, device, exact_rope, batch_size, parse_length(prefill_chunk), rope)
         serving = None
         if server is not None:
             how: Any = send
-            serving = Serving(server, server_model, concurrency, timeout, retries, how)
+            serving = Serving(server, server_model, concurrency, timeout, retries, how, extra)
         check_processes(world.size, parallel, average, server, device)
         if world.size > 1:
             require_devices(world, choose_device(device))
@@ -384,6 +396,32 @@ def lengths_in(text: str | None) -> list[int]:
     found = list(dict.fromkeys(parse_length(part) for part in names(text)))
     if not found:
         raise RopewalkError(f"--lengths {text!r} names no length; write tokens as 8192, 128k or 1M")
+    return found
+
+
+def request_fields(pairs: list[str] | None) -> dict[str, Any]:
+    """Further fields of a server's requests, by their names."""
+    import json
+
+    from ropewalk.evaluation.backends.server import check_extra
+
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, sign, value = pair.partition("=")
+        if not sign or not name.strip():
+            raise RopewalkError(f"--server-extra {pair!r} is no KEY=VALUE; write top_k=1")
+        if name.strip() in found:
+            raise RopewalkError(f"--server-extra gives {name.strip()} twice")
+        try:
+            found[name.strip()] = json.loads(value)
+        except (ValueError, RecursionError):
+            raise RopewalkError(
+                f"--server-extra {pair!r}: {value!r} is no JSON value; write a text as {name}='{json.dumps(value)}'"
+            ) from None
+    try:
+        check_extra(found)
+    except RopewalkError as error:
+        raise RopewalkError(f"--server-extra: {error}") from error
     return found
 
 

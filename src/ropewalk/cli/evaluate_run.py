@@ -51,7 +51,8 @@ class Serving:
     concurrency: int
     timeout: float
     retries: int
-    send: Literal["ids", "text"]
+    send: Literal["auto", "ids", "text"]
+    extra: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,13 @@ def _subject(
             serving.timeout,
             serving.retries,
             send=serving.send,
+            extra=serving.extra,
         )
         backend.check()
-        return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description}
+        for note in backend.notes:
+            notes.print(note, markup=False, soft_wrap=True)
+        told = {"notes": backend.notes} if backend.notes else {}
+        return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description, **told}
     from ropewalk.attention import check_engine
     from ropewalk.integrations.models import attention_spec, choose_device, load_model
 
@@ -323,7 +328,7 @@ def stores_of(
         return Stores(PredictionLog(), FinishedResults(), samples), noted
     # A server may come back at another port, a run on another device or on more of them.
     where = ("address", "device", "parallel")
-    decides = {k: v for k, v in facts.items() if k not in (*where, "backend")}
+    decides = {k: v for k, v in facts.items() if k not in (*where, "backend", "notes")}
     decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
     known = {
         **identity,

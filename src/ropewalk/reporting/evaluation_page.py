@@ -37,6 +37,7 @@ FACTS = {
     "seed": "Seed",
     "chat": "Chat template",
     "backend": "Backend",
+    "notes": "Notes",
     "engine": "Attention engine",
     "dtype": "Dtype",
     "device": "Device",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,11 +27,12 @@ class FaultError(Exception):
     Attributes:
         reason: in words, on one line.
         wait: seconds that the server asks to wait, or None.
+        status: of HTTP; None where no answer came, or one that makes no sense.
     """
 
-    def __init__(self, reason: str, wait: float | None = None) -> None:
+    def __init__(self, reason: str, wait: float | None = None, status: int | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.wait = reason, wait
+        self.reason, self.wait, self.status = reason, wait, status
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,51 @@ def server_message(body: object, status: int) -> str:
     return one_line(said if isinstance(said, str) else json.dumps(said, default=str) if said else "") or (
         f"status {status} without a word"
     )
+
+
+def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
+    """The fields of a request that a server's refusal of it names.
+
+    FastAPI lists errors with their place in the request, OpenAI has a ``param``, and older vLLM writes FastAPI's list
+    into the message. Where a place is given, the words count no more: they may repeat the whole request. Else a name
+    counts where it stands as a word; ``model`` and ``prompt``, which are words of the language too, only in quotes.
+
+    Args:
+        body: the JSON value under ``error``, or the whole answer.
+        fields: names of the fields that were sent.
+
+    Returns:
+        In the order of ``fields``; none where the refusal is about something else.
+
+    Example:
+        >>> named_fields({"detail": "Unexpected fields in the request: {'best_of'}"}, ["prompt", "best_of"])
+        ('best_of',)
+    """
+    value = body if isinstance(body, Mapping) else {}
+    said = [value.get(key) for key in ("message", "detail", "error")] if value else [body]
+    words = "\n".join(
+        each if isinstance(each, str) else json.dumps(each, default=str) for each in said if each
+    )
+    words = words[:_MOST_WORDS]
+    places = set(_PLACE.findall(words))
+    for errors in said:
+        for error in errors if isinstance(errors, list) else ():
+            place = error.get("loc") if isinstance(error, Mapping) else None
+            places |= {each for each in place if isinstance(each, str)} if isinstance(place, list) else set()
+    if not places and value.get("param") in fields:
+        places = {value["param"]}
+    return tuple(
+        name for name in fields if (name in places if places else re.search(_word(name), words) is not None)
+    )
+
+
+_MOST_WORDS = 100_000
+_PLACE = re.compile(r"'loc': \('body', '(\w+)'")
+
+
+def _word(name: str) -> str:
+    quoted = rf"""["'`]{re.escape(name)}["'`]"""
+    return quoted if name in ("model", "prompt") else rf"(?<![\w-]){re.escape(name)}(?![\w-])"
 
 
 def one_line(said: str | bytes) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Backend(Protocol):
     """Answers prompts greedily."""
 
     @property
-    def description(self) -> dict[str, str]:
+    def description(self) -> Mapping[str, Any]:
         """What answers, in words for the record: kind, dtype or address."""
 
     def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:

@@ -1,7 +1,13 @@
-"""A server with an OpenAI-compatible completion endpoint (vLLM, SGLang, llama.cpp) answers prompts."""
+"""A server with an OpenAI-compatible completion endpoint answers prompts.
+
+vLLM, SGLang, llama.cpp's server and ``transformers serve`` all have one, and differ in what they take: some refuse
+fields that OpenAI does not define, some refuse token ids. One request of one token finds that out before the first
+prompt is asked, and what it found stands in the backend's description and notes.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -13,6 +19,8 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.completions import (
     Completion,
     FaultError,
+    named_fields,
+    one_line,
     public_address,
     read_completion,
     read_models,
@@ -21,7 +29,7 @@ from ropewalk.evaluation.backends.completions import (
 )
 from ropewalk.evaluation.backends.protocol import Answer, Request
 
-Send = Literal["ids", "text"]
+Send = Literal["auto", "ids", "text"]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
@@ -38,11 +46,33 @@ GREEDY: Mapping[str, Any] = {"repetition_penalty": 1.0}
 """vLLM takes settings that a request leaves open from the checkpoint's generation_config.json; penalties apply
 at temperature 0 as well."""
 
+OPENAI_GREEDY: Mapping[str, Any] = {"frequency_penalty": 0.0}
+"""In place of ``GREEDY`` where it is refused: ``transformers serve`` makes this field, less 1, the repetition
+penalty."""
+
+RESERVED = ("model", "prompt", "max_tokens", "temperature")
+"""Fields of every request, without which an answer would be another."""
+
+UNREADABLE = ("stream", "n", "best_of", "echo", "suffix")
+"""Fields that change the form of an answer, so that it could not be read as the answer to a prompt."""
+
+TRIAL = "The grass is green."
+"""What the request of one token asks."""
+
 SHOWN_MODELS = 5
 
 
 class RefusalError(Exception):
-    """The server will not answer, however often it is asked."""
+    """The server will not answer, however often it is asked.
+
+    Attributes:
+        status: of HTTP; None where an answer came that is none.
+        named: fields of the request that the server's words name.
+    """
+
+    def __init__(self, reason: str, status: int | None = None, named: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.status, self.named = status, named
 
 
 class ServerBackend:
@@ -51,7 +81,7 @@ class ServerBackend:
     Args:
         base_url: the server's address with its path, as ``http://localhost:8000/v1``.
         model: the name under which it serves the model; None takes the only one.
-        tokenizer: the model's own; needed to send text.
+        tokenizer: the model's own; needed to send text. The server's is taken to be the same.
         concurrency: most requests at once.
         timeout: seconds without a word from the server after which an attempt has failed.
         retries: further attempts a prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an
@@ -59,11 +89,10 @@ class ServerBackend:
         api_key: for servers that ask for one; ``OPENAI_API_KEY`` of the environment if None. It is shown
             nowhere.
         send: ``ids`` sends the prompt's token ids, with our BOS and nothing else. ``text``, for servers that
-            take no ids, sends the prompt's text without its BOS, since such a server puts its own in front
-            and cuts the text into tokens itself: whether those are ours is up to the server.
+            take no ids, sends a text that this tokenizer reads as these ids: without BOS where it puts one in
+            front by itself, else with BOS written out. ``auto`` sends ids, or text where the server refuses ids.
         backoff: seconds before the second attempt, twice as many before each one after it, up to 8.
-        extra_body: settings of the server's own; None is ``GREEDY``. Give ``{}`` to a server that refuses
-            settings which OpenAI does not define.
+        extra: further fields of every request, JSON values; they are never left out, and go before ``GREEDY``.
 
     Raises:
         RopewalkError: if the openai package is missing, or an argument is not what it should be.
@@ -78,9 +107,9 @@ class ServerBackend:
         timeout: float = 600.0,
         retries: int = 4,
         api_key: str | None = None,
-        send: Send = "ids",
+        send: Send = "auto",
         backoff: float = 0.5,
-        extra_body: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
             if value < least:
@@ -93,47 +122,156 @@ class ServerBackend:
             )
         if send == "text" and tokenizer is None:
             raise RopewalkError("sending text needs the tokenizer; give it, or send ids")
+        check_extra(extra or {})
         self._openai = _openai()
         self.address = public_address(base_url)
         self.model = model
         self.tokenizer = tokenizer
         self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
-        self.send = send
-        self.extra_body = dict(GREEDY if extra_body is None else extra_body)
+        self.extra = dict(extra or {})
+        self.notes: list[str] = []
+        """What is to be known of the answers, in sentences; complete after :meth:`check`."""
+        self._auto = send == "auto"
+        self._text_sent = send == "text"
+        self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
+        self._left_out: list[str] = []
+        self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
+        self._tokenizer_lock = threading.Lock()
         self._base_url = base_url
         self._api_key = _key(api_key)
         self._checked = False
 
     @property
-    def description(self) -> dict[str, str]:
-        """Kind, address, model where it is known, and what is sent."""
-        known = {} if self.model is None else {"model": self.model}
-        return {"kind": "server", "address": self.address, **known, "prompts": self.send}
+    def description(self) -> dict[str, Any]:
+        """Kind, address, model where it is known, and what is sent; complete after :meth:`check`."""
+        return {
+            "kind": "server",
+            "address": self.address,
+            **({} if self.model is None else {"model": self.model}),
+            "prompts": "text" if self._text_sent else "ids",
+            **({"extra": self.extra} if self.extra else {}),
+            **({"left_out": self._left_out} if self._left_out else {}),
+        }
 
     def check(self) -> str:
-        """Ask for the list of models, once, without retries.
+        """Find the model, and with one token of its own what the server takes.
+
+        Fields of ``GREEDY`` that the server refuses are left out, and ids give way to text under ``auto``; the notes
+        say so. A server need not list a model that was named: ``transformers serve`` lists the hub's cache.
 
         Returns:
             The name of the model that will be asked.
 
         Raises:
-            RopewalkError: if the server cannot be reached, or does not serve the model.
+            RopewalkError: if the server cannot be reached, does not serve the model, or refuses what an answer
+                depends on.
         """
+        listed: list[str] | None = None
         with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
             try:
-                served = read_models(self._content(client.models.with_raw_response.list))
+                listed = read_models(self._content(client.models.with_raw_response.list))
             except FaultError as fault:
-                raise RopewalkError(
-                    f"no model server answers at {self.address} ({fault.reason}); start it, or give another address"
-                ) from fault
+                if self.model is None or fault.status is None:
+                    raise RopewalkError(
+                        f"no model server answers at {self.address} ({fault.reason}); start it, or give another "
+                        "address"
+                    ) from fault
             except RefusalError as refusal:
-                raise RopewalkError(
-                    f"the server at {self.address} does not list its models ({refusal}); an OpenAI-compatible "
-                    "address usually ends in /v1"
-                ) from refusal
-        self.model = self._chosen(served)
+                if self.model is None:
+                    raise RopewalkError(
+                        f"the server at {self.address} does not list its models ({refusal}); an OpenAI-compatible "
+                        "address usually ends in /v1"
+                    ) from refusal
+        self.model = self.model or self._only(listed or [])
+        with self._client(self.timeout) as client:
+            self._agree(client, listed)
         self._checked = True
         return self.model
+
+    def _agree(self, client: Any, listed: list[str] | None) -> None:
+        """Ask for one token, with less and less that can be done without, until the server takes the request."""
+        written_otherwise = False
+        while True:
+            ids = self._trial()
+            try:
+                read = self._said(client, Request(ids, 1, len(ids) + 1), threading.Event()).prompt_tokens
+            except FaultError as fault:
+                raise RopewalkError(
+                    f"the server at {self.address} does not answer ({fault.reason}); start it anew, or give another "
+                    "address"
+                ) from fault
+            except RefusalError as refusal:
+                self._do_without(refusal, listed)
+                continue
+            if not self._text_sent or not read or read == len(ids):
+                return
+            # It puts BOS in front where the tokenizer does not, or the other way round.
+            if written_otherwise or self.tokenizer.bos_token_id is None:
+                raise RopewalkError(
+                    f"the server at {self.address} reads {read} tokens where the tokenizer at hand has {len(ids)} for "
+                    f"{TRIAL!r}: it serves a model with another tokenizer"
+                )
+            written_otherwise, self._bos_added = True, not self._bos_added
+
+    def _do_without(self, refusal: RefusalError, listed: list[str] | None) -> None:
+        """Leave out what a refusal of the trial request names, or raise where it names nothing that can go."""
+        named = [name for name in refusal.named if name in self._own]
+        if refusal.status in (400, 422) and named:
+            for name in named:
+                del self._own[name]
+            self._left_out += named
+            if named == [*GREEDY]:
+                self._own |= {name: v for name, v in OPENAI_GREEDY.items() if name not in self.extra}
+            self._note_penalty()
+            return
+        ids_refused = refusal.status in (400, 422) and "prompt" in str(refusal)
+        if ids_refused and self._auto and not self._text_sent and self.tokenizer is not None:
+            self._text_sent = True
+            self.notes.append(
+                "The server takes no token ids, so prompts are sent as text; each is checked to be read as its own "
+                "tokens by the tokenizer at hand."
+            )
+            return
+        raise RopewalkError(self._refused(refusal, listed)) from refusal
+
+    def _note_penalty(self) -> None:
+        sent = ", ".join(f"{name} {value:g}" for name, value in self._own.items())
+        instead = (
+            f"; {sent} is sent in its place, which switches it off in transformers serve" if sent else ""
+        )
+        note = (
+            f"The server refuses {' and '.join(self._left_out)}, so that a penalty in the generation_config.json of "
+            f"the checkpoint that it serves may change answers{instead}."
+        )
+        self.notes[:] = [each for each in self.notes if "generation_config" not in each] + [note]
+
+    def _refused(self, refusal: RefusalError, listed: list[str] | None) -> str:
+        """Why nothing can be measured here, in one sentence."""
+        said = f"the server at {self.address} refuses a request of one token ({refusal})"
+        given = [name for name in refusal.named if name in self.extra]
+        needed = [name for name in refusal.named if name in RESERVED]
+        if refusal.status is None:
+            return f"the server at {self.address} cannot be asked: {refusal}"
+        if refusal.status == 404:
+            if listed is None:
+                return f"{said}; an OpenAI-compatible address usually ends in /v1"
+            return f"the server at {self.address} does not serve {self.model}; it serves {_names(listed)} ({refusal})"
+        if given:
+            return f"{said}: leave {' and '.join(given)} out of --server-extra"
+        if not self._text_sent and set(needed) <= {"prompt"} and "prompt" in str(refusal):
+            needs = "" if self.tokenizer is not None else ", which needs the tokenizer"
+            return f"{said}; if it takes no token ids, send text{needs}"
+        if needed:
+            return f"{said}: without {' and '.join(needed)} answers would be others, so the model cannot be measured"
+        return said
+
+    def _trial(self) -> tuple[int, ...]:
+        """Prompt of the trial request as token ids; one id that every vocabulary has where there is no tokenizer."""
+        if self.tokenizer is None:
+            return (0,)
+        ids = self.tokenizer(TRIAL, add_special_tokens=False)["input_ids"]
+        bos = self.tokenizer.bos_token_id
+        return tuple(ids if bos is None else [bos, *ids])
 
     def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
         """One answer a request, each as soon as it is there; ``concurrency`` requests are under way at most.
@@ -210,9 +348,13 @@ class ServerBackend:
             outcomes.put(None)
 
     def _completion(self, client: Any, request: Request, stop: threading.Event) -> Completion:
+        return self._complete(request, self._said(client, request, stop))
+
+    def _said(self, client: Any, request: Request, stop: threading.Event) -> Completion:
+        """What the server says to a prompt; faults are repeated."""
         for attempt in range(self.retries + 1):
             try:
-                return self._complete(request, read_completion(self._asked(client, request)))
+                return read_completion(self._asked(client, request))
             except FaultError as error:
                 fault = error
             wait = min(self.backoff * 2**attempt, LONGEST_BACKOFF) if fault.wait is None else fault.wait
@@ -227,8 +369,8 @@ class ServerBackend:
             RefusalError: if the server says so.
         """
         asked, read = len(request.input_ids), said.prompt_tokens
-        # Zero is no count; text without our BOS may be one token less.
-        if read and read < asked - (self.send == "text"):
+        # Zero is no count; of text that is read in other tokens than ours, :meth:`_agree` has seen an example.
+        if read and read < asked:
             raise RefusalError(
                 f"it read {read} of a prompt's {asked} tokens: serve the model with a longer context"
             )
@@ -244,7 +386,7 @@ class ServerBackend:
         return said
 
     def _asked(self, client: Any, request: Request) -> bytes:
-        prompt = list(request.input_ids) if self.send == "ids" else self._text(request.input_ids)
+        prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._content(
             client.completions.with_raw_response.create,
             model=self.model,
@@ -252,7 +394,7 @@ class ServerBackend:
             prompt="",
             max_tokens=request.max_new_tokens,
             temperature=0.0,
-            extra_body={**self.extra_body, "prompt": prompt},
+            extra_body={**self._own, **self.extra, "prompt": prompt},
         )
 
     def _content(self, call: Any, **arguments: Any) -> bytes:
@@ -267,18 +409,36 @@ class ServerBackend:
             status = error.status_code
             message = f"HTTP {status}: {self._hidden(server_message(error.body, status))}"
             if status in (408, 429) or status >= 500:
-                raise FaultError(message, retry_after(error.response.headers.get("retry-after"))) from error
-            raise RefusalError(message) from error
+                wait = retry_after(error.response.headers.get("retry-after"))
+                raise FaultError(message, wait, status) from error
+            named = named_fields(error.body, (*RESERVED, *self._own, *self.extra))
+            raise RefusalError(message, status, named) from error
         return content
 
     def _hidden(self, said: str) -> str:
         return said.replace(self._api_key, "***") if self._api_key != NO_KEY else said
 
     def _text(self, input_ids: Sequence[int]) -> str:
-        ids = input_ids[1:] if input_ids[0] == self.tokenizer.bos_token_id else input_ids
-        text: str = self.tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        """A text that the server's tokenizer reads as these ids, as far as can be known here.
+
+        Raises:
+            RefusalError: if the tokenizer at hand reads other ids.
+        """
+        bos = self.tokenizer.bos_token_id
+        ids = list(input_ids[1:] if self._bos_added and input_ids[0] == bos else input_ids)
+        # The tokenizer's settings for cutting and padding are its own state, which threads share.
+        with self._tokenizer_lock:
+            text: str = self.tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            read = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)[
+                "input_ids"
+            ]
+        if [*([bos] if self._bos_added else []), *read] != list(input_ids):
+            raise RefusalError(
+                f"a prompt of {len(input_ids)} tokens cannot be sent as text, which would be read as other tokens "
+                f"({len(read) + self._bos_added} of them): use a server that takes token ids"
+            )
         return text
 
     def _failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
@@ -290,17 +450,12 @@ class ServerBackend:
             f"the server at {self.address} stopped answering ({reason}) {after}; run the same command again to go on"
         )
 
-    def _chosen(self, served: list[str]) -> str:
-        names = ", ".join(served[:SHOWN_MODELS])
-        if len(served) > SHOWN_MODELS:
-            names += f" and {len(served) - SHOWN_MODELS} more"
-        if self.model is not None and self.model not in served:
+    def _only(self, listed: list[str]) -> str:
+        if len(listed) != 1:
             raise RopewalkError(
-                f"the server at {self.address} does not serve {self.model}; it serves {names or 'nothing'}"
+                f"the server at {self.address} serves {_names(listed)}; name one model with --server-model"
             )
-        if self.model is None and len(served) != 1:
-            raise RopewalkError(f"the server at {self.address} serves {names or 'nothing'}; name one model")
-        return self.model or served[0]
+        return listed[0]
 
     def _client(self, timeout: float) -> Any:
         return self._openai.OpenAI(
@@ -310,6 +465,36 @@ class ServerBackend:
             # Ours count answers without sense as well, and stop when another request has failed.
             max_retries=0,
         )
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Raise for further fields of a request that cannot be sent.
+
+    Raises:
+        RopewalkError: for a name that is none, a field that decides what is asked or how an answer reads, or a value
+            that JSON does not have.
+    """
+    for name, value in extra.items():
+        if not name.isidentifier():
+            raise RopewalkError(f"{name!r} is no name of a request's field")
+        if name in RESERVED or name in UNREADABLE:
+            raise RopewalkError(f"the field {name} of a request is ropewalk's own to set; leave it out")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RopewalkError(f"the field {name} of a request is no JSON value: {value!r}") from error
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts BOS in front of a text by itself."""
+    read = tokenizer(TRIAL, verbose=False)["input_ids"]
+    return tokenizer.bos_token_id is not None and read[:1] == [tokenizer.bos_token_id]
+
+
+def _names(models: Sequence[str]) -> str:
+    names = one_line(", ".join(models[:SHOWN_MODELS]))
+    more = len(models) - SHOWN_MODELS
+    return f"{names} and {more} more" if more > 0 else names or "nothing"
 
 
 def _openai() -> Any:

@@ -1,0 +1,112 @@
+"""``transformers serve`` itself, a server that validates requests: its answers are those of the model in memory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completion_server import free_port
+from ropewalk.data import load_tokenizer
+from ropewalk.data.embedded import demo_model_path
+from ropewalk.evaluation.backends import InMemoryBackend, Request, ServerBackend
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.integrations.models import load_model
+
+for name in ("fastapi", "uvicorn", "openai"):
+    pytest.importorskip(name, reason=f"transformers serve needs {name}: pip install 'transformers[serving]'")
+
+START = "from transformers.cli.transformers import main; main()"
+SECONDS = 180
+"""Until the server must answer: it imports torch and loads a model, beside whatever else the machine does."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo checkpoint with a repetition penalty, which a server applies unless a request says otherwise."""
+    made = tmp_path_factory.mktemp("served") / "demo"
+    shutil.copytree(demo_model_path(), made)
+    path = made / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 5.0}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    """The address of a server with the checkpoint, on this machine alone and offline; it ends with the module."""
+    port, log = free_port(), folder.parent / "log.txt"
+    address = f"http://127.0.0.1:{port}"
+    # Its own caches: the list of models is read from the hub's, which need not exist.
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder.parent / "hub"), "CUDA_VISIBLE_DEVICES": ""}
+    options = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, *options], stdout=file, stderr=file, env=os.environ | own
+        )
+        try:
+            end = time.monotonic() + SECONDS
+            while not healthy(address):
+                if process.poll() is not None or time.monotonic() > end:
+                    pytest.fail(f"transformers serve did not start: {log.read_text()[-2000:]}")
+                time.sleep(0.1)
+            yield f"{address}/v1"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def healthy(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def requests(tokenizer: Any) -> list[Request]:
+    encoder = PromptEncoder(tokenizer)
+    texts = ["def main(", "The key is 123. The key is", "import os\nimport ", "Übung – 漢字 <|x|>\n\tfor"]
+    return [Request(encoder.encode(text).input_ids, 24, 200) for text in texts]
+
+
+def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    served = ServerBackend(url, str(folder), tokenizer)
+    asked = requests(tokenizer)
+    found = {each.index: each for each in served.answers(asked)}
+    memory = InMemoryBackend(load_model(str(folder)), tokenizer)
+    known = {each.index: each for each in memory.answers(asked)}
+    assert [found[n].text for n in range(len(asked))] == [known[n].text for n in range(len(asked))]
+    assert {each.new_tokens for each in found.values()} == {24}
+    assert served.description["prompts"] == "text"
+    assert served.description["left_out"] == ["repetition_penalty"]
+    assert len(served.notes) == 2
+    # The penalty of the served folder would have made other answers.
+    penalised = ServerBackend(url, str(folder), tokenizer, extra={"frequency_penalty": 4.0})
+    assert {each.text for each in penalised.answers(asked)} != {each.text for each in found.values()}
+
+
+def test_the_prompt_is_read_as_its_own_tokens(url: str, folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    served = ServerBackend(url, str(folder), tokenizer)
+    served.check()
+    (request,) = requests(tokenizer)[:1]
+    body = {
+        "model": str(folder),
+        "prompt": served._text(request.input_ids),
+        "max_tokens": 2,
+        "temperature": 0,
+    }
+    question = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(question, timeout=60) as answer:
+        assert json.load(answer)["usage"]["prompt_tokens"] == len(request.input_ids)
