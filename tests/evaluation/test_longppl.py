@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split, WhitespaceSplit
+from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from evaluation_cases import tiny_llama
 from ropewalk.errors import EngineError, RopewalkError
@@ -21,12 +30,26 @@ from ropewalk.evaluation.longppl import (
     key_tokens,
     long_perplexity,
     longppl_task,
+    mapped_key_tokens,
+    read_with_offsets,
+    readings,
     short_windows,
 )
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import attach
+from ruler_cases import demo_tokenizer
 
 BOS, VOCABULARY = 1, 97
+
+
+@cache
+def word_tokenizer(bos: int | None) -> Any:
+    """Reads ``w03 w17`` as 3, 17; equally long, so that BOS stands in no other word."""
+    words = Tokenizer(WordLevel({f"w{number:02}": number for number in range(VOCABULARY)}, unk_token="w00"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token=None if bos is None else f"w{bos:02}")
+
+
 # Losses of about 5 nats in float32, 1e-6 each, averaged.
 FLOAT32 = 1e-5
 
@@ -113,7 +136,7 @@ def test_equals_a_reading_of_every_token_by_itself(
 ) -> None:
     alpha, beta = 0.2, -6.0
     documents = text(*lengths, 37)
-    evaluator = None if itself else Evaluator("other", *other, SimpleNamespace(get_vocab=dict))
+    evaluator = None if itself else Evaluator("other", *other, word_tokenizer(bos))
     found = long_perplexity(
         *own,
         documents,
@@ -124,7 +147,7 @@ def test_equals_a_reading_of_every_token_by_itself(
         alpha,
         beta,
         evaluator,
-        SimpleNamespace(get_vocab=dict),
+        word_tokenizer(bos),
         batch_size,
         chunk,
     )
@@ -233,8 +256,7 @@ def test_alpha_and_beta_choose_fewer() -> None:
 
 def test_evaluator_chooses_and_the_model_is_scored() -> None:
     sure, unsure = Recalling(sure=8.0), Recalling(sure=1.0)
-    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0})
-    evaluator = Evaluator("sure", sure, identity(), SimpleNamespace(get_vocab=lambda: {"a": 0}))
+    evaluator = Evaluator("sure", sure, identity(), word_tokenizer(BOS), max_position_embeddings=35)
     calls: list[tuple[int, int]] = []
     found = long_perplexity(
         unsure,
@@ -245,24 +267,151 @@ def test_evaluator_chooses_and_the_model_is_scored() -> None:
         8,
         4,
         evaluator=evaluator,
-        tokenizer=tokenizer,
+        tokenizer=word_tokenizer(BOS),
         progress=lambda done, total: calls.append((done, total)),
     )
     assert found.perplexity == pytest.approx(math.exp(loss_of(1.0)))
-    assert found.evaluator == longppl_task(found).details["evaluator"] == "sure"
+    task = longppl_task(found)
+    assert found.evaluator == task.details["evaluator"] == "sure"
+    assert (task.details["mapping"], task.details["evaluator_tokens"], task.reason) == (
+        "characters",
+        35,
+        None,
+    )
     assert len(unsure.rows) == 1
     assert calls == [(done, 8) for done in range(1, 9)]
     assert long_perplexity(unsure, identity(), [needle(30)], BOS, 64, 8, 4).n_key_tokens == 0
-    evaluator = Evaluator("stranger", sure, identity(), SimpleNamespace(get_vocab=lambda: {"b": 0, "c": 1}))
-    with pytest.raises(
-        RopewalkError, match=r"stranger has another vocabulary \(2 tokens\) than the model \(1\)"
-    ):
-        long_perplexity(
-            unsure, identity(), [needle(30)], BOS, 64, 8, 4, evaluator=evaluator, tokenizer=tokenizer
-        )
-    with pytest.raises(RopewalkError, match="stranger needs the model's tokenizer"):
+    with pytest.raises(RopewalkError, match="sure needs the model's tokenizer"):
         long_perplexity(unsure, identity(), [needle(30)], BOS, 64, 8, 4, evaluator=evaluator)
     assert len(unsure.rows) == 1 + 7
+    beyond = replace(found, evaluator_stated=34)
+    assert (
+        longppl_task(beyond).reason
+        == "the evaluator sure read up to 35 tokens, more than the 34 of its config"
+    )
+
+
+def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None:
+    """The model reads letters where the evaluator reads words: the key word is as many key letters."""
+    letters = Tokenizer(
+        WordLevel({**{f"{n}": n + 2 for n in range(10)}, "w": 12, " ": 13, "?": 14}, unk_token="?")
+    )
+    letters.pre_tokenizer = Split(Regex("."), "isolated")
+    letters.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters)
+    text = word_tokenizer(BOS).decode(needle(30).tolist())
+    document = np.array(tokenizer(text)["input_ids"])
+    model = Recalling(sure=0.0)
+    evaluator = Evaluator("words", Recalling(sure=8.0), identity(), word_tokenizer(BOS))
+    found = long_perplexity(
+        model, identity(), [document], None, len(document), 8, 4, evaluator=evaluator, tokenizer=tokenizer
+    )
+    # The key word is the second " w04", of four letters; the model without BOS says all of them alike.
+    assert found.documents[0].tokens == found.n_key_tokens == 4
+    assert found.perplexity == pytest.approx(VOCABULARY)
+    # Compared are all letters from the word on that is the evaluator's first with a short context.
+    first = " ".join(text.split(" ")[:12])
+    assert found.documents[0].compared == len(text) - len(first)
+    assert found.documents[0].all_tokens == len(document) - 1
+    cut = len(first) + 1
+    with pytest.raises(
+        RopewalkError, match=r"more than 12 tokens of the evaluator words.*, cut to \d+ tokens.*has 12$"
+    ):
+        long_perplexity(
+            model, identity(), [document], None, cut, 8, 4, evaluator=evaluator, tokenizer=tokenizer
+        )
+
+
+def test_a_token_that_sticks_out_is_no_key_token() -> None:
+    chooser = np.array([[0, 2], [2, 5], [5, 6], [6, 9]])
+    spans = np.array([[0, 0], [0, 1], [1, 2], [2, 6], [3, 5], [5, 7], [6, 9], [2, 2], [2, 9]])
+    for chosen, expected in (
+        ([0, 1, 1, 0], [2, 6, 3, 5]),
+        ([1, 0, 0, 1], [0, 1, 1, 2, 6, 9]),
+        ([0, 1, 0, 1], [3, 5, 6, 9]),
+        ([0, 1, 1, 1], [2, 6, 3, 5, 5, 7, 6, 9, 2, 9]),
+        ([0, 0, 0, 0], []),
+    ):
+        found = spans[mapped_key_tokens(np.array(chosen, dtype=bool), chooser, spans)]
+        assert found.flatten().tolist() == expected, chosen
+
+
+def tokenizers() -> dict[str, Any]:
+    """Bytes with offsets of whole characters, with and without white space in them; words; and a real one."""
+    found = {}
+    for trim in (False, True):
+        merges = [("Ġ", "a"), ("Ġa", "b"), ("a", "b"), ("Ã", "¼")]
+        letters = [*sorted(ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+        plain = Tokenizer(BPE({each: number for number, each in enumerate(letters)}, merges))
+        plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        plain.decoder = ByteLevelDecoder()
+        plain.post_processor = ByteLevelProcessor(trim_offsets=trim)
+        found[f"bytes, trim {trim}"] = PreTrainedTokenizerFast(tokenizer_object=plain)
+    found["demo"] = demo_tokenizer()
+    return found
+
+
+TOKENIZERS = tokenizers()
+TEXTS = st.text(st.sampled_from("ab cü漢😀\n\t."), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=TEXTS, seed=st.integers(0, 2**32 - 1))
+def test_mapping_to_the_same_tokenizer_changes_nothing_but_in_split_characters(
+    name: str, text: str, seed: int
+) -> None:
+    reading = read_with_offsets(TOKENIZERS[name], text)
+    spans = reading.spans
+    chosen = np.random.default_rng(seed).random(len(spans)) < 0.4
+    mapped = mapped_key_tokens(chosen, spans, spans)
+    assert not (chosen & ~mapped).any()
+    # Of a character in several tokens, all are key tokens where one is.
+    split = np.array([(spans[:, 0] < end) & (spans[:, 1] > start) for start, end in spans]).reshape(
+        len(spans), -1
+    )
+    assert all((split[n] & chosen).any() and split[n].sum() > 1 for n in np.flatnonzero(mapped & ~chosen))
+    if text.isascii():
+        assert mapped.tolist() == chosen.tolist()
+        # Every character belongs to one token, also the white space that offsets leave out.
+        assert (spans[1:, 0] == spans[:-1, 1]).all()
+
+
+@given(text=TEXTS, seed=st.integers(0, 2**32 - 1))
+def test_white_space_that_offsets_leave_out_hides_no_key_token(text: str, seed: int) -> None:
+    whole, trimmed = (read_with_offsets(TOKENIZERS[f"bytes, trim {trim}"], text) for trim in (False, True))
+    assert whole.input_ids.tolist() == trimmed.input_ids.tolist()
+    chosen = np.random.default_rng(seed).random(len(whole.spans)) < 0.4
+    expected = mapped_key_tokens(chosen, whole.spans, whole.spans)
+    assert mapped_key_tokens(chosen, trimmed.spans, whole.spans).tolist() == expected.tolist()
+    assert mapped_key_tokens(chosen, whole.spans, trimmed.spans).tolist() == expected.tolist()
+
+
+def test_texts_are_cut_to_the_models_room_and_at_whole_characters() -> None:
+    tokenizer = TOKENIZERS["bytes, trim False"]
+    ids = np.array(tokenizer("ab 漢 ab")["input_ids"])
+    for room in range(1, len(ids) + 1):
+        ((own, other),) = readings([ids], tokenizer, TOKENIZERS["demo"], room)
+        whole = tokenizer.decode(ids[:room].tolist()).rstrip("\ufffd")
+        assert tokenizer.decode(own.input_ids.tolist()) == TOKENIZERS["demo"].decode(other.input_ids) == whole
+        assert len(own.input_ids) <= room
+
+
+def test_offsets_get_the_white_space_that_they_leave_out() -> None:
+    trimmed = TOKENIZERS["bytes, trim True"]
+    # Ġ, Ġa, b, \n, Ġ: with trimmed offsets the first and the last have no characters.
+    assert trimmed("  ab\n ", return_offsets_mapping=True)["offset_mapping"][0] == (0, 0)
+    assert read_with_offsets(trimmed, "  ab\n ").spans.tolist() == [[0, 1], [1, 4], [4, 5], [5, 6]]
+
+
+def test_a_tokenizer_without_offsets_is_refused() -> None:
+    class Silent:
+        name_or_path = "silent"
+
+        def __call__(self, text: str, **settings: Any) -> dict[str, Any]:
+            return {"input_ids": [1, 2], "offset_mapping": [(0, 0), (3, 3)]}
+
+    with pytest.raises(RopewalkError, match="'silent' does not say which characters its tokens stand for"):
+        read_with_offsets(Silent(), "text")
 
 
 @given(st.integers(2, 120), st.integers(1, 40), st.integers(1, 20))
@@ -291,6 +440,8 @@ def test_task_has_what_a_comparison_needs() -> None:
     assert task.samples == ({"index": 0, "nats": pytest.approx(loss_of(8.0)), "tokens": 1},)
     expected = {
         "evaluator": ITSELF,
+        "evaluator_tokens": 40,
+        "mapping": "tokens",
         "short_context": 8,
         "step": 4,
         "alpha": 2.0,
@@ -358,7 +509,7 @@ def test_loss_that_is_not_finite_is_not_run(in_long: bool) -> None:
 
 
 def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tuple[Any, OutputHead]) -> None:
-    tokenizer = SimpleNamespace(get_vocab=dict)
+    tokenizer = word_tokenizer(BOS)
     own[0].train()
     try:
         long_perplexity(
@@ -410,7 +561,7 @@ def test_refuses_what_it_cannot_score(settings: dict[str, Any], message: str) ->
 def test_evaluator_whose_rope_would_change_between_chunks_is_refused(own: tuple[Any, OutputHead]) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     stock = tiny_llama(rope_parameters=rope)
-    tokenizer = SimpleNamespace(get_vocab=dict)
+    tokenizer = word_tokenizer(BOS)
     evaluator = Evaluator("stock", stock, OutputHead.of(stock), tokenizer)
     with pytest.raises(EngineError, match="is dynamic"):
         long_perplexity(

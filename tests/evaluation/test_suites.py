@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation_cases import tiny_llama, word_tokenizer
+from evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
+from ropewalk.data import load_tokenizer
+from ropewalk.data.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import SUITES, Settings, Stores, Subject, TaskResult, check_suites, evaluate
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.finished import FinishedResults
 from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.ruler.tasks import PUBLISHED
+from ropewalk.evaluation.suites import check
 from ropewalk.integrations.models import attach
 
 DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90, 400)]
@@ -107,6 +110,26 @@ def test_longppl_runs_with_the_model_itself(subject: Subject) -> None:
     assert result.status == "not run" or result.details["n_key_tokens"] > 0
     assert result.details["evaluator"] == "the model itself"
     assert result.details["step"] == 8
+
+
+def test_longppl_takes_key_tokens_from_a_model_with_another_tokenizer() -> None:
+    tokenizer = byte_tokenizer()
+    model = tiny_llama(vocab_size=len(tokenizer))
+    attach(model)
+    subject, evaluator = Subject.in_memory(model, tokenizer), str(demo_model_path())
+    assert load_tokenizer(evaluator).get_vocab() != subject.tokenizer.get_vocab()
+    (document,) = list(embedded_documents("validation"))[:1]
+    ids = np.array(subject.tokenizer(document.text, add_special_tokens=False)["input_ids"])
+    asked = settings(suites=("longppl",), lengths=(600,), short_context=16, evaluator=evaluator)
+    (result,) = evaluate(subject, asked, [ids])
+    assert (result.status, result.details["mapping"]) == ("ok", "characters")
+    assert result.details["n_key_tokens"] > 0
+    # A token a byte here; fewer there, so that the same text is compared from a later token on.
+    assert result.details["evaluator_tokens"] < result.details["n_tokens"] == 600 - 1
+    with pytest.raises(
+        RopewalkError, match=rf"more than 500 tokens of the evaluator {evaluator}, .* has \d+$"
+    ):
+        check(subject, replace(asked, short_context=400), [ids])
 
 
 def test_needle_grid_by_answers_and_by_teacher_forcing(subject: Subject) -> None:

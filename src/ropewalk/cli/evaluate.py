@@ -102,7 +102,7 @@ def evaluate_command(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Checkpoint that chooses LongPPL's key tokens; the model itself if not given.",
+            help="Checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if not given.",
             rich_help_panel=WHAT,
         ),
     ] = None,

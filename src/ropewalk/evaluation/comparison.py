@@ -21,7 +21,17 @@ from ropewalk.evaluation.statistics import (
 
 RESAMPLES = 10_000
 LEVEL = 0.05
-PROTOCOL = ("stride", "most_windows", "rows", "evaluator", "short_context", "step", "alpha", "beta")
+PROTOCOL = (
+    "stride",
+    "most_windows",
+    "rows",
+    "evaluator",
+    "mapping",
+    "short_context",
+    "step",
+    "alpha",
+    "beta",
+)
 """Details that decide what was scored and after how much context."""
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.longppl import Evaluator, check_long_perplexity, long_perplexity, longppl_task
+from ropewalk.evaluation.longppl import (
+    Evaluator,
+    check_long_perplexity,
+    long_perplexity,
+    longppl_task,
+    readings,
+    too_short,
+)
 from ropewalk.evaluation.perplexity import default_bins, perplexity_by_position, perplexity_task
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.rows import EvaluationRows, Ids, evaluation_rows
@@ -41,13 +48,22 @@ def check_texts(
                     f"--stride {settings.stride} leaves no context in windows of {length} tokens; give a smaller one"
                 )
     for length in settings.lengths_of("longppl") if "longppl" in chosen else ():
-        check_long_perplexity(
-            documents[: settings.rows],
-            tokenizer.bos_token_id,
-            length,
-            settings.short_context,
-            _step(settings),
-        )
+        _check_long_perplexity(tokenizer, settings, documents[: settings.rows], length)
+
+
+def _check_long_perplexity(tokenizer: Any, settings: Settings, documents: Sequence[Ids], length: int) -> None:
+    """Raise where no text is long enough for LongPPL, in the tokens of whoever chooses the key tokens."""
+    step, bos = _step(settings), tokenizer.bos_token_id
+    if settings.evaluator is None:
+        check_long_perplexity(documents, bos, length, settings.short_context, step)
+        return
+    from ropewalk.data import load_tokenizer
+
+    room, beginning = length - (bos is not None), settings.short_context + step
+    read = readings(documents, tokenizer, load_tokenizer(settings.evaluator), room)
+    lengths = [len(other.input_ids) for _, other in read]
+    if max(lengths, default=0) <= beginning:
+        raise too_short(settings.evaluator, lengths, length, beginning)
 
 
 def likelihood_result(
@@ -158,7 +174,8 @@ def _evaluator(path: str | None, subject: Subject) -> Evaluator | None:
     from ropewalk.integrations.models import load_model
 
     model = load_model(path, dtype=subject.model.dtype, device=subject.model.device)
-    return Evaluator(path, model, OutputHead.of(model), load_tokenizer(path))
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Evaluator(path, model, OutputHead.of(model), load_tokenizer(path), stated)
 
 
 def _chunk(subject: Subject, length: int) -> int | None:

@@ -69,7 +69,7 @@ class Settings:
         stride: tokens that a sliding window moves.
         most_windows: of a document that a sliding window moves through; None for no limit.
         short_context: tokens that LongPPL calls a short context; it moves in steps of a quarter of it.
-        evaluator: checkpoint that chooses LongPPL's key tokens; the model itself if None.
+        evaluator: checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if None.
         threshold: percent above which a length counts as effective.
         beyond_config: measure also lengths above the config's ``max_position_embeddings``.
         trained_length: edge of the position bins; the config's if None.
