@@ -496,13 +496,20 @@ def test_a_failure_ends_the_retries_of_the_others() -> None:
 
 def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> None:
     with CompletionServer(always(completion("late", delay=30.0))) as server:
-        stream = backend(server, timeout=0.1, retries=1, concurrency=1).answers(requests_of(3))
+        asked = backend(server, retries=1, concurrency=1)
+        asked.check()
+        # A busy machine may need longer than this for the list of models.
+        asked.timeout = 0.1
+        stream = asked.answers(requests_of(3))
         with pytest.raises(RunFailure, match=r"\(no word within 0\.1 s\) after 0 of 3 answers"):
             next(stream)
     assert len(server.requests) == 2
     hangs_once = first_then_echo(completion("late", delay=30.0))
     with CompletionServer(hangs_once) as server:
-        assert len(list(backend(server, timeout=0.1, retries=1).answers(requests_of(1)))) == 1
+        asked = backend(server, retries=1)
+        asked.check()
+        asked.timeout = 1.0
+        assert len(list(asked.answers(requests_of(1)))) == 1
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 413, 422])

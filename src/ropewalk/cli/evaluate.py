@@ -279,6 +279,7 @@ def evaluate_command(
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
     from ropewalk.cli.evaluate_run import Loading, Output, Serving, measure
     from ropewalk.cli.evaluate_sharded import check_processes, measure_sharded
+    from ropewalk.data.embedded import resolve_model
     from ropewalk.evaluation.settings import Materials, Settings, check_settings
     from ropewalk.integrations.models import choose_device
     from ropewalk.lengths import parse_length
@@ -302,7 +303,7 @@ def evaluate_command(
             stride=stride,
             most_windows=windows,
             short_context=parse_length(short_context),
-            evaluator=evaluator,
+            evaluator=None if evaluator is None else resolve_model(evaluator),
             threshold=threshold,
             beyond_config=beyond_config,
             materials=Materials(essays, squad, hotpotqa, local_data(lm_eval_data), lm_eval_include),
