@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from safetensors import SafetensorError
@@ -52,8 +52,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        # safetensors' files are readable to their writer alone; a new folder's mode tells what the umask asks for.
+        mode = temporary.stat().st_mode & 0o666
         for path in temporary.rglob("*"):
             if path.is_file():
+                path.chmod(mode)
                 _sync(path)
         if folder.exists():
             retired = unique_name(folder, REPLACED)
@@ -132,6 +135,31 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def plain_name(name: Any, place: Path) -> str:
+    """The name of a file directly within a folder, as a manifest there lists it.
+
+    Args:
+        name: what the manifest says.
+        place: the manifest, for the message.
+
+    Raises:
+        RopewalkError: for anything that leads elsewhere on any system: a path, absolute or relative, ``..``, a drive,
+            an empty name, one with a NUL, or no text at all.
+    """
+    plain = (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "\0" not in name
+        and PurePosixPath(name).name == PureWindowsPath(name).name == name
+    )
+    if not plain:
+        raise RopewalkError(
+            f"{place} lists the file {name!r}; it may list names within its own folder alone, so do not use what it "
+            "belongs to"
+        )
+    return str(name)
 
 
 def check_writable(path: Path) -> None:

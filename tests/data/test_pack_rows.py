@@ -119,6 +119,109 @@ def test_parts_in_folders_of_their_own_merge_to_one_run(
         merge_parts([parts[0], parts[1], other], tmp_path / "again")
 
 
+HOSTILE = (
+    "../victim.arrow",
+    "sub/rows.arrow",
+    "..\\victim.arrow",
+    "C:victim.arrow",
+    "",
+    ".",
+    "..",
+    "a\0b",
+    7,
+    None,
+)
+
+
+def part_of_two(corpus: Path, tokenizer: object, folder: Path) -> Path:
+    assert isinstance(pack_rows(job(corpus, tokenizer), folder, shard=(0, 2)), Part)
+    return folder
+
+
+@pytest.mark.usefixtures("small_files")
+def test_manifests_lead_to_no_file_outside_their_folder(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    first = pack_rows(job(corpus, tokenizer), whole).manifest["row_files"][0]
+    part = part_of_two(corpus, tokenizer, tmp_path / "part")
+    # What a traversal would read, and what it would overwrite beside the merged folder.
+    outside, victim = tmp_path / "outside" / "victim.arrow", tmp_path / "victim.arrow"
+    outside.parent.mkdir()
+    shutil.copyfile(whole / first["name"], outside)
+    victim.write_text("mine")
+    manifest, plan = whole / "manifest.json", part / "unfinished" / "plan.json"
+    known = {path: json.loads(path.read_text()) for path in (manifest, plan)}
+    for name in (*HOSTILE, str(outside), "manifest.json", "rows-00001.arrow"):
+        rows = known[manifest]["row_files"]
+        manifest.write_text(json.dumps(known[manifest] | {"row_files": [first | {"name": name}, *rows[1:]]}))
+        for read in (lambda: open_rows(whole), lambda: merge_parts([whole], tmp_path / "merged")):
+            with pytest.raises(RopewalkError, match=r"manifest\.json (lists the file|is damaged: it lists)"):
+                read()
+        validation = known[manifest]["validation_file"] | {"name": name}
+        manifest.write_text(json.dumps(known[manifest] | {"validation_file": validation}))
+        with pytest.raises(
+            RopewalkError, match=r"manifest\.json (lists the file|is damaged: its validation)"
+        ):
+            open_rows(whole)
+        rows = known[plan]["row_files"]
+        plan.write_text(json.dumps(known[plan] | {"row_files": [[name, rows[0][1]], *rows[1:]]}))
+        with pytest.raises(RopewalkError, match=r"plan\.json (lists the file|is damaged: it lists)"):
+            merge_parts([part], tmp_path / "merged")
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_files": None},
+        {"row_files": [7]},
+        {"row_files": [["rows-00000.arrow"]]},
+        {"row_files": [["rows-00000.arrow", -1]]},
+        {"row_files": [["rows-00000.arrow", "many"]]},
+        {"settings": None},
+    ],
+)
+def test_a_part_with_a_damaged_plan_is_told(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, change: dict[str, object]
+) -> None:
+    part = part_of_two(corpus, tokenizer, tmp_path / "part")
+    plan = part / "unfinished" / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | change))
+    with pytest.raises(RopewalkError, match=r"damaged|belongs to other rows"):
+        merge_parts([part], tmp_path / "merged")
+    plan.write_text("[]")
+    with pytest.raises(RopewalkError, match=r"holds no JSON object"):
+        merge_parts([part], tmp_path / "merged")
+
+
+def test_links_in_a_part_become_files_and_bring_nothing_that_was_not_recorded(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    part, stored, secret = tmp_path / "part", tmp_path / "stored.arrow", tmp_path / "secret"
+    rows = pack_rows(job(corpus, tokenizer), part).manifest["row_files"]
+    file = part / rows[0]["name"]
+    file.rename(stored)
+    # As in the Hub's cache, where files are links.
+    file.symlink_to(stored)
+    merge_parts([part], tmp_path / "merged")
+    assert not (tmp_path / "merged" / file.name).is_symlink()
+    secret.write_bytes(b"s" * rows[0]["bytes"])
+    file.unlink()
+    file.symlink_to(secret)
+    with pytest.raises(RopewalkError, match=r"is damaged; run its shard again"):
+        merge_parts([part], tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "corpus",
+        "merged",
+        "part",
+        "secret",
+        "stored.arrow",
+    ]
+
+
 @pytest.mark.usefixtures("small_files")
 def test_a_folder_of_another_job_is_refused_by_the_setting(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path

@@ -28,7 +28,15 @@ from ropewalk import RopewalkError
 from ropewalk.files import remove_left_overs
 from ropewalk.testing.ranks import RankFailure
 from ropewalk.training.checkpoint import Position, checkpoints_in, read_position, restore, save_checkpoint
-from ropewalk.training.checkpoint_files import RECORD, check_checkpoint, latest_whole, read_record
+from ropewalk.training.checkpoint_files import (
+    RECORD,
+    FileDigest,
+    Record,
+    check_checkpoint,
+    latest_whole,
+    read_record,
+    write_record,
+)
 from ropewalk.training.sharded_checkpoint import (
     ShardedCheckpoints,
     export_model,
@@ -332,6 +340,17 @@ def test_a_flipped_bit_anywhere_in_the_record_is_noticed(checkpoint, tmp_path):
     assert check_checkpoint(path) == f"{RECORD} cannot be read: No such file or directory"
     (path / RECORD).write_text("[1, 2]")
     assert f"{RECORD} is damaged" in check_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "shards/0", "..\\secret", "", "..", "a\0b"])
+def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
+    (tmp_path / "secret").write_bytes(b"1")
+    path = tmp_path / NAME
+    path.mkdir()
+    write_record(path, Record(Position(0, 1, 2), {name: FileDigest.of(tmp_path / "secret")}))
+    with pytest.raises(RopewalkError, match=rf"{RECORD} lists the file .* names within its own folder alone"):
+        read_record(path)
+    assert "lists the file" in check_checkpoint(path)
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, by_ranks, by_one, tmp_path):

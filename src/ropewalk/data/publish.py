@@ -22,6 +22,7 @@ from ropewalk.data.rows import (
     PackedRows,
     file_digest,
     is_packed,
+    listed_files,
     open_rows,
     rows_file,
 )
@@ -217,9 +218,12 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
         _refuse_other(part, plan, compared, f"is no part of the same rows as {parts[0]}: it is")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RopewalkError(f"{folder} holds something already; give a new folder for the merged rows")
-    files = [(str(name), int(rows)) for name, rows in plans[0].pop("row_files")]
+    files = plans[0].pop("row_files")
     making = Making(folder, plans[0], files)
-    sealed = [_sealed_files(part, making) for part in parts]
+    try:
+        sealed = [_sealed_files(part, making) for part in parts]
+    except (KeyError, TypeError) as error:
+        raise RopewalkError(f"the record of a part is damaged ({error!r}); pack it again") from error
     found = {
         name: next(
             ((part, there[name]) for part, there in zip(parts, sealed, strict=True) if name in there), None
@@ -251,7 +255,8 @@ def _sealed_files(part: Path, rows: Making) -> dict[str, dict[str, Any]]:
     if is_packed(part):
         manifest = _read(part / MANIFEST)
         files = [*manifest["row_files"], manifest["validation_file"]]
-        return {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
+        known = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
+        return {name: known[name] for name in rows.names if name in known}
     there = Making(part, rows.manifest, rows.files)
     found = {name: there.sealed(name) for name in there.names}
     return {name: described for name, described in found.items() if described is not None}
@@ -265,20 +270,29 @@ def _plan(part: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RopewalkError(f"{part} holds no finished part of rows; run its shard to the end first")
     plan = _read(path)
-    if complete:
-        # A part that happens to be everything: of rows so few that they are one file, say.
-        plan = {key: value for key, value in plan.items() if key != "validation_file"}
-        plan["row_files"] = [[each["name"], each["rows"]] for each in plan["row_files"]]
     if plan.get("format") != FORMAT or plan.get("format_version") != FORMAT_VERSION:
         raise RopewalkError(f"{path} is of another version; pack again")
-    return plan
+    try:
+        if complete:
+            # A part that happens to be everything: of rows so few that they are one file, say.
+            plan = {key: value for key, value in plan.items() if key != "validation_file"}
+            listed = [(each["name"], each["rows"]) for each in plan["row_files"]]
+        else:
+            listed = [(name, rows) for name, rows in plan["row_files"]]
+        return {**plan, "row_files": listed_files(path, listed)}
+    except RopewalkError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise RopewalkError(f"{path} is damaged: {error}; pack again") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
+    if not isinstance(value, dict):
+        raise RopewalkError(f"{path} holds no JSON object; delete its folder and pack again")
     return value
 
 

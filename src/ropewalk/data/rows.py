@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ropewalk.data.assemble import PADDING, PackedRow
 from ropewalk.data.documents import TokenisedDocument
 from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
+from ropewalk.files import plain_name
 
 if TYPE_CHECKING:
     from ropewalk.packing import Row
@@ -40,6 +41,29 @@ _HEAD_BYTES = 256
 def rows_file(number: int) -> str:
     """The name of one file of rows."""
     return f"rows-{number:05d}.arrow"
+
+
+def listed_files(manifest: Path, row_files: Iterable[tuple[Any, Any]]) -> list[tuple[str, int]]:
+    """Names and numbers of rows of the files of rows, as a manifest lists them.
+
+    Args:
+        manifest: the file, for messages.
+        row_files: name and number of rows of each.
+
+    Raises:
+        RopewalkError: if a name is not the one that :func:`rows_file` gives the file in its place, so that nothing
+            outside the folder is read or written, or a number is none.
+    """
+    files = []
+    for number, (name, rows) in enumerate(row_files):
+        if plain_name(name, manifest) != rows_file(number):
+            raise RopewalkError(
+                f"{manifest} is damaged: it lists {name!r} in the place of {rows_file(number)}"
+            )
+        if type(rows) is not int or rows < 1:
+            raise RopewalkError(f"{manifest} is damaged: it gives {name} {rows!r} rows")
+        files.append((name, rows))
+    return files
 
 
 class PackedRows:
@@ -160,11 +184,15 @@ def open_rows(
             f"{FORMAT_VERSION}; pack again"
         )
     try:
-        _check_files(folder, [*manifest["row_files"], manifest["validation_file"]], verify)
+        described = [*manifest["row_files"], manifest["validation_file"]]
+        if plain_name(described[-1]["name"], folder / MANIFEST) != VALIDATION:
+            raise TypeError(f"its validation file is {described[-1]['name']!r} and not {VALIDATION}")
+        listed_files(folder / MANIFEST, ((each["name"], each["rows"]) for each in described[:-1]))
+        _check_files(folder, described, verify)
         if tokenizer is not None:
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise RopewalkError(
             f"{folder / MANIFEST} is damaged: {error}; delete the folder {folder} and pack again"
         ) from error

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.files import write_json
+from ropewalk.files import plain_name, write_json
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,25 @@ def write_sealed(path: Path, values: Mapping[str, Any], files: Mapping[str, File
     write_json(path, {**whole, "sha256": _digest_of(whole)})
 
 
-def read_sealed(values: Mapping[str, Any], name: str) -> dict[str, FileDigest]:
+def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
     """The digests in a record that :func:`write_sealed` wrote, as it was read from JSON.
 
     Args:
         values: of the record.
-        name: of its file, for the message.
+        path: of the record, for the message.
 
     Raises:
         ValueError: if the record was altered.
+        RopewalkError: if it names a file outside its own folder.
         KeyError, TypeError, AttributeError: if it is none.
     """
     unsealed = {key: value for key, value in values.items() if key != "sha256"}
     if values["sha256"] != _digest_of(unsealed):
-        raise ValueError(f"{name} was altered: its SHA-256 differs")
-    return {file: FileDigest(**digest) for file, digest in values["files"].items()}
+        raise ValueError(f"{path.name} was altered: its SHA-256 differs")
+    return {
+        plain_name(name, path): FileDigest(int(known["bytes"]), str(known["sha256"]))
+        for name, known in values["files"].items()
+    }
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ def read_record(path: Path) -> Record:
             )
         return Record(
             position,
-            read_sealed(values, RECORD),
+            read_sealed(values, path / RECORD),
             values["sharded"],
             values["world_size"],
             values["mesh"],
@@ -153,7 +153,7 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
     """
     try:
         values = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
-        files = read_sealed(values, EXPORT_RECORD)
+        files = read_sealed(values, folder / EXPORT_RECORD)
         return None if values["position"] is None else Position(**values["position"]), files
     except FileNotFoundError as error:
         raise RopewalkError(f"{EXPORT_RECORD}, the record of its files, is missing") from error
