@@ -57,11 +57,11 @@ def test_a_record_knows_its_files_and_itself(tmp_path):
     assert digests([tmp_path / "a"]) == {"a": FileDigest(3, sha256)}
     write_sealed(tmp_path / "record.json", {"step": 3}, digests([tmp_path / "a"]))
     values = {"step": 3, "files": {"a": {"bytes": 3, "sha256": sha256}}}
-    written = json.loads((tmp_path / Path("record.json")).read_text())
+    written = json.loads((tmp_path / "record.json").read_text())
     assert {key: value for key, value in written.items() if key != "sha256"} == values
-    assert read_sealed(written, Path("record.json")) == {"a": FileDigest(3, sha256)}
+    assert read_sealed(written, tmp_path / "record.json") == {"a": FileDigest(3, sha256)}
     with pytest.raises(ValueError, match=r"record\.json was altered"):
-        read_sealed({**written, "step": 4}, Path("record.json"))
+        read_sealed({**written, "step": 4}, tmp_path / "record.json")
     (tmp_path / "a").write_bytes(b"abd")
     assert damage(tmp_path / "a", FileDigest(3, sha256)) == "a was altered: its SHA-256 differs"
 

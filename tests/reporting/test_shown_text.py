@@ -1,16 +1,15 @@
 """Text of others is shown in one line that can do no harm, and loses nothing unsaid."""
 
-import io
 import re
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import shown
+from ropewalk.reporting.shown_text import harmless
 
 ANY = st.text(st.characters(codec=None) | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))
 
@@ -70,18 +69,13 @@ def test_a_line_of_a_megabyte_becomes_a_short_one() -> None:
 
 
 @given(ANY)
-def test_rich_prints_marked_up_text_as_it_is(text: str) -> None:
-    out = io.StringIO()
-    # Emoji codes are the one thing that escaping cannot keep rich from reading.
-    console = Console(file=out, width=100_000, emoji=False, highlight=False)
-    console.print(shown(text, markup=True), end="")
-    line = shown(text)
-    # rich doubles a backslash at the end, lest it should escape markup that follows.
-    assert out.getvalue() in ((line, line + "\\") if line.endswith("\\") else (line,))
-
-
-def test_markup_is_escaped_where_it_is_asked_for() -> None:
-    assert shown("[red]x[/red]\\", markup=True) == r"\[red]x\[/red]\\"
+def test_harmless_text_keeps_its_line_breaks_and_tabs_and_no_other_control_character(text: str) -> None:
+    found = harmless(text)
+    assert harmless(found) == found
+    assert re.sub(r"\\x0[9a]|↵", "", shown(text, max(2, len(text)))) == re.sub(
+        r"[\n\t]|\\x0[9a]|↵", "", found
+    )
+    assert [each for each in found if each in "\n\t"] == [each for each in text if each in "\n\t"]
 
 
 @pytest.mark.parametrize("most", [1, 0, -3])

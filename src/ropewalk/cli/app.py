@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -13,6 +14,8 @@ import ropewalk
 from ropewalk.errors import Echo, RopewalkError, RunFailure
 
 INTERRUPTED = 130
+MOST_OF_A_MESSAGE = 4000
+"""Characters of an error that are printed: it may repeat a value that fills a file."""
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """What typer raises for arguments that do not fit; which module it lives in depends on typer's version."""
@@ -42,6 +45,18 @@ def _root(
     """Options of the program itself; ``--debug`` is read in main, so it may stand anywhere."""
 
 
+class _Remarks(logging.Handler):
+    """What the library logs, on stderr as the commands' own remarks are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from ropewalk.cli.output import notes
+
+        notes.say(record.getMessage())
+
+
+_REMARKS = _Remarks(logging.WARNING)
+
+
 def quiet_libraries() -> None:
     """One line a fact: no library's progress bars or advice between our lines."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -58,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     from ropewalk.cli.output import Interrupted
 
     quiet_libraries()
+    logging.getLogger("ropewalk").addHandler(_REMARKS)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -73,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if error.failed else 2
     except RopewalkError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
     except UsageError as error:
         if not error.format_message():  # a group without a command: typer has printed its help
@@ -89,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # The last resort at the edge of the program: anything else is our defect, and says so.
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
 
 
@@ -99,8 +115,17 @@ def _fail_once(message: str, status: int) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """Say an error in one line, whatever is in the names and the libraries' words that it repeats."""
+    from ropewalk.reporting.shown_text import shown
+
+    print(f"error: {shown(' '.join(message.split()), MOST_OF_A_MESSAGE)}", file=sys.stderr)
     return status
+
+
+def _print_traceback() -> None:
+    from ropewalk.reporting.shown_text import harmless
+
+    print(harmless(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def run() -> None:

@@ -127,7 +127,7 @@ def audit_command(
         if not as_json:
             results().print()
             for file in files:
-                results().print(f"picture {file}", soft_wrap=True, markup=False)
+                results().say(f"picture {file}")
 
 
 def _parts(text: str) -> list[str]:
@@ -160,9 +160,9 @@ def _print(found: Audit, said: tuple[str, ...], warnings: tuple[str, ...]) -> No
     from ropewalk.cli.output import print_whole
 
     for sentence in said:
-        results().print(sentence, soft_wrap=True, markup=False)
+        results().say(sentence)
     for table in tables(found):
         results().print()
         print_whole(table.rich())
     for sentence in warnings:
-        results().print(sentence, soft_wrap=True, markup=False)
+        results().say(sentence)

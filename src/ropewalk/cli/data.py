@@ -267,7 +267,8 @@ def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
                 f"{rows.rows:,} of {rows.total:,} rows are there; other shards have yet to write theirs: into this "
                 "folder, or into others, to be put together by `ropewalk data merge`"
             )
-            results().print(f"\n{rows.folder}", soft_wrap=True, markup=False)
+            results().print()
+            results().say(str(rows.folder))
         return
     if as_json:
         told = {"folder": str(rows.folder), "complete": True, "reused": reused, **summary(rows.manifest)}
@@ -325,7 +326,8 @@ def _print_packed(rows: PackedRows) -> None:
     console = results()
     console.print(table)
     _print_mixture(rows)
-    console.print(f"\n{rows.folder}", soft_wrap=True, markup=False)
+    console.print()
+    console.say(str(rows.folder))
 
 
 def _print_mixture(rows: PackedRows) -> None:
@@ -336,4 +338,4 @@ def _print_mixture(rows: PackedRows) -> None:
         console = results()
         console.print()
         for sentence in explain(MixtureReport.from_dict(report)):
-            console.print(sentence, markup=False)
+            console.say(sentence)

@@ -124,7 +124,7 @@ def packing_progress() -> Iterator[tuple[Callable[[int, int], None], Callable[[i
     """A line on stderr that shows documents, tokens and speed, then rows, and goes away at the end."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task("reading")
 

@@ -73,7 +73,7 @@ def stats_command(
     else:
         _print(report)
         if plot is not None:
-            notes.print(f"drawn: {plot}", markup=False, soft_wrap=True)
+            notes.say(f"drawn: {plot}")
 
 
 def register(data_app: typer.Typer) -> None:
@@ -143,7 +143,8 @@ def _print(report: dict[str, Any]) -> None:
         print_whole(pieces_table(report).rich())
     sentences = [rows_sentence(report), attention_sentence(report), repeats_sentence(report)]
     for sentence in filter(None, sentences):
-        console.print(f"\n{sentence}", markup=False, soft_wrap=True)
+        console.print()
+        console.say(sentence)
 
 
 def _is_mixed(report: dict[str, Any]) -> bool:

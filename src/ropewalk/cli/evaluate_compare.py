@@ -45,8 +45,9 @@ def compare_command(
         return
     from ropewalk.reporting import comparison_table
 
-    results().print(f"A {record_a['model']} ({a})", soft_wrap=True, markup=False)
-    results().print(f"B {record_b['model']} ({b})\n", soft_wrap=True, markup=False)
+    results().say(f"A {record_a['model']} ({a})")
+    results().say(f"B {record_b['model']} ({b})")
+    results().print()
     print_whole(comparison_table(differences).rich())
     real = [each for each in differences if each.real]
     tested = sum(each.reason is None for each in differences)

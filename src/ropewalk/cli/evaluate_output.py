@@ -31,7 +31,8 @@ def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output)
     if told:
         results().print("\n" + "\n".join(told), soft_wrap=True, markup=False)
     if output.out is not None:
-        results().print(f"\n{output.out / 'report.html'}", soft_wrap=True, markup=False)
+        results().print()
+        results().say(str(output.out / "report.html"))
 
 
 def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:

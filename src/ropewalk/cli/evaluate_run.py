@@ -321,7 +321,7 @@ def stores_of(
     }
     told = other_checkpoint(facts["rope"], identity["model_sha256"]) if "rope" in facts else []
     for note in told:
-        notes.print(note, markup=False, soft_wrap=True)
+        notes.say(note)
     noted = {**identity, "notes": told} if told else identity
     samples = output.samples_dir or default_samples_folder()
     if output.out is None:

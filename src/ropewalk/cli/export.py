@@ -59,7 +59,7 @@ def export(
         *(("note", each) for each in told),
         ("next", f"AutoModelForCausalLM.from_pretrained({str(out)!r}) loads it in plain transformers"),
     ):
-        results().print(f"{name:6} {value}", markup=False, soft_wrap=True)
+        results().say(f"{name:6} {value}")
 
 
 def write_folder(path: str, table: FittedTable, out: Path) -> None:

@@ -77,4 +77,4 @@ def extend(
         ("next", f"AutoModelForCausalLM.from_pretrained({summary['model']!r}) loads it in plain transformers")
     ]
     for name, value in facts:
-        console.print(f"{name:8} {value}", markup=False, soft_wrap=True)
+        console.say(f"{name:8} {value}")

@@ -269,16 +269,15 @@ def _defaults_in_short(description: Mapping[str, Any]) -> list[str]:
 
 
 def _print_table(description: Mapping[str, Any]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(description["model"]), show_header=False, title_justify="left")
+    table = Table(title=description["model"], show_header=False, title_justify="left")
     for label, value in _rows(description):
-        table.add_row(label, escape(value))
+        table.add_row(label, value)
     for method in description["methods"]:
         table.add_section()
         for label, value in _method_rows(method, description["head_dim"]):
-            table.add_row(label, escape(value))
+            table.add_row(label, value)
     results().print(table)
 
 

@@ -5,16 +5,41 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ropewalk.reporting.shown_text import harmless, shown
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, nothing else.")]
 
-notes = Console(stderr=True, highlight=False)
+
+class Terminal(Console):
+    """A console on which text that others wrote does nothing: no markup, and no control character reaches it.
+
+    Names of files, fields, sources, models and tasks, and what libraries say, may hold any character. Whatever is
+    printed here goes through :meth:`render`, so that no caller can forget it; colours and the moves of a progress bar
+    are the program's own and pass.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is to be written, with all control characters of its text written out but line breaks and tabs."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+    def say(self, text: str) -> None:
+        """One line, never cut: a line break within it, such as a file's name may hold, is written out too."""
+        self.print(shown(text, max(2, len(text))), soft_wrap=True)
+
+
+notes = Terminal(stderr=True)
 """Progress and remarks: stderr, so that stdout holds the result alone."""
 
 
@@ -38,9 +63,9 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
         raise Interrupted(describe()) from error
 
 
-def results() -> Console:
+def results() -> Terminal:
     """A console for the result on stdout, made late so that it follows a redirected stdout."""
-    return Console(highlight=False)
+    return Terminal()
 
 
 def print_json(value: Any) -> None:

@@ -101,12 +101,14 @@ def probe_command(
     else:
         print_whole(_table([*found, *refused], length, target, len(measured_on)).rich())
         for line in (*(f"{result.name} was not run: {result.reason}" for result in refused), _verdict(found)):
-            results().print(f"\n{line}", markup=False, soft_wrap=True)
+            results().print()
+            results().say(line)
     # After the result: a picture that cannot be written must not take it away.
     if plot is not None:
         _draw(found, plot, f"{'embedded' if model == 'embedded' else Path(path).name} at {target:,} tokens")
         if not as_json:
-            results().print(f"\npicture {plot}", soft_wrap=True, markup=False)
+            results().print()
+            results().say(f"picture {plot}")
 
 
 def _only_method(config: Any) -> Any:

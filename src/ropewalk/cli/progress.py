@@ -16,7 +16,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from ropewalk.reporting.shown_text import shown
 from ropewalk.training.reporter import Advance
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -30,7 +32,7 @@ class ConsoleReporter:
         self.console = console
 
     def note(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(Text(shown(text, max(2, len(text)))), soft_wrap=True)
 
     @contextmanager
     def bar(self, label: str, total: int | None) -> Iterator[Advance]:
@@ -44,10 +46,14 @@ class ConsoleReporter:
     def _drawn(self, label: str, total: int | None) -> Iterator[Advance]:
         counted = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
         ends = [TimeElapsedColumn(), TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
-        columns = [TextColumn("{task.description}"), *counted, *ends, TextColumn("{task.fields[text]}")]
+        # What is done may have a name that somebody else gave.
+        described, said = (
+            TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[text]}")
+        )
+        columns = [described, *counted, *ends, said]
         with Progress(*columns, console=self.console) as progress:
-            task = progress.add_task(label, total=total, text="")
-            yield lambda done, text: progress.update(task, completed=done, text=text)
+            task = progress.add_task(shown(label), total=total, text="")
+            yield lambda done, text: progress.update(task, completed=done, text=shown(text))
 
     def _lines(self, label: str, total: int | None) -> Advance:
         began = last = time.monotonic()

@@ -242,7 +242,7 @@ def theta_command(
             f"source   {source}",
             f"caveat   {caveat}",
         ):
-            results().print(line, markup=False, soft_wrap=True)
+            results().say(line)
     if plot is not None:
         draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
         _say_plot(as_json, plot)
@@ -348,4 +348,4 @@ def _numbers(text: str | None, option: str) -> Sequence[float]:
 
 def _say_plot(as_json: bool, *plots: Path) -> None:
     for plot in () if as_json else plots:
-        results().print(f"picture {plot}", markup=False, soft_wrap=True)
+        results().say(f"picture {plot}")

@@ -147,7 +147,7 @@ def draw(table: Factors, path: Path) -> None:
 
 def say(text: str) -> None:
     """A line on stdout, never cut."""
-    results().print(text, markup=False, soft_wrap=True)
+    results().say(text)
 
 
 def fact(name: str, value: Any) -> None:

@@ -158,7 +158,7 @@ def _on_given_ranks(
         case, remarks, mesh = world.lead(lambda: prepare(recipe, folder, **options))
         reporter = ConsoleReporter(notes) if world.leads else None
         for remark in remarks if reporter else ():
-            notes.print(remark, markup=False, soft_wrap=True)
+            notes.say(remark)
         kind = case.device.partition(":")[0]
         planned = planned_checks(case, world.size, mesh)
         checks = verify(planned, lambda each: run_in(each, case, world, kind), reporter)
@@ -250,8 +250,8 @@ def _print(checks: Sequence[Check], record: dict[str, Any], out: Path | None) ->
         for check in checks:
             if check.passed is verdict:
                 text = f"{word}: {check.name}: {check.note.removeprefix('not run here: ')}"
-                console.print(text, markup=False, soft_wrap=True)
+                console.say(text)
     counts = f"{record['passed']} passed, {record['failed']} failed, {record['not_run']} not run"
-    console.print(f"{counts} in {record['seconds']:.0f} s", markup=False, soft_wrap=True)
+    console.say(f"{counts} in {record['seconds']:.0f} s")
     if out is not None:
-        console.print(str(out), markup=False, soft_wrap=True)
+        console.say(str(out))

@@ -14,12 +14,14 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import PositionBin, TaskResult
 from ropewalk.files import replacing
 from ropewalk.lengths import format_length, parse_length
+from ropewalk.reporting.shown_text import harmless
 
 FORMATS = (".png", ".svg")
 SIZE_INCHES = (7.2, 4.2)
@@ -296,5 +298,11 @@ def save_figure(figure: Any, path: Path) -> None:
         raise RopewalkError(f"a figure is written as .png or .svg, got {path.name}")
     # No date and no random ids: the same results give the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with replacing(path) as temporary, rc_context({"svg.hashsalt": "ropewalk"}):
+    for text in figure.findobj(Text):
+        # Names of models and tasks are no mathematics, whatever dollars they hold.
+        text.set_parse_math(False)
+        text.set_text(harmless(text.get_text()))
+    # The same for labels of ticks, which are made while it is drawn.
+    settings = {"svg.hashsalt": "ropewalk", "text.parse_math": False}
+    with replacing(path) as temporary, rc_context(settings):
         figure.savefig(temporary, metadata=metadata)

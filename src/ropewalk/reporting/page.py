@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ropewalk.errors import RopewalkError
 from ropewalk.files import write_text
+from ropewalk.reporting.shown_text import harmless
 from ropewalk.reporting.tables import ResultTable
 
 MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -72,7 +73,7 @@ def write_report(
     Raises:
         RopewalkError: if a figure cannot be read or is of another format, or the page cannot be written.
     """
-    parts = [f"<h1>{escape(title)}</h1>", _facts(summary) if summary else ""]
+    parts = [f"<h1>{_html(title)}</h1>", _facts(summary) if summary else ""]
     if figures:
         parts += ["<h2>Figures</h2>", *map(_figure, figures)]
     if tables:
@@ -82,7 +83,7 @@ def write_report(
     if details:
         parts += ["<h2>How it was made</h2>"]
         parts += [
-            f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>"
+            f"<details><summary>{_html(name)}</summary><pre>{_html(text)}</pre></details>"
             for name, text in details.items()
         ]
     body = "\n".join(part for part in parts if part)
@@ -90,18 +91,18 @@ def write_report(
         path,
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n",
+        f"<title>{_html(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n",
     )
 
 
 def _facts(facts: Mapping[str, object]) -> str:
-    lines = (f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>\n" for name, value in facts.items())
+    lines = (f"<dt>{_html(name)}</dt><dd>{_html(str(value))}</dd>\n" for name, value in facts.items())
     return f"<dl>\n{''.join(lines)}</dl>"
 
 
 def _examples(examples: Examples) -> str:
     entries = "\n".join(map(_facts, examples.entries))
-    return f"<details><summary>{escape(examples.title)}</summary>\n{entries}</details>"
+    return f"<details><summary>{_html(examples.title)}</summary>\n{entries}</details>"
 
 
 def _figure(path: Path) -> str:
@@ -111,7 +112,7 @@ def _figure(path: Path) -> str:
         content = base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:
         raise RopewalkError(f"cannot read the figure {path}: {error.strerror}") from error
-    alternative = escape(path.stem.replace("_", " ").replace("-", " "))
+    alternative = _html(path.stem.replace("_", " ").replace("-", " "))
     return (
         f'<figure><img src="data:{MEDIA_TYPES[path.suffix]};base64,{content}" alt="{alternative}"></figure>'
     )
@@ -123,13 +124,18 @@ def _table(table: ResultTable) -> str:
         "<tr>" + "".join(_cell("td", cell, n < table.text_columns) for n, cell in enumerate(row)) + "</tr>"
         for row in table.rows
     )
-    notes = "".join(f"<small>{escape(note)}</small>" for note in table.notes)
+    notes = "".join(f"<small>{_html(note)}</small>" for note in table.notes)
     return (
-        f'<div class="scroll"><table><caption>{escape(table.title)}{notes}</caption>\n'
+        f'<div class="scroll"><table><caption>{_html(table.title)}{notes}</caption>\n'
         f"<thead><tr>{header}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 
 
 def _cell(tag: str, text: str, is_text: bool) -> str:
     kind = ' class="text"' if is_text else ""
-    return f"<{tag}{kind}>{escape(text)}</{tag}>"
+    return f"<{tag}{kind}>{_html(text)}</{tag}>"
+
+
+def _html(text: str) -> str:
+    """Text as HTML, with what could hide or turn it written out."""
+    return escape(harmless(text))

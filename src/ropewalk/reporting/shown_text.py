@@ -1,20 +1,30 @@
-"""Text that somebody else wrote, made fit to be shown: what a model answered, what a server said."""
+"""Text that somebody else wrote, made fit to be shown: names in files, what a model answered, a server said."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-from rich.markup import escape
-
 from ropewalk.errors import RopewalkError
 
 _JOINERS = "\u200c\u200d"
 """Format characters that scripts and emoji need; the others are invisible or turn the reading direction."""
 _PLAIN = re.compile(r"[ -~]*")
+_HARMLESS = re.compile(r"[ -~\n\t]*")
 
 
-def shown(text: str, most: int = 300, markup: bool = False) -> str:
+def harmless(text: str) -> str:
+    """Text in which nothing commands a terminal, or hides or turns what is read; line breaks and tabs stay.
+
+    Other control characters and what is invisible become their codes, as in :func:`shown`, for which one line is
+    meant.
+    """
+    if _HARMLESS.fullmatch(text):
+        return text
+    return "".join(each if each in "\n\t" else _picture(each) for each in text)
+
+
+def shown(text: str, most: int = 300) -> str:
     """One line that is safe to print and says what the text holds, control characters included.
 
     A newline becomes ``↵``; other control characters, such as the escape that begins a terminal's commands, and
@@ -25,7 +35,6 @@ def shown(text: str, most: int = 300, markup: bool = False) -> str:
         text: anything.
         most: characters that are kept; of a longer text the middle is left out, and the result says how many
             characters that were.
-        markup: also escape what rich takes for its markup. Not needed in ``rich.text.Text``.
 
     Raises:
         RopewalkError: if ``most`` is less than 2.
@@ -33,12 +42,10 @@ def shown(text: str, most: int = 300, markup: bool = False) -> str:
     if most < 2:
         raise RopewalkError(f"the characters to show must be 2 or more, got {most}")
     if len(text) <= most:
-        line = _visible(text)
-    else:
-        # Cut before it is made visible: the work does not grow with the text.
-        head, tail = text[: most - most // 2], text[-(most // 2) :]
-        line = f"{_visible(head)} … ({len(text) - most:,} characters left out) … {_visible(tail)}"
-    return escape(line) if markup else line
+        return _visible(text)
+    # Cut before it is made visible: the work does not grow with the text.
+    head, tail = text[: most - most // 2], text[-(most // 2) :]
+    return f"{_visible(head)} … ({len(text) - most:,} characters left out) … {_visible(tail)}"
 
 
 def _visible(text: str) -> str:

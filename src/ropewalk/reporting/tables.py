@@ -9,7 +9,6 @@ from itertools import chain
 from typing import TypeGuard
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -49,12 +48,17 @@ class ResultTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for number, heading in enumerate(self.header):
             table.add_column(
-                escape(heading), justify="left" if number < self.text_columns else "right", no_wrap=True
+                _text(heading), justify="left" if number < self.text_columns else "right", no_wrap=True
             )
         for row in self.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(_text, row))
         # Not the table's own title, which would be folded at the table's width.
-        return Group(Text(self.title, style="bold"), *(Text(note, style="dim") for note in self.notes), table)
+        return Group(_text(self.title, "bold"), *(_text(note, "dim") for note in self.notes), table)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """One line for the terminal, no markup, whoever wrote it."""
+    return Text(shown(text, max(2, len(text))), style)
 
 
 def result_tables(series: Series) -> list[ResultTable]:

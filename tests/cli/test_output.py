@@ -1,0 +1,198 @@
+"""Nothing that others wrote commands the terminal: not through a console, a table, a bar, a note or an error."""
+
+import io
+import json
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk.cli import progress
+from ropewalk.cli.app import main
+from ropewalk.cli.output import Terminal, print_json, print_whole
+from ropewalk.cli.progress import ConsoleReporter
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.reporting.tables import ResultTable
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\ \x9b31m\u202eevil\u2066 [red]x[/red] :bomb: \udcff"
+ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b\x07\x9b\x9d\r\n\u202e\u2028[]:"), max_size=30)
+
+
+def acting(printed: str) -> list[str]:
+    """Characters that a terminal acts on, or that hide or turn text."""
+    kinds, allowed = ("Cc", "Cf", "Cs", "Zl", "Zp"), "\n\u200c\u200d"
+    return [each for each in printed if unicodedata.category(each) in kinds and each not in allowed]
+
+
+def printed_by(show: Any, **options: Any) -> str:
+    out = io.StringIO()
+    show(Terminal(file=out, width=200, **options))
+    return out.getvalue()
+
+
+def table_of(text: Any) -> Table:
+    table = Table(title=text, caption=text)
+    table.add_column(text)
+    table.add_row(text)
+    return table
+
+
+@given(ANY)
+def test_no_way_of_printing_lets_a_control_character_through(text: str) -> None:
+    result = ResultTable(text, (text, "n"), ((text, text),), notes=(text,)).rich()
+    for show in (
+        lambda console: console.print(text),
+        lambda console: console.print(text, style="bold", soft_wrap=True),
+        lambda console: console.print(Text(text)),
+        lambda console: console.print(table_of(text)),
+        lambda console: console.print(table_of(Text(text))),
+        lambda console: console.print(result),
+        lambda console: console.say(text),
+        lambda console: ConsoleReporter(console).note(text),
+    ):
+        assert acting(printed_by(show).replace("\t", " ")) == []
+
+
+@given(ANY)
+def test_a_line_stays_one_line_and_its_text_is_no_markup(text: str) -> None:
+    for show in (
+        lambda console: console.say(text),
+        lambda console: ConsoleReporter(console).note(text),
+    ):
+        printed = printed_by(show)
+        assert printed.endswith("\n")
+        assert printed.count("\n") == 1
+    plain = "".join(each for each in text if each.isalnum() or each in "[]:/")
+    assert printed_by(lambda console: console.say(plain)) == plain + "\n"
+
+
+def test_a_bar_moves_the_cursor_and_its_texts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(console: Terminal) -> None:
+        with ConsoleReporter(console).bar(f"stage {EVIL}", 2) as advance:
+            advance(1, EVIL)
+
+    drawn = printed_by(draw, force_terminal=True)
+    # The bar's own: it hides the cursor.
+    assert "\x1b[?25l" in drawn
+    for command in ("\x1b[2J", "\x1b]", "\x9b", "\u202e", "\x07"):
+        assert command not in drawn
+    assert "[red]x[/red] :bomb: \\udcff" in drawn
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    assert acting(printed_by(draw)) == []
+
+
+@given(st.recursive(ANY, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(ANY, inner, max_size=2)))
+def test_json_on_stdout_is_printable_ascii(value: Any) -> None:
+    out, before = io.StringIO(), sys.stdout
+    sys.stdout = out
+    try:
+        print_json(value)
+    finally:
+        sys.stdout = before
+    assert all(" " <= each <= "~" or each == "\n" for each in out.getvalue())
+    assert json.loads(out.getvalue()) == value
+
+
+@pytest.mark.parametrize("error", [RopewalkError, KeyError, OSError])
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_errors_of_any_kind_are_shown_harmless(
+    error: type[Exception],
+    debug: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import ropewalk.cli.inspect as inspect
+
+    def broken(model: str) -> None:
+        raise error(f"{EVIL}\nerror: forged" + "x" * 10_000)
+
+    monkeypatch.setattr(inspect, "read_config", broken)
+    assert main([*debug, "inspect", "embedded"]) in (1, 2)
+    printed = capsys.readouterr().err
+    assert acting(printed) == []
+    last = printed.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert len(last) < 5000
+    assert debug or printed.count("\n") == 1
+
+
+def error_of(arguments: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(list(map(str, arguments))) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert acting(captured.err) == []
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_names_from_files_and_folders_reach_the_terminal_in_writing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = EVIL.replace("/", "_")
+    recipe, lines, folder = tmp_path / "recipe.yaml", tmp_path / "lines.jsonl", tmp_path / f"{name}\n"
+    recipe.write_text(json.dumps({"output": "o", "model": "m", "\x1b[2Jkey": 1}))
+    assert r"unknown key \x1b[2Jkey" in error_of(["extend", recipe], capsys)
+    assert r"\x1b[2J" in error_of(["extend", "demo", "--set", "stages.0.context=\x1b[2J"], capsys)
+    lines.write_text(json.dumps({EVIL.rstrip("\udcff"): "text"}) + "\n")
+    assert r"\x1b[2J" in error_of(["data", "stats", lines, "--tokenizer", "embedded", "--workers", 1], capsys)
+    folder.mkdir()
+    assert r"\x1b[2J" in error_of(["inspect", folder], capsys)
+    assert r"\x1b[2J" in error_of([EVIL.rstrip("\udcff")], capsys)
+    assert r"\x1b[2J" in error_of(["extend", "demo", f"--{EVIL.rstrip(chr(0xDCFF))}"], capsys)
+
+
+def test_names_in_results_and_packed_rows_reach_the_terminal_in_writing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = TaskResult.not_run("passkey", EVIL, 512, EVIL)
+    record = {"model": EVIL, "settings": {"threshold": 85}, "results": [result.to_json()]}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(record))
+    assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    captured = capsys.readouterr()
+    assert acting(captured.out + captured.err) == []
+    assert r"A \x1b[2J" in captured.out
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"text": "some text", "source": EVIL.rstrip("\udcff")}) + "\n")
+    assert main(["data", "stats", str(lines), "--length", "512", "--workers", "1"]) == 0
+    captured = capsys.readouterr()
+    assert acting(captured.out + captured.err) == []
+    assert r"\x1b[2J" in captured.out
+    config = tmp_path / "model"
+    config.mkdir()
+    llama = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    }
+    named = {"torch_dtype": EVIL, "architectures": [EVIL]}
+    (config / "config.json").write_text(json.dumps({**llama, **named, "num_hidden_layers": 2}))
+    main(["inspect", str(config)])
+    captured = capsys.readouterr()
+    assert acting(captured.out + captured.err) == []
+
+
+def test_what_the_library_logs_is_harmless_too(capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    assert main(["--version"]) == 0
+    logging.getLogger("ropewalk").warning("the model %s", EVIL)
+    captured = capsys.readouterr()
+    assert r"the model \x1b[2J" in captured.err
+    assert acting(captured.err) == []
+
+
+def test_a_wide_table_keeps_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    print_whole(ResultTable(EVIL, ("model", "n"), ((EVIL, "1,234,567"),)).rich())
+    printed = capsys.readouterr().out
+    assert "1,234,567" in printed
+    assert acting(printed) == []
