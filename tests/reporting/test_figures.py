@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_perplexity_figure_names_models_and_marks_the_trained_length(tmp_path: P
     # Told apart without colour: the first line is dashed.
     assert "stroke-dasharray: 7.4,3.2" in svg.read_text()
     assert [path.name for path in svg.parent.iterdir()] == ["perplexity.svg"]
+
+
+def test_names_of_others_are_text_and_do_no_harm(tmp_path: Path) -> None:
+    # The first is no formula that matplotlib can read, and the second would be drawn as one.
+    names, svg = ("$^$ a\x1b[31m", "$x_1$ b\u202e", "c \udcff"), tmp_path / "names.svg"
+    perplexity_figure(dict.fromkeys(names, BEFORE), svg, 512, "$^$ \x1b\udcff")
+    passkey_figure({name: [passkey(512, 3)] for name in names}, tmp_path / "bars.svg", "$^$ \x1b\udcff")
+    for path in (svg, tmp_path / "bars.svg"):
+        texts = said(path)
+        for text in ("$^$ a\\x1b[31m", "$x_1$ b\\u202e", "c \\udcff", "$^$ \\x1b\\udcff"):
+            assert text in texts
+        ElementTree.parse(path)
 
 
 def test_same_results_give_the_same_file(tmp_path: Path) -> None:

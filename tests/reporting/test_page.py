@@ -11,6 +11,7 @@ from reporting_cases import AFTER, BEFORE
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import perplexity_figure, result_tables, write_report
 from ropewalk.reporting.page import Examples
+from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
 
 NASTY = "<script>alert('x')</script> & \"quotes\""
@@ -77,6 +78,17 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     # Title and heading, a fact's name and value, a table's heading and note, an example's heading, name and
     # value, a fold's heading and text.
     assert read.text.count(NASTY) == 11
+
+
+def test_what_hides_or_turns_text_is_written_out(tmp_path: Path) -> None:
+    page, evil = tmp_path / "page.html", "a\x1b[31m\u202eb\udcff"
+    table = ResultTable(evil, (evil,), ((evil,),), notes=(evil,))
+    write_report(page, evil, {evil: evil}, [], [table], {evil: f"{evil}\nsecond line"})
+    text = page.read_text()
+    assert not set(text) & set("\x1b\u202e")
+    # Twice the title, both sides of a fact, the table's four texts, both of the details.
+    assert text.count(r"a\x1b[31m\u202eb\udcff") == 10
+    assert "\nsecond line" in text
 
 
 def test_page_without_figures_tables_and_details(tmp_path: Path) -> None:

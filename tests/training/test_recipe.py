@@ -69,6 +69,13 @@ def test_a_missing_key_is_named():
         parse_recipe("model: m\ndata: {sources: [a]}\nstages: [{context: 8k, steps: 1}]\n", "x")
 
 
+def bomb(form, first):
+    """Ten aliases of ten aliases of ten..."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{n}: &a{n} {form.format(','.join([f'*a{n - 1}'] * 10))}" for n in range(1, 12)]
+    return "\n".join(lines).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -77,6 +84,22 @@ def test_a_missing_key_is_named():
         (b"seed: 1\nseed: 2", "the key seed stands twice, again in line 2"),
         (b"\xff\xfe", "is not UTF-8"),
         (b"!!python/object/apply:os.getcwd []", "is not YAML"),
+        (b"? [a, b]\n: 1", "the key in line 1 is a list or a mapping; a key is a word"),
+        (b"seed: 1\n? {a: b}\n: 1", "the key in line 2 is a list or a mapping"),
+        (b"a: " + b"[" * 5000, "is nested too deeply"),
+        (b"{a: " * 5000, "is nested too deeply"),
+        (b"- " * 5000, "is nested too deeply"),
+        (b"a: &a [*a]", "the alias in line 1 stands for what it is part of"),
+        (bomb("[{}]", "[x]"), "it stands for more than 100,000 values; write it without so many aliases"),
+        (bomb("{{<<: [{}]}}", "{k: v}"), "it stands for more than 100,000 values"),
+        (b"seed: 2024-13-45", "the value '2024-13-45' in line 1 is no timestamp; quote it"),
+        (b"seed: " + b"1" * 5000, "the value '1{60}' in line 1 is no int"),
+        (b"a: 1\nseed: !!int ''", "the value '' in line 2 is no int"),
+        (b"seed: !!bool x", "the value 'x' in line 1 is no bool"),
+        (b"seed: !!timestamp x", "the value 'x' in line 1 is no timestamp"),
+        (b"seed: !!binary x", "is not YAML: failed to decode base64"),
+        (b'output: "a\\0b"', "the text .* in line 1 holds a NUL or half of a character"),
+        (b'output: "\\ud800"', "the text .* in line 1 holds a NUL or half of a character"),
     ],
 )
 def test_files_that_are_no_recipes(tmp_path, content, message):
@@ -84,6 +107,31 @@ def test_files_that_are_no_recipes(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(RopewalkError, match=message):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("? [a, b]", "a key is a word"),
+        ("[" * 5000, "is nested too deeply"),
+        ("&a [*a]", "stands for what it is part of"),
+        ("{a: 1, a: 2}", "the key a stands twice"),
+        ("2024-13-45", "is no timestamp"),
+        ("1" * 5000, "is no int"),
+        ("[", "is not YAML"),
+    ],
+)
+def test_values_for_set_are_read_as_strictly(value, message):
+    with pytest.raises(RopewalkError, match=message) as caught:
+        parse_recipe(MINIMAL, "x", [f"seed={value}"])
+    assert str(caught.value).startswith("the value of --set seed")
+
+
+def test_an_alias_that_repeats_a_little_is_welcome():
+    text = MINIMAL.replace("stages:", "optimizer: &o {beta1: 0.8}\nstages:") + "\n"
+    assert parse_recipe(text, "x").optimizer.beta1 == 0.8
+    shared = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [&s {context: 8k, steps: 1}, *s]\n"
+    assert [stage.context for stage in parse_recipe(shared, "x").stages] == [8192, 8192]
 
 
 def test_a_missing_recipe_lists_the_shipped_ones(tmp_path):

@@ -14,7 +14,7 @@ import ropewalk
 from ropewalk.errors import Echo, RopewalkError, RunFailure
 
 INTERRUPTED = 130
-MOST_OF_A_MESSAGE = 4000
+MOST_OF_A_MESSAGE = 2000
 """Characters of an error that are printed: it may repeat a value that fills a file."""
 
 UsageError: Any = typer.BadParameter.__mro__[1]
