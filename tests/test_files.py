@@ -1,5 +1,6 @@
 """Names that manifests give lead nowhere else; what is written has the modes that the user's umask asks for."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
-from ropewalk.files import new_folder, plain_name, write_json
+from ropewalk.evaluation.benchmark_files import read_rows
+from ropewalk.evaluation.record import read_record as read_results
+from ropewalk.files import new_folder, parse_json, plain_name, write_json
+from ropewalk.integrations.config_file import read_config_file
+from ropewalk.search import read_factors
 
 MANIFEST = Path("part/manifest.json")
 
@@ -62,3 +68,25 @@ def test_files_have_the_modes_that_the_umask_asks_for(tmp_path: Path, umask: int
     assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {
         path.name: oct(mode) for path in files
     }
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"a": ' * 100_000, "", "{", b"\x00"])
+def test_whatever_is_wrong_with_json_is_one_kind_of_error(text: str | bytes) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        parse_json(text)
+    assert parse_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"n": ' + "1" * 5000 + "}"])
+def test_readers_of_json_refuse_what_python_cannot_hold(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    for read in (
+        lambda: read_factors(path),
+        lambda: read_results(tmp_path),
+        lambda: _factor_lists(path),
+        lambda: read_config_file(str(path)),
+        lambda: read_rows(path),
+    ):
+        with pytest.raises(RopewalkError, match=r"results\.json"):
+            read()

@@ -173,6 +173,21 @@ def check_writable(path: Path) -> None:
         pass
 
 
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document; whatever is wrong with it is one kind of error.
+
+    Raises:
+        json.JSONDecodeError: also for brackets nested deeper than Python reads, and numbers of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise json.JSONDecodeError(reason, "", 0) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file, whole or not at all."""
     with replacing(path) as temporary:

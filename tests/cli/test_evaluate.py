@@ -14,6 +14,9 @@ import typer
 from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
+from ropewalk.cli.evaluate_output import draw
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.predictions import Prediction, PredictionLog
 
 Run = Callable[..., int]
@@ -336,6 +339,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = TaskResult("passkey", "x/../../victim", 512, 4, 50.0, (25.0, 75.0))
+    with pytest.raises(RopewalkError, match=r"results\.json lists the file 'passkey-x/../../victim\.png'"):
+        list(draw(out, "model", [result], 85.0))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_in_which_nothing_ran_is_no_success(

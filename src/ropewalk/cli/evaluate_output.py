@@ -112,6 +112,7 @@ def _plain(value: Mapping[str, Any]) -> Any:
 
 def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> Iterator[Path]:
     """Figures where there is something to draw; their paths in the order of the page."""
+    from ropewalk.files import plain_name
     from ropewalk.reporting import (
         needle_figure,
         perplexity_figure,
@@ -132,7 +133,9 @@ def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) ->
         ran = [result for result in same if result.status == "ok"]
         if not ran or suite not in ("passkey", "longeval", "needle"):
             continue
-        path = out / (f"{suite}.png" if task in (suite, "lines") else f"{suite}-{task}.png")
+        # A task is named by results.json, which may have come from elsewhere.
+        named = f"{suite}.png" if task in (suite, "lines") else f"{suite}-{task}.png"
+        path = out / plain_name(named, out / "results.json")
         title = f"{name}: {suite}{haystack_words(same)}"
         title += "" if task in (suite, "lines") else f", {task}"
         if suite == "needle":

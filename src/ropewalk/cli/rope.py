@@ -16,6 +16,7 @@ from ropewalk.cli.options import FromOption, PlotOption, RotaryDimOption, ThetaO
 from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.cli.rope_pictures import decay_path, draw_bases, draw_bound, draw_periods, draw_theta
 from ropewalk.errors import RopewalkError
+from ropewalk.files import parse_json
 from ropewalk.lengths import parse_length
 
 rope_app = typer.Typer(no_args_is_help=True, help="How far a RoPE setting reaches, and what a length needs.")
@@ -303,7 +304,7 @@ def _factor_lists(path: Path | None) -> tuple[tuple[float, ...] | None, tuple[fl
     if path is None:
         return None, None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
     keys = ("short_factor", "long_factor")

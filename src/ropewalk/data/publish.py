@@ -27,7 +27,7 @@ from ropewalk.data.rows import (
     rows_file,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.files import new_folder, remove_left_overs, write_json, writing
+from ropewalk.files import new_folder, parse_json, remove_left_overs, write_json, writing
 from ropewalk.io.lock import locked
 
 JOB, PLAN = "job.json", "plan.json"
@@ -288,7 +288,7 @@ def _plan(part: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
     if not isinstance(value, dict):

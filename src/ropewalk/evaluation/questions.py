@@ -17,6 +17,7 @@ from ropewalk.data.files import read_text, split_suffix
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.benchmark_files import read_rows
+from ropewalk.files import parse_json
 
 HUB = "hub"
 """In place of a path: the data set of the Hugging Face hub."""
@@ -219,8 +220,8 @@ def _rows(path: str, repository: str, config: str | None) -> Any:
     if split_suffix(file)[0] != ".json":
         return read_rows(file)
     try:
-        value = json.loads(read_text(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = parse_json(read_text(file))
+    except json.JSONDecodeError as error:
         raise RopewalkError(f"{path} is no JSON: {error}") from error
     if not isinstance(value, dict | list):
         raise RopewalkError(f"{path} holds no questions: it is neither an object nor a list")

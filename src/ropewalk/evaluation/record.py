@@ -19,7 +19,7 @@ from ropewalk.evaluation.aggregate import (
 from ropewalk.evaluation.needle import depth_details
 from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.files import write_json
+from ropewalk.files import parse_json, write_json
 
 RUN = "run.json"
 PREDICTIONS = "predictions.jsonl"
@@ -161,7 +161,7 @@ def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:

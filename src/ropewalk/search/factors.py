@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import write_text
+from ropewalk.files import parse_json, write_text
 from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod, longrope_attention_factor
 from ropewalk.search.goal import TITLES
 
@@ -388,7 +387,7 @@ def read_factors(path: Path) -> Factors:
         RopewalkError: if there is no such file, or it is none; the message says what is wrong in it.
     """
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import DELETED, unique_name, writing
+from ropewalk.files import DELETED, parse_json, unique_name, writing
 from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
 from ropewalk.parallel import World
 
@@ -102,7 +102,7 @@ def read_record(path: Path) -> Record:
         RopewalkError: if it is missing, damaged, or from a newer version.
     """
     try:
-        values = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        values = parse_json((path / RECORD).read_text(encoding="utf-8"))
         position = Position(*(int(values[key]) for key in ("stage", "step", "tokens")))
         if values.keys() == _OLDEST_KEYS:
             return Record(position)

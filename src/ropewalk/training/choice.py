@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.probe import ProbeResult, probe
 from ropewalk.evaluation.sharded_rows import row_losses_of
-from ropewalk.files import write_json
+from ropewalk.files import parse_json, write_json
 from ropewalk.packing import Row
 from ropewalk.rope import Default
 from ropewalk.training.documents import probe_rows
@@ -171,7 +170,7 @@ def choices_in(output: Path) -> dict[int, Choice]:
     if not path.is_file():
         return {}
     try:
-        choices = [Choice.from_json(value) for value in json.loads(path.read_text(encoding="utf-8"))]
+        choices = [Choice.from_json(value) for value in parse_json(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RopewalkError(f"{path} is damaged ({error}); restore it, or start again") from error
     by_stage = {choice.stage: choice for choice in choices}
