@@ -135,17 +135,21 @@ def test_what_other_programs_do_otherwise_is_said(
         return found
 
     vllm = f"vLLM stops at {ORIGINAL} tokens unless --max-model-len {TARGET} says otherwise"
+    llama = "not llama.cpp: its converter drops these factors without a word, and the model would run default RoPE"
+    mlx = "mlx-lm passes over the attention factor"
     both = notes("both", short_factor=SHORT)
-    assert both[0] == f"{vllm}, and then runs short sequences under the long factors too"
-    assert both[1].startswith(
+    assert both[:2] == [llama, f"{vllm}, and then runs short sequences under the long factors too"]
+    assert both[2].startswith(
         f"transformers' generate() changes the factors where a sequence passes {ORIGINAL}"
     )
-    assert len(both) == 2
-    assert notes("one", short_factor=LONG) == [vllm]
+    assert both[3:] == [mlx]
+    assert notes("one", short_factor=LONG) == [llama, vllm, mlx]
     assert notes("odd", short_factor=LONG, attention_factor=1.0) == [
+        llama,
         vllm,
-        "short_mscale and long_mscale are in the config, so that vLLM takes the attention factor 1 and not the "
-        f"published {PUBLISHED:.6g}; transformers warns of the two keys and passes over them",
+        "short_mscale and long_mscale are in the config, so that vLLM and SGLang take the attention factor 1 and not "
+        f"the published {PUBLISHED:.6g}; transformers warns of the two keys and passes over them",
+        mlx,
     ]
     entry = json.loads((tmp_path / "odd" / "config.json").read_text())["rope_parameters"]
     assert (entry["short_mscale"], entry["long_mscale"]) == (1.0, 1.0)

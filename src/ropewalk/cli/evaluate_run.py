@@ -251,6 +251,7 @@ def _subject(
         backend.check()
         for note in backend.notes:
             notes.print(note, markup=False, soft_wrap=True)
+        _warn_of_factors(path)
         told = {"notes": backend.notes} if backend.notes else {}
         return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description, **told}
     from ropewalk.attention import check_engine
@@ -277,6 +278,21 @@ def _subject(
         "exact_rope": loading.exact_rope,
         **rope_facts(table),
     }
+
+
+def _warn_of_factors(path: str) -> None:
+    """Say what servers make of longrope, which not all of them read, where the model's folder says longrope."""
+    from ropewalk.cli.inspect import read_config
+    from ropewalk.rope import LongRope, methods_from_config
+    from ropewalk.rope.readers import notes_on
+
+    if not (Path(path) / "config.json").is_file():
+        return
+    config = read_config(path).values
+    methods = methods_from_config(config).values()
+    if any(isinstance(method, LongRope) for method in methods):
+        for note in notes_on(config):
+            notes.say(f"longrope behind a server: {note}")
 
 
 def rope_facts(table: FittedTable | None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.cli.factor_table import FittedTable
-    from ropewalk.rope import LongRope
 
 
 def register(app: typer.Typer) -> None:
@@ -32,10 +31,15 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write; a new folder.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint that runs with a factor table everywhere: longrope in its config, the weights as they are."""
+    """Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.
+
+    The last lines say which other programs read it.
+    """
     from ropewalk.cli.factor_table import fitted_table, other_checkpoint
     from ropewalk.data.embedded import resolve_model
     from ropewalk.evaluation.identity import model_digest
+    from ropewalk.integrations.config_file import read_config_file
+    from ropewalk.rope.readers import notes_on
 
     if out.exists() or out.is_symlink():
         raise RopewalkError(f"{out} exists already; --out names a new folder")
@@ -48,7 +52,7 @@ def export(
         )
     write_folder(path, table, out)
     digest = model_digest(path) if table.factors.model.digest else None
-    told = [*other_checkpoint(table.record, digest), *remarks(table.method, table.context)]
+    told = [*other_checkpoint(table.record, digest), *notes_on(read_config_file(str(out)))]
     if as_json:
         print_json(described(model, table, out, told))
         return
@@ -77,36 +81,6 @@ def write_folder(path: str, table: FittedTable, out: Path) -> None:
         remove_left_overs(out.parent, out.name)
         with new_folder(out) as partial:
             save_model(loaded, partial, tokenizer)
-
-
-def remarks(method: LongRope, context: int) -> list[str]:
-    """How other programs run longrope where it is not as ropewalk does, a sentence each.
-
-    Args:
-        method: in the config.
-        context: ``max_position_embeddings`` there.
-    """
-    from ropewalk.rope import has_published_attention, longrope_attention_factor
-
-    original = method.original_max_position_embeddings
-    switches = method.short_factor != method.long_factor
-    told = [
-        f"vLLM stops at {original} tokens unless --max-model-len {context} says otherwise"
-        + (", and then runs short sequences under the long factors too" if switches else "")
-    ]
-    if switches:
-        told.append(
-            f"transformers' generate() changes the factors where a sequence passes {original} tokens, and most models "
-            "keep the keys of the short ones; evaluation in ropewalk fixes them by the total length"
-        )
-    factor = context / original
-    if not has_published_attention(method.attention_factor, factor, original):
-        told.append(
-            f"short_mscale and long_mscale are in the config, so that vLLM takes the attention factor "
-            f"{method.attention_factor:.6g} and not the published {longrope_attention_factor(factor, original):.6g}; "
-            "transformers warns of the two keys and passes over them"
-        )
-    return told
 
 
 def described(model: str, table: FittedTable, out: Path, told: list[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ropewalk.cli.output import JsonOption, notes, on_interrupt, print_json, results
+from ropewalk.recipes import shipped_recipes
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
 
@@ -19,7 +20,10 @@ def register(app: typer.Typer) -> None:
 
 def extend(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe in YAML, or the name of a shipped one (demo, longrope).")
+        str,
+        typer.Argument(
+            help=f"A recipe in YAML, or the name of a shipped one: {', '.join(shipped_recipes())}."
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: stages.0.steps=20")
@@ -42,7 +46,9 @@ def extend(
     Example: [bold]ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k[/bold]
     """
     from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.integrations.config_file import read_config_file
     from ropewalk.parallel import joined
+    from ropewalk.rope.readers import notes_on
     from ropewalk.training import extend as run
     from ropewalk.training import load_recipe
     from ropewalk.training.measurement import describe_short_context
@@ -61,8 +67,9 @@ def extend(
         if not world.leads:
             return
     files = write_run_report(Path(summary["output"]))
+    readers = notes_on(read_config_file(summary["model"]))
     if json:
-        print_json({**summary, "files": [str(path) for path in files]})
+        print_json({**summary, "files": [str(path) for path in files], "readers": readers})
         return
     console = results()
     for table in run_tables(summary):
@@ -73,6 +80,7 @@ def extend(
     if summary["short_context"] is not None:
         facts.append(("short", describe_short_context(summary["short_context"])))
     facts += [("report" if path.suffix == ".html" else "picture", str(path)) for path in files]
+    facts += [("readers", each) for each in readers]
     facts += [
         ("next", f"AutoModelForCausalLM.from_pretrained({summary['model']!r}) loads it in plain transformers")
     ]

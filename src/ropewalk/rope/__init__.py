@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         longrope_attention_factor,
         unscaled_inv_freq,
     )
-    from ropewalk.rope.readers import for_all_readers, has_published_attention
+    from ropewalk.rope.readers import for_all_readers, has_published_attention, reader_notes
     from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
     from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
     from ropewalk.rope.tensions import config_tensions
@@ -73,6 +73,7 @@ _HOMES = {
     "method_from_config": "config",
     "methods_from_config": "config",
     "ntk_theta": "theory",
+    "reader_notes": "readers",
     "replace_methods": "config",
     "scaled_theta": "theory",
     "trained_length": "target",
@@ -113,6 +114,7 @@ __all__ = [
     "method_from_config",
     "methods_from_config",
     "ntk_theta",
+    "reader_notes",
     "replace_methods",
     "scaled_theta",
     "trained_length",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ropewalk.errors import RopewalkError
+from ropewalk.recipes import shipped_recipes
 from ropewalk.training.recipe import Parallel, Recipe
 
 MOST_VALUES = 100_000
@@ -34,12 +34,11 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RopewalkError: naming the key, its value, and the nearest known key.
     """
     path = Path(name)
-    shipped = resources.files("ropewalk.recipes")
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
-        known = sorted(entry.name[:-5] for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
-        if str(name) not in known:
-            raise RopewalkError(f"no recipe file {name}; shipped recipes are {', '.join(known)}")
-        text = (shipped / f"{name}.yaml").read_text(encoding="utf-8")
+        shipped = shipped_recipes()
+        if str(name) not in shipped:
+            raise RopewalkError(f"no recipe file {name}; shipped recipes are {', '.join(shipped)}")
+        text = shipped[str(name)]
     else:
         try:
             text = path.read_text(encoding="utf-8")
