@@ -1,5 +1,6 @@
 """``data stats`` counts documents and rows alike, as a table, as JSON and as a picture."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from byte_checkpoint import save_byte_checkpoint
-from ropewalk.cli import data
+from ropewalk.cli import data, data_stats
 from ropewalk.cli.data_stats import BY_EMBEDDED
+from ropewalk.cli.output import Terminal
 from ropewalk.data import open_rows
 from ropewalk.data.attention_share import share_of_documents
 from ropewalk.errors import RopewalkError
@@ -162,9 +164,41 @@ def test_records_that_are_tokenised_already_are_counted(tokenizer: Path, tmp_pat
 def test_documents_in_words(corpus: Path, tokenizer: Path) -> None:
     printed, remarks = call("stats", corpus, "--tokenizer", tokenizer)
     assert remarks == ""
-    for words in ("76.9 %", "mixture ratio", "256 to 511", "█", "rows of 131,072 tokens filled with these"):
+    # The model beside the tokenizer is trained for 64 tokens.
+    for words in ("76.9 %", "mixture ratio", "256 to 511", "█", "rows of 64 tokens filled with these"):
         assert words in printed
     assert "3 texts are there more than once, 4 times at most" in printed
+
+
+def test_attention_is_counted_at_a_length_that_somebody_gave(
+    corpus: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    alone = shutil.copytree(tokenizer, tmp_path / "alone", ignore=shutil.ignore_patterns("config.json"))
+    for arguments, length in (
+        (("--tokenizer", tokenizer), 64),
+        (("--tokenizer", tokenizer, "--length", "1k"), 1024),
+        (("--tokenizer", alone, "--length", "1k"), 1024),
+        (("--tokenizer", alone), None),
+        # Whose tokenizer it is says nothing of the user's model.
+        ((), None),
+    ):
+        report = json.loads(call("stats", corpus, *arguments, "--json")[0])
+        assert report["row_length"] == length
+        assert bool(report["attention_share"]) == (length is not None)
+    printed, _ = call("stats", corpus, "--tokenizer", alone)
+    assert "times faster" not in printed
+
+
+def test_progress_is_drawn_on_a_terminal_alone(
+    corpus: Path, rows: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(data_stats, "notes", Terminal(file=out, force_terminal=True, width=100))
+    call("stats", corpus, "--tokenizer", tokenizer)
+    call("stats", rows)
+    assert "documents" in out.getvalue()
+    assert "rows" in out.getvalue()
+    assert "tokens" in out.getvalue()
 
 
 def test_rows_in_words(rows: Path) -> None:

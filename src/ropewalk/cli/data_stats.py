@@ -12,7 +12,6 @@ from ropewalk.cli.data_options import (
     SourceFieldOption,
     TextFieldOption,
     WorkersOption,
-    packing_progress,
     processes,
     source_specs,
 )
@@ -23,7 +22,6 @@ from ropewalk.errors import RopewalkError
 if TYPE_CHECKING:
     from ropewalk.data import PackedRows
 
-DEFAULT_LENGTH = 131072
 BY_EMBEDDED = "counted with the tokenizer of the embedded checkpoint; give --tokenizer for your model's"
 
 
@@ -42,7 +40,10 @@ def stats_command(
     ] = None,
     length: Annotated[
         str | None,
-        typer.Option(help="Tokens of a row, to count attention on documents: 64k. 128k if not given."),
+        typer.Option(
+            help="Tokens of a row, to count attention on documents: 64k. If not given, what the model beside the "
+            "tokenizer is trained for; without a model there, attention is not counted."
+        ),
     ] = None,
     text_field: TextFieldOption = "text",
     source_field: SourceFieldOption = "source",
@@ -95,28 +96,53 @@ def _rows_among(paths: list[str]) -> Path | None:
 
 
 def _report_of_rows(rows: PackedRows) -> dict[str, Any]:
+    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data.stats import rows_report
 
-    return {**rows_report(rows), "tokenizer": rows.manifest["tokenizer"]["name_or_path"]}
+    # In a log file a bar that knows its end says when it is there, and the result says as much.
+    with ConsoleReporter(notes).bar("rows", len(rows) if notes.is_terminal else None) as advance:
+        report = rows_report(rows, lambda done: advance(done, ""))
+    return {**report, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]}
 
 
 def _report_of_documents(
     specs: list[Any], tokenizer: str | None, length: str | None, workers: int
 ) -> dict[str, Any]:
+    from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data.embedded import EMBEDDED
     from ropewalk.data.stats import source_documents, statistics_report, tokenised_statistics
     from ropewalk.data.tokenise import tokenise
     from ropewalk.lengths import parse_length
 
-    row_length = DEFAULT_LENGTH if length is None else parse_length(length)
-    if row_length < 2:
+    row_length = _trained_length(tokenizer) if length is None else parse_length(length)
+    if row_length is not None and row_length < 2:
         raise RopewalkError(f"a row takes 2 tokens or more, got --length {length}")
     name = EMBEDDED if tokenizer is None else tokenizer
-    with packing_progress() as (read, _):
+    with ConsoleReporter(notes).bar("documents", None) as advance:
+
+        def read(documents: int, tokens: int) -> None:
+            advance(documents, f"{tokens:,} tokens")
+
         documents = tokenise(source_documents(specs), name, workers, progress=read)
         statistics = tokenised_statistics(documents, row_length)
     only_rows = dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))
     return {**statistics_report(statistics), "tokenizer": name, **only_rows}
+
+
+def _trained_length(tokenizer: str | None) -> int | None:
+    """Tokens that the model beside a tokenizer is trained for; None where no model with RoPE lies there."""
+    from ropewalk.cli.inspect import read_config
+    from ropewalk.data.embedded import resolve_model
+    from ropewalk.rope import methods_from_config, trained_length
+
+    if tokenizer is None or not (Path(resolve_model(tokenizer)) / "config.json").is_file():
+        return None
+    try:
+        values = read_config(resolve_model(tokenizer)).values
+        return trained_length(values, methods_from_config(values).get(None))
+    except RopewalkError:
+        # Counting tokens needs no model, whatever lies beside its tokenizer.
+        return None
 
 
 def _print(report: dict[str, Any]) -> None:

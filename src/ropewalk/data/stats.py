@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -218,7 +218,7 @@ def _passed_over(spec: SourceSpec, blank: int, binary: int) -> str:
     return f" ({', '.join(told)} passed over)" if told else ""
 
 
-def packed_statistics(rows: Rows) -> DataStatistics:
+def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:
     """Statistics of packed rows, as training sees them; twelve bytes a document are kept.
 
     Padding is no document and none of the tokens; attention alone counts it, since it is computed. Repeats
@@ -227,6 +227,7 @@ def packed_statistics(rows: Rows) -> DataStatistics:
 
     Args:
         rows: packed rows.
+        progress: called with the rows that are counted so far.
     """
     lengths, source_ids, per_row = array("q"), array("i"), array("q")
     numbers: dict[str, int] = {}
@@ -241,6 +242,8 @@ def packed_statistics(rows: Rows) -> DataStatistics:
                     lengths.append(length)
                     source_ids.append(numbers.setdefault(source, len(numbers)))
             per_row.append(len(lengths) - before)
+            if progress is not None:
+                progress(index + 1)
             yield each, row.segment_documents[0]
 
     mixture = rows.manifest["counts"]["mixture"]
@@ -283,7 +286,7 @@ def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[st
     }
 
 
-def rows_report(rows: Rows) -> dict[str, Any]:
+def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Packed rows as ``ropewalk data stats --json`` prints them.
 
     The documents are whole, those that were packed, repeated ones each time, with their own tokens: lengths
@@ -292,6 +295,7 @@ def rows_report(rows: Rows) -> dict[str, Any]:
 
     Args:
         rows: packed rows.
+        progress: called with the rows that are counted so far.
 
     Returns:
         As :func:`statistics_report` of the packed documents, but rows, documents a row, attention and repeats
@@ -302,7 +306,7 @@ def rows_report(rows: Rows) -> dict[str, Any]:
     Raises:
         RopewalkError: if the manifest lacks statistics of the documents, or they are of other documents.
     """
-    manifest, there = rows.manifest, packed_statistics(rows)
+    manifest, there = rows.manifest, packed_statistics(rows, progress)
     before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
     whole = before if manifest["mixture"] is None else manifest.get("mixed")
     if before is None or whole is None:
