@@ -23,6 +23,7 @@ PARTIAL, REPLACED, DELETED = "partial", "old", "deleted"
 _LEFT_OVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}(\.(?P<kind>\w+))?")
 _EARLIER = re.compile(r"\.(stage\d+-step\d+|model)\.(partial|old)")
 """Names that earlier versions gave to what they wrote and deleted."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @contextmanager
@@ -160,6 +161,29 @@ def plain_name(name: Any, place: Path) -> str:
             "belongs to"
         )
     return str(name)
+
+
+def check_model_place(name: str | os.PathLike[str]) -> None:
+    """Refuse what can only be meant as a folder or file on this machine, and is none.
+
+    Raises:
+        RopewalkError: for a missing ``./model``, ``/models/x``, ``a/b/c`` or ``config.json``; what could be a model's
+            name on the Hugging Face Hub passes.
+    """
+    if not Path(name).exists() and (not _HUB_ID.fullmatch(str(name)) or str(name).endswith(".json")):
+        raise RopewalkError(f"there is no folder or file {name}")
+
+
+def not_found(name: str | os.PathLike[str], what: str, error: BaseException) -> RopewalkError:
+    """What to raise where a library found neither a folder here nor a model on the Hub.
+
+    Args:
+        name: as the user gave it.
+        what: is missing, such as ``config.json``.
+        error: the library's; its first line is repeated.
+    """
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return RopewalkError(f"there is no folder {name}, and the Hub gave no {what} for it: {reason}")
 
 
 def check_writable(path: Path) -> None:

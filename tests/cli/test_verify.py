@@ -101,7 +101,7 @@ def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
         (["--layers", "6"], "--layers must be from 1 to the model's 5, got 6"),
         (["--length", "512"], "the documents fill"),
         (["--out", "."], "--out names a file"),
-        (["--set", "model=nowhere/at/all"], "does not exist"),
+        (["--set", "model=nowhere/at/all"], "there is no folder or file nowhere/at/all"),
         (["--ranks", "1"], "--ranks"),
     ],
 )

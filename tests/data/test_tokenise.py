@@ -193,7 +193,11 @@ def test_anchor_is_bos_or_else_eos() -> None:
 def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
         list(tokenise(DOCUMENTS, tokenizer, workers=0))
-    with pytest.raises(RopewalkError, match=r"cannot load a tokenizer from .*nowhere"):
+    with pytest.raises(RopewalkError, match=r"there is no folder or file .*nowhere"):
         load_tokenizer(str(tmp_path / "nowhere"))
+    with pytest.raises(RopewalkError, match=r"there is no folder or file \./nope"):
+        load_tokenizer("./nope")
+    with pytest.raises(RopewalkError, match=r"no folder nope/nope, and the Hub gave no tokenizer for it"):
+        load_tokenizer("nope/nope")
     with pytest.raises(RopewalkError, match="cannot load a tokenizer"):
         load_tokenizer(str(tmp_path))

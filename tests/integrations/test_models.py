@@ -351,8 +351,9 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("./missing", r"model folder missing does not exist"),
-        ("/nowhere/at/all", "does not exist"),
+        ("./missing", r"there is no folder or file ./missing"),
+        ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
+        ("nope/nope", "there is no folder nope/nope, and the Hub gave no config.json for it"),
         (".", "without a config.json"),
     ],
 )

@@ -247,7 +247,7 @@ def write(path: Path, values) -> str:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model=./missing", "model folder missing does not exist"),
+        ("model=./missing", "there is no folder or file ./missing"),
         ("stages.0.context=32", "stages.0.context 32 is not longer than the 32 tokens"),
         ("stages.0.contxt=64", "unknown key stages.0.contxt; did you mean context?"),
         ("engine=varlen", "engine varlen needs CUDA"),

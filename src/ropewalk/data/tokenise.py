@@ -26,7 +26,7 @@ from ropewalk.data.documents import Document, TokenisedDocument
 from ropewalk.data.embedded import resolve_model
 from ropewalk.data.split import text_hash
 from ropewalk.errors import RopewalkError
-from ropewalk.files import writing
+from ropewalk.files import check_model_place, not_found, writing
 
 Progress = Callable[[int, int], None]
 """Called with the documents and the tokens so far, after each batch."""
@@ -86,9 +86,12 @@ def load_tokenizer(path_or_name: str) -> Any:
     from transformers import AutoTokenizer
 
     path = resolve_model(path_or_name)
+    check_model_place(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        if not Path(path).exists():
+            raise not_found(path_or_name, "tokenizer", error) from error
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         folder = Path(path)

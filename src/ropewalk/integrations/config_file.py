@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+from ropewalk.files import check_model_place, not_found
 
 
 def read_config_file(model: str, at: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -33,8 +31,7 @@ def _find(model: str, at: str | os.PathLike[str] | None) -> Path:
         if not path.is_file():
             raise RopewalkError(f"{model} has no config.json")
     elif not path.is_file():
-        if not HUB_ID.fullmatch(model) or model.endswith(".json"):
-            raise RopewalkError(f"there is no folder or file {model}")
+        check_model_place(model)
         path = _from_hub(model)
     return path
 
@@ -46,10 +43,7 @@ def _from_hub(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RopewalkError(
-            f"there is no folder {model}, and the Hub gave no config.json for it: {reason}"
-        ) from error
+        raise not_found(model, "config.json", error) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 
 from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.files import check_model_place, not_found
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
-from ropewalk.integrations.config_class import CONFIG_ERRORS
+from ropewalk.integrations.config_class import CONFIG_ERRORS, one_line
 from ropewalk.integrations.config_defaults import decoder_values
 from ropewalk.integrations.generation import generating as generating
 from ropewalk.integrations.generation import keep_one_choice
@@ -163,7 +164,9 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     try:
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
     except (*CONFIG_ERRORS, OSError) as error:
-        raise RopewalkError(f"cannot read a model config from {path_or_id}: {_first_line(error)}") from error
+        if not Path(path_or_id).exists():
+            raise not_found(path_or_id, "config.json", error) from error
+        raise RopewalkError(f"cannot read a model config from {path_or_id}: {one_line(error)}") from error
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
     methods_from_config(config.get_text_config().to_dict())
@@ -369,8 +372,8 @@ def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
             )
     elif path.is_file():
         raise RopewalkError(f"{path} is a file; a model is a folder with config.json and weights")
-    elif path.is_absolute() or str(path_or_id).startswith((".", "~")) or len(path.parts) > 2:
-        raise RopewalkError(f"model folder {path} does not exist")
+    else:
+        check_model_place(path_or_id)
 
 
 def _first_line(error: BaseException) -> str:
