@@ -4,9 +4,11 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ropewalk.recipes
 from ropewalk.cli.app import main
 
 FLAGS = {
@@ -235,6 +237,7 @@ def test_every_help_has_an_example(command, capsys):
         (["extend"], "Missing argument"),
         (["extend", "demo", "--st", "a=1"], "No such option"),
         (["eval", "x", "--samples", "many"], "--samples"),
+        (["rope", "theta", "--rope-theta", "1e4", "--from", "x", "--to", "8k"], "'--from': 'x' is no length"),
         (["extend", "demo", "--set", "output"], "--set takes key=value"),
     ],
 )
@@ -260,6 +263,40 @@ def test_an_unexpected_error_is_one_sentence_and_debug_shows_more(monkeypatch, c
     )
     assert main(["--debug", "inspect", "embedded"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["inspect"], ["extend"], ["data", "stats"], ["eval"], ["rope", "bound"]]
+)
+def test_h_is_help(arguments, capsys):
+    assert main([*arguments, "--help"]) == 0
+    long = capsys.readouterr().out
+    assert main([*arguments, "-h"]) == 0
+    assert capsys.readouterr().out == long
+    assert "Usage" in long
+
+
+def test_help_names_every_shipped_recipe(capsys):
+    assert main(["extend", "--help"]) == 0
+    printed = capsys.readouterr().out
+    names = [path.stem for path in Path(ropewalk.recipes.__path__[0]).glob("*.yaml")]
+    assert "llama-64k" in names
+    assert all(name in printed for name in names)
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch, capsys):
+    for words, expected in (("ropewalk ex", {"export", "extend"}), ("ropewalk extend --re", {"--resume"})):
+        monkeypatch.setenv("_ROPEWALK_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit) as ended:
+            main([])
+        assert ended.value.code == 0
+        assert set(capsys.readouterr().out.split()) == expected
+    monkeypatch.setenv("_ROPEWALK_COMPLETE", "source_bash")
+    with pytest.raises(SystemExit):
+        main([])
+    assert "complete_bash" in capsys.readouterr().out
 
 
 def test_json_is_all_there_is_on_stdout(capsys):

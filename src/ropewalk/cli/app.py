@@ -24,7 +24,7 @@ app = typer.Typer(
     name="ropewalk",
     help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -92,11 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
             _print_traceback()
         return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
     except UsageError as error:
-        if not error.format_message():  # a group without a command: typer has printed its help
+        # Typer checks values with pydantic, which calls the words of our own parsers a value error.
+        message = error.format_message().replace("Value error, ", "")
+        if not message:  # a group without a command: typer has printed its help
             return 2
         context = getattr(error, "ctx", None)
         command = " ".join(context.command_path.split()) if context is not None else "ropewalk"
-        return _fail_once(f"{error.format_message()} (see {command} --help)", 2)
+        return _fail_once(f"{message} (see {command} --help)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail_once("interrupted", INTERRUPTED)
     except BrokenPipeError:
