@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from completion_server import CompletionServer, Reply, completion, refusal
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
 from ropewalk.data import load_tokenizer
+from ropewalk.rope import LongRope, for_all_readers, replace_methods
 
 Run = Callable[..., int]
 
@@ -208,3 +210,20 @@ def test_server_that_is_not_there_is_told_before_the_work(
     assert run(checkpoint, *ASKED, "--out", out, "--server", "http://127.0.0.1:9/v1") in (1, 2)
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_what_servers_make_of_longrope_is_said_and_of_theta_is_not(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longrope = shutil.copytree(checkpoint, tmp_path / "longrope")
+    config = json.loads((longrope / "config.json").read_text())
+    factors = LongRope(8, 10000.0, (1.0,) * 4, (1.0, 1.0, 2.0, 2.0), 1.1, 128)
+    (longrope / "config.json").write_text(json.dumps(for_all_readers(replace_methods(config, factors))))
+    for folder, said in ((longrope, True), (checkpoint, False)):
+        with CompletionServer(knowing(checkpoint)) as server:
+            assert run(folder, *ASKED, "--server", server.url) == 0
+        told = capsys.readouterr().err
+        assert ("longrope behind a server: not llama.cpp: its converter drops these factors" in told) == said
+        assert (
+            "longrope behind a server: vLLM stops at 128 tokens unless --max-model-len 512" in told
+        ) == said
