@@ -1,6 +1,5 @@
 """What ranks run in the tests of the search, and these tests' tiny models; spawned processes import it by name."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ropewalk.search import (
     goal_of,
     search,
 )
-from ropewalk.search.ledger import search_log
 from toy_objective import ToyEvaluator
 
 TRAINED, TARGET = 32, 96
@@ -85,20 +83,19 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     evaluator = ModelEvaluator(model, goal, tiny_rows(3, TARGET), penalty, batch, None, world)
     space = goal.space((0, 4, 8))
     calls = []
-    with ExitStack() as stack:
-        leads = world is None or world.leads
-        ledger = stack.enter_context(search_log(Path(log), {}, False)) if leads else Ledger()
-        result = search(
-            space,
-            evaluator,
-            algorithm_named(algorithm),
-            goal.seeds(space),
-            budget=70,
-            seed=5,
-            racing=racing,
-            ledger=ledger,
-            progress=lambda *call: calls.append(call),
-        )
+    leads = world is None or world.leads
+    ledger = Ledger(log=Path(log)) if leads else Ledger()
+    result = search(
+        space,
+        evaluator,
+        algorithm_named(algorithm),
+        goal.seeds(space),
+        budget=70,
+        seed=5,
+        racing=racing,
+        ledger=ledger,
+        progress=lambda *call: calls.append(call),
+    )
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     return result, baselines, calls
 
