@@ -102,7 +102,7 @@ def test_the_base_of_lowest_loss_is_trained_with(finished, tiny_documents):
         rel=1e-12,
     )
     folder = json.loads((Path(values["output"]) / "rows.json").read_text())["rows"][1]
-    documents = [document.input_ids for document in open_rows(folder).validation]
+    documents = [document.input_ids for document in open_rows(Path(values["output"]) / folder).validation]
     rows = evaluation_rows(documents, 128, 0, None, 4).rows
     assert chosen["rows"] == len(rows)
     for result in chosen["results"]:

@@ -109,7 +109,7 @@ def published(length):
 def held_out(output):
     """The documents that the run holds out, tokenised."""
     folder = json.loads((output / "rows.json").read_text())["rows"][0]
-    return [document.input_ids for document in open_rows(folder).validation]
+    return [document.input_ids for document in open_rows(output / folder).validation]
 
 
 def perplexity(model, rows, length):

@@ -70,11 +70,11 @@ def test_other_packed_rows_are_refused_where_no_stage_trains(own):
     extend(recipe_of(packing))
     first, second = json.loads((Path(packing["output"]) / "rows.json").read_text())["rows"]
     rows = Path(own["output"] + "-rows")
-    shutil.copytree(first, rows)
+    shutil.copytree(Path(packing["output"]) / first, rows)
     own["data"] = {"rows": [str(rows)]}
     extend(recipe_of(own))
     shutil.rmtree(rows)
-    shutil.copytree(second, rows)
+    shutil.copytree(Path(packing["output"]) / second, rows)
     with pytest.raises(RopewalkError, match=r"the rows in data\.rows have changed since the run in .* began"):
         extend(recipe_of(own), resume=True)
 

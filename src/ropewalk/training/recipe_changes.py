@@ -102,7 +102,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
             if pair[1] is None:
                 refused.append(f"stages: stage {number + 1} has begun, and is no longer there")
             continue
-        for key, was, is_ in _differences(*map(_plain, pair), ("stages", number)):
+        for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
             rule = _rule(key)
             if rule.kind == "same":
                 same.add(_name(key))
