@@ -4,9 +4,9 @@
 
 Each line is a distribution of scores or losses whose mean is known, a number of samples, and for each method how
 often its interval holds that mean (in percent) and how wide it is on average (percentage points for scores, nats a
-token for losses). The methods it was chosen from are simulated a quarter as often, bootstraps a tenth. ``ropewalk`` is what the program computes,
-through its own functions. Until this benchmark was written it computed MOVER for means over tasks, Wilson's interval
-of the sum of scores for one task, and a percentile bootstrap for everything else.
+token for losses). ``ropewalk`` is what the program computes, through its own functions; the methods it was chosen from
+are simulated a quarter as often, bootstraps a tenth. Until this benchmark was written the program computed MOVER for
+means over tasks, Wilson's interval of the sum of scores for one task, and a percentile bootstrap for everything else.
 """
 
 from __future__ import annotations
