@@ -112,7 +112,7 @@ def padded_lists(
     return counts, indices
 
 
-def _stable_order(blocks: Blocks) -> Blocks:
+def _stable_order(blocks: Blocks) -> npt.NDArray[np.intp]:
     """Stable argsort of block numbers; numpy sorts 16-bit ones by radix, ten times as fast."""
     small = len(blocks) == 0 or blocks.max() < 2**16
     return np.argsort(blocks.astype(np.uint16) if small else blocks, kind="stable")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ropewalk.attention.blocks import padded_lists, touched_blocks
@@ -120,7 +121,7 @@ def compiled(backend: str = "inductor") -> Callable[..., Any]:
 
     def call(*args: Any, **options: Any) -> Any:
         limits = {"recompile_limit": MOST_GRAPHS, "fail_on_recompile_limit_hit": True}
-        with torch._dynamo.config.patch(limits):
+        with dynamo_config.patch(limits):
             return kernel(*args, **options)
 
     return call
