@@ -5,8 +5,10 @@ import re
 import shutil
 
 import pytest
+import torch
 import yaml
 
+from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import Mesh, MeshShape, SequenceGroups, World
 from ropewalk.training.preflight import plan
@@ -54,6 +56,39 @@ def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):
     recipe = Recipe.model_validate({**recipe_values, "parallel": {"ring": 4}, "engine": "reference"})
     with pytest.raises(EngineError, match="engine reference needs all keys of a row at once"):
         plan(recipe, WORLD)
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "engine"),
+    [
+        # The checkpoint's heads have 8 dimensions: too few for flex's products.
+        ({}, "bfloat16", "varlen"),
+        ({}, "float32", "segments"),
+        ({"head_dim": 36}, "bfloat16", "flex"),
+        ({"head_dim": 36}, "float32", "flex"),
+        ({"head_dim": 64, "v_head_dim": 32}, "bfloat16", "flex"),
+        ({"head_dim": 64, "attn_logit_softcapping": 30.0}, "bfloat16", "flex"),
+    ],
+)
+def test_the_plan_names_the_engine_that_attends(
+    recipe_values, tiny_checkpoint, tmp_path, monkeypatch, config, precision, engine
+):
+    monkeypatch.setattr("ropewalk.training.preflight.choose_device", lambda name: torch.device("cuda"))
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **config}))
+    recipe = Recipe.model_validate({**recipe_values, "model": str(folder), "precision": precision})
+    chosen = plan(recipe).engine
+    assert chosen == engine
+    heads = config.get("head_dim", 8)
+    met = AttentionSpec(
+        "cuda",
+        torch.float32 if precision == "float32" else torch.bfloat16,
+        heads,
+        config.get("v_head_dim", heads),
+        config.get("attn_logit_softcapping"),
+    )
+    assert resolve_engine(met) == chosen
 
 
 def test_one_process_alone_says_how_to_start_several(recipe_values):
