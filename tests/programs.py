@@ -63,8 +63,10 @@ class Program:
             return out.read_text(), errors.read_text()
 
 
-def run_together(number: int, *arguments: Any) -> list[subprocess.CompletedProcess[str]]:
-    """Run ``ropewalk`` in so many processes at once, which join as those of torchrun do, without its agent."""
+def run_together(
+    number: int, *arguments: Any, code: str = ROPEWALK
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program in so many processes at once, which join as those of torchrun do, without its agent."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -77,11 +79,12 @@ def run_together(number: int, *arguments: Any) -> list[subprocess.CompletedProce
     programs = []
     for rank in range(number):
         environment = {k: str(v) for k, v in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        programs.append(Program(ROPEWALK, *arguments, environment=environment))
+        programs.append(Program(code, *arguments, environment=environment))
     said = [program.communicate() for program in programs]
     codes = [program.returncode for program in programs]
     return [
-        subprocess.CompletedProcess("ropewalk", code, *each) for code, each in zip(codes, said, strict=True)
+        subprocess.CompletedProcess("a program", status, *each)
+        for status, each in zip(codes, said, strict=True)
     ]
 
 
