@@ -100,7 +100,9 @@ class Ranks:
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.kill()
+            # The server reaps its forks at once: the number of one that has ended may be another program's by now.
+            if process.is_alive():
+                process.kill()
         for process in self._processes:
             process.join()
         for pipe in self._pipes:
