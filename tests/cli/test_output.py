@@ -139,7 +139,7 @@ def test_names_from_files_and_folders_reach_the_terminal_in_writing(
     recipe, lines, folder = tmp_path / "recipe.yaml", tmp_path / "lines.jsonl", tmp_path / f"{name}\n"
     recipe.write_text(json.dumps({"output": "o", "model": "m", "\x1b[2Jkey": 1}))
     assert r"unknown key \x1b[2Jkey" in error_of(["extend", recipe], capsys)
-    assert r"\x1b[2J" in error_of(["extend", "demo", "--set", "stages.0.context=\x1b[2J"], capsys)
+    assert r"\x1b[2J" in error_of(["extend", "demo", "--set", "\x1b[2J=1"], capsys)
     lines.write_text(json.dumps({EVIL.rstrip("\udcff"): "text"}) + "\n")
     assert r"\x1b[2J" in error_of(["data", "stats", lines, "--tokenizer", "embedded", "--workers", 1], capsys)
     folder.mkdir()
