@@ -31,6 +31,7 @@ ALLOWED = {
         "packing",
         "parallel",
         "planning",
+        "recipes",
         "reporting",
         "rope",
         "search",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -197,19 +198,42 @@ def check_writable(path: Path) -> None:
         pass
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, strict: bool = False) -> Any:
     """A JSON document; whatever is wrong with it is one kind of error.
 
+    Args:
+        text: as text, or as bytes in UTF-8.
+        strict: whether to refuse what Python reads beyond the standard: NaN, infinity, numbers beyond float64.
+
     Raises:
-        json.JSONDecodeError: also for brackets nested deeper than Python reads, and numbers of thousands of digits.
+        json.JSONDecodeError: also for bytes that are no UTF-8, brackets nested deeper than Python reads, and numbers of
+            thousands of digits.
     """
+    options: dict[str, Any] = {"parse_constant": _refuse_constant, "parse_float": _finite} if strict else {}
     try:
-        return json.loads(text)
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **options)
     except json.JSONDecodeError:
         raise
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise json.JSONDecodeError(reason, "", 0) from error
+        reason = "its brackets are nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _NoJson(reason, "", 0) from error
+
+
+class _NoJson(json.JSONDecodeError):
+    """An error without a place in the text."""
+
+    def __str__(self) -> str:
+        return self.msg
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise ValueError(f"{digits} is beyond the largest float64 number")
+    return value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,8 +12,7 @@ from ropewalk.data.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample, Task
-from ropewalk.files import replacing
-from ropewalk.io.json_lines import strict_json
+from ropewalk.files import parse_json, replacing
 
 FORMAT = 1
 """Of the files and of the generators: what changes the prompts of a task raises it."""
@@ -68,12 +67,12 @@ def stored_samples(
 def _read(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
     try:
         with path.open("rb") as file:
-            if strict_json(file.readline()) != identity:
+            if parse_json(file.readline(), strict=True) != identity:
                 raise RopewalkError(f"{path} holds other samples than its name says; delete it")
             value: Any = {}
             read = 0
             for line in file:
-                value = strict_json(line)
+                value = parse_json(line, strict=True)
                 if not isinstance(value, dict):
                     raise TypeError("a line of it is not a JSON object")
                 if "samples" not in value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.files import parse_json
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: st
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    values = strict_json(line)
+                    values = parse_json(line, strict=True)
                     if not isinstance(values, dict):
                         raise TypeError("it is not a JSON object")
                     entry = parse(number, values)
@@ -88,18 +88,6 @@ def read_lines(path: Path, parse: Callable[[int, dict[str, Any]], T], advice: st
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def strict_json(text: bytes) -> Any:
-    """The value of a JSON text in UTF-8, by the standard alone: without NaN, infinity and numbers beyond float64.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
-    except RecursionError as error:
-        raise ValueError("its brackets are nested too deeply") from error
-
-
 def check_types(values: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> None:
     """Raise unless every named value is there and of one of its types; True and False are not numbers.
 
@@ -110,16 +98,6 @@ def check_types(values: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]
         value = values[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise TypeError(f"{name} is {value!r}")
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _finite(digits: str) -> float:
-    if math.isinf(value := float(digits)):
-        raise ValueError(f"{digits} is beyond the largest float64 number")
-    return value
 
 
 def _cut_unfinished(file: FileIO) -> int:

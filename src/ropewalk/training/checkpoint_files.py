@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -152,7 +151,7 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
         RopewalkError: if the record is missing or damaged, without the folder's name.
     """
     try:
-        values = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
+        values = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
         files = read_sealed(values, folder / EXPORT_RECORD)
         return None if values["position"] is None else Position(**values["position"]), files
     except FileNotFoundError as error:

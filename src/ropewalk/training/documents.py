@@ -28,7 +28,7 @@ from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
-from ropewalk.files import write_json
+from ropewalk.files import parse_json, write_json
 from ropewalk.packing import IGNORED, PackedLayout, Row
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe, Source
@@ -80,7 +80,7 @@ def read_began(output: Path) -> Began:
     path = output / ROWS
     advice = "restore the file, or give another output and begin a new run"
     try:
-        return Began.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Began.model_validate(parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise RopewalkError(
             f"{path}, which says what the run trains on, is missing; a resumed run must see the same rows: {advice}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sharded import evaluate_sharded
-from ropewalk.files import write_json
+from ropewalk.files import parse_json, write_json
 from ropewalk.integrations.losses import LossModel
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
@@ -37,7 +36,7 @@ def results_in(output: Path, when: str) -> list[TaskResult] | None:
     if not path.is_file():
         return None
     try:
-        return [TaskResult.from_json(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        return [TaskResult.from_json(entry) for entry in parse_json(path.read_text(encoding="utf-8"))]
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
+from ropewalk.files import parse_json
 from ropewalk.lengths import format_length
 from ropewalk.reporting import (
     ResultTable,
@@ -87,9 +88,13 @@ def write_run_report(output: Path) -> list[Path]:
         RopewalkError: if the run is not finished, or the folder cannot be written.
     """
     try:
-        summary = json.loads((output / SUMMARY).read_text(encoding="utf-8"))
+        summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
         raise RopewalkError(f"{output} holds no finished run: it has no {SUMMARY}") from error
+    except ValueError as error:
+        raise RopewalkError(
+            f"{output / SUMMARY} is damaged ({error}); delete it, and --resume writes it again"
+        ) from error
     results = run_results(summary)
     trained, context = summary["trained_length"], summary["context"]
     what = f"{format_length(trained)} to {format_length(context)} tokens"
