@@ -1,4 +1,4 @@
-"""Names that manifests give lead nowhere else; what is written has the modes that the user's umask asks for."""
+"""Names that manifests give lead nowhere else; folders appear whole or not at all, with the modes of the umask."""
 
 import json
 import os
@@ -15,11 +15,12 @@ from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.benchmark_files import read_rows
 from ropewalk.evaluation.record import read_record as read_results
-from ropewalk.files import new_folder, parse_json, plain_name, write_json
+from ropewalk.files import new_folder, parse_json, plain_name, remove_left_overs, write_json
 from ropewalk.integrations.config_file import read_config_file
 from ropewalk.search import read_factors
 
 MANIFEST = Path("part/manifest.json")
+HEX = "0f" * 16
 
 
 @given(st.text("ab.:/\\\0 é", max_size=6) | st.text(max_size=12))
@@ -90,3 +91,53 @@ def test_readers_of_json_refuse_what_python_cannot_hold(tmp_path: Path, content:
     ):
         with pytest.raises(RopewalkError, match=r"results\.json"):
             read()
+
+
+def test_two_writers_of_one_folder_leave_each_others_work_alone(tmp_path):
+    """Each fills a folder of its own; the last one to end has the name, and nothing else is left."""
+    with new_folder(tmp_path / "model") as first:
+        (first / "a").write_text("first")
+        with new_folder(tmp_path / "model") as second:
+            assert (first / "a").read_text() == "first"
+            (second / "a").write_text("second")
+        assert (tmp_path / "model" / "a").read_text() == "second"
+        assert (first / "a").read_text() == "first"
+    assert (tmp_path / "model" / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_left_overs_of_one_name_are_removed_and_others_stay(tmp_path):
+    ours = [f".out.{HEX}.partial", f".out.{HEX}.json", f".rows.{HEX}.arrow", ".stage0-step000002.old"]
+    theirs = [".out.partial", ".out.json", f"out.{HEX}.partial", f".out.{HEX[1:]}.partial", ".git"]
+    for name in (*ours, *theirs):
+        (tmp_path / name).write_text("")
+    remove_left_overs(tmp_path, "out.json")
+    assert not (tmp_path / ours[1]).exists()
+    assert (tmp_path / ours[0]).exists()
+    remove_left_overs(tmp_path, "out")
+    assert not (tmp_path / ours[0]).exists()
+    assert (tmp_path / ours[2]).exists()
+    remove_left_overs(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(theirs)
+    remove_left_overs(tmp_path / "nowhere")
+
+
+def test_what_was_taken_away_and_not_replaced_comes_back(tmp_path):
+    (tmp_path / f".model.{HEX}.old").mkdir()
+    (tmp_path / f".model.{HEX}.old" / "a").write_text("old")
+    (tmp_path / "other").mkdir()
+    (tmp_path / f".other.{HEX}.old").mkdir()
+    remove_left_overs(tmp_path)
+    assert (tmp_path / "model" / "a").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "other"}
+
+
+def test_a_folder_that_cannot_be_cleared_is_named(tmp_path, monkeypatch):
+    (tmp_path / f".model.{HEX}.partial").mkdir()
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("ropewalk.files.shutil.rmtree", refuse)
+    with pytest.raises(RopewalkError, match="Permission denied"):
+        remove_left_overs(tmp_path)

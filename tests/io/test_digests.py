@@ -1,0 +1,23 @@
+"""A record knows its files and itself."""
+
+import json
+
+import pytest
+
+from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
+
+
+def test_a_record_knows_its_files_and_itself(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    # SHA-256 of "abc" as FIPS 180-2 gives it.
+    sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert digests([tmp_path / "a"]) == {"a": FileDigest(3, sha256)}
+    write_sealed(tmp_path / "record.json", {"step": 3}, digests([tmp_path / "a"]))
+    values = {"step": 3, "files": {"a": {"bytes": 3, "sha256": sha256}}}
+    written = json.loads((tmp_path / "record.json").read_text())
+    assert {key: value for key, value in written.items() if key != "sha256"} == values
+    assert read_sealed(written, tmp_path / "record.json") == {"a": FileDigest(3, sha256)}
+    with pytest.raises(ValueError, match=r"record\.json was altered"):
+        read_sealed({**written, "step": 4}, tmp_path / "record.json")
+    (tmp_path / "a").write_bytes(b"abd")
+    assert damage(tmp_path / "a", FileDigest(3, sha256)) == "a was altered: its SHA-256 differs"
