@@ -16,6 +16,7 @@ ALLOWED = {
     "attention": {"packing"},
     "parallel": {"attention", "packing"},
     "testing": {"attention", "packing"},
+    "recipes": set(),
     "data": {"packing"},
     "integrations": {"attention", "packing", "parallel", "rope"},
     "evaluation": {"data", "integrations", "packing", "parallel", "rope"},
