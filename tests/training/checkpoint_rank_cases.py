@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import torch
+from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
@@ -84,6 +85,7 @@ def saved(shape, folder, rows, out, precision="float32"):
         masters = one.masters()
         with ShardedCheckpoints(out / "sync", one.model, one.optimizer, world, mesh, keep=2) as checkpoints:
             checkpoints.save(position)
+        before = len(distributed_c10d._world.pg_map)
         with (
             held_back() as release,
             ShardedCheckpoints(
@@ -97,8 +99,10 @@ def saved(shape, folder, rows, out, precision="float32"):
             release()
             checkpoints.wait()
             late = path.is_dir()
+        left = len(distributed_c10d._world.pg_map) - before
         losses += one.train(1)
         return {
+            "groups left": left,
             "losses": losses,
             "drawn": drawn,
             "fingerprint": one.fingerprint(),

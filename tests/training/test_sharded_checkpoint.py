@@ -98,6 +98,8 @@ def test_the_background_writes_what_was_there_when_it_was_told_to(by_ranks):
     out, ranks = by_ranks
     assert not any(rank["early"] for rank in ranks)
     assert all(rank["late"] for rank in ranks)
+    # Messages of the background have a group of their own, which ends with it.
+    assert [rank["groups left"] for rank in ranks] == [0] * 4
     at_once, later = files_of(out / "sync" / NAME), files_of(out / "async" / NAME)
     shards = {f"__{rank}_0.distcp" for rank in range(4)}
     assert at_once.keys() == later.keys() == shards | {".metadata", RECORD}
