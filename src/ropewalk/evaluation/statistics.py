@@ -191,9 +191,12 @@ def exp_nats(loss: float) -> float:
 
 def _scores(scores: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1:
+        raise RopewalkError(f"scores from 0 to 1 must be [n], got shape {values.shape}")
     # Sums of thirds, and percentages divided by 100, may be off in the last digit.
-    if values.ndim != 1 or not ((values >= -1e-9) & (values <= 1 + 1e-9)).all():
-        raise RopewalkError(f"scores must be from 0 to 1, [n], got {scores}")
+    outside = values[~((values >= -1e-9) & (values <= 1 + 1e-9))]
+    if len(outside):
+        raise RopewalkError(f"scores must be from 0 to 1, got {outside[0]:g}")
     return values
 
 
