@@ -7,11 +7,17 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
+from meta_cases import META, OneDevice
 from ropewalk import PackedLayout, attend
 from ropewalk.attention import flex
 from ropewalk.packing import PATTERNS
 
-META = torch.device("meta")
+
+@pytest.fixture
+def one_device():
+    """Not for flex, which is an operator of higher order here, over aten's own."""
+    with OneDevice() as mode:
+        yield mode
 
 
 def rows(pattern, positions="continuous"):
@@ -51,7 +57,7 @@ def flex_on_meta(monkeypatch):
 @pytest.mark.parametrize(
     "batch", [slice(0, 1), slice(1, 2), slice(0, 3)], ids=["plain", "interleaved", "all"]
 )
-def test_varlen_never_leaves_the_device(pattern, batch):
+def test_varlen_never_leaves_the_device(one_device, pattern, batch):
     layouts = rows(pattern)[batch]
     for dtype, heads in ((torch.bfloat16, (4, 2)), (torch.float16, (3, 3))):
         inputs = meta_qkv(len(layouts), dtype, *heads)
@@ -82,6 +88,6 @@ def test_the_tables_and_the_rule_of_flex_lie_on_the_device():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_segments_never_leave_the_device(pattern, softcap):
+def test_segments_never_leave_the_device(one_device, pattern, softcap):
     inputs = meta_qkv(3)
     assert_gradients_fit(attend(*inputs, rows(pattern), "segments", softcap=softcap), inputs)

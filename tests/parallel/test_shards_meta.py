@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from meta_cases import META, OneDevice
 from ring_cases import RanksInTurn
 from ropewalk import PackedLayout
 from ropewalk.packing import PATTERNS
@@ -11,7 +12,11 @@ from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.parallel.ring_varlen import VarlenBlocks
 
-META = torch.device("meta")
+
+@pytest.fixture(autouse=True)
+def one_device():
+    with OneDevice() as mode:
+        yield mode
 
 
 def rows(pattern):

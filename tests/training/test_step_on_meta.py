@@ -3,8 +3,8 @@
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from meta_cases import META, OneDevice
 from ropewalk import PackedLayout, Row
 from ropewalk.attention import varlen
 from ropewalk.integrations import attention_hooks
@@ -18,7 +18,6 @@ from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe import Optimizer
 
-META = torch.device("meta")
 LENGTH = 40
 SIZES = {
     "vocab_size": 31,
@@ -52,18 +51,6 @@ def rows_of(pattern, positions="continuous"):
     return [Row(ids, next_token_labels(ids, layout), layout) for layout in layouts]
 
 
-class Copies(TorchDispatchMode):
-    """Counts copies from the CPU to the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._to_copy.default:
-            self.count += (args[0].device.type, result.device.type) == ("cpu", "meta")
-        return result
-
-
 @pytest.fixture
 def read(monkeypatch):
     """The one place where a step waits for its device, and how often it did."""
@@ -79,7 +66,8 @@ def read(monkeypatch):
 
 
 def train(read, model, optimizer, rows, rows_per_batch=1):
-    result = step.train_step(model, rows, optimizer, 1e-3, rows_per_batch, "bfloat16")
+    with OneDevice():
+        result = step.train_step(model, rows, optimizer, 1e-3, rows_per_batch, "bfloat16")
     assert result.applied
     assert result.tokens == len(rows) * LENGTH
     assert result.trained_tokens == sum(int((row.labels >= 0).sum()) for row in rows)
@@ -136,14 +124,14 @@ def test_transformers_own_rotary_module_stays_on_the_device(read):
 
 def test_what_is_prepared_is_not_made_in_the_step(read, monkeypatch):
     model, optimizer = model_on(META)
-    batches = step.micro_batches(rows_of("anchor"), 2)
-    batches = step.prepare(batches, "varlen", META)
-    step.train_step(model, batches, optimizer, 1e-3, 2, "bfloat16")
+    # Frequencies are copied once in a model's life.
+    step.train_step(model, rows_of("anchor"), optimizer, 1e-3, 2, "bfloat16")
+    batches = step.prepare(step.micro_batches(rows_of("anchor"), 2), "varlen", META)
     monkeypatch.setattr(varlen, "plan", lambda *args: pytest.fail("a plan is made in the step"))
-    with Copies() as copies:
+    with OneDevice() as mode:
         step.train_step(model, batches, optimizer, 1e-3, 2, "bfloat16")
     # Token ids and labels of each micro-batch; positions and plans were there.
-    assert copies.count == 2 * len(batches)
+    assert mode.copied == 2 * len(batches)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16-autocast", "bfloat16"])
