@@ -1,5 +1,6 @@
 """What --resume may change, what it checks first, and what it does with damage, other processes and other folders."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -674,3 +675,26 @@ def test_a_diverged_run_says_how_it_goes_on_with_a_lower_rate(done, tmp_path, ca
     assert len(rates) == 8
     assert rates[-1] == 1e-3
     assert load_file(tmp_path / "run" / "model" / "model.safetensors")
+
+
+def test_a_run_does_not_go_on_with_a_base_that_another_version_would_choose(
+    cut, tmp_path, monkeypatch, capsys
+):
+    from ropewalk.rope import target
+    from ropewalk.rope.theory import recommended_theta
+
+    def doubled(base, *lengths):
+        found = recommended_theta(base, *lengths)
+        return dataclasses.replace(found, rope_theta=2 * found.rope_theta)
+
+    monkeypatch.setattr(target, "recommended_theta", doubled)
+    trained = recommended_theta(10_000, 32, 64).rope_theta
+    error = refused(capsys, tmp_path, cut)
+    assert f"was trained with default of rope_theta {trained:.10g}" in error
+    assert f"write rope_theta: {trained:.10g}" in error
+    # What the message says to do goes on, to the bit.
+    given = with_stage(cut, rope={"rope_theta": float(f"{trained:.10g}")})
+    saved = Path(cut["output"]) / "recipe.yaml"
+    saved.write_text(yaml.safe_dump({**yaml.safe_load(saved.read_text()), "stages": given["stages"]}))
+    extend(recipe_of(given), resume=True)
+    assert len(metrics_of(cut["output"])) == 4

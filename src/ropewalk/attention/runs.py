@@ -170,7 +170,8 @@ def out_of_runs(x_SHD: Tensor, gather: Gather | None, batch: int) -> Tensor:
     """``[slots, H, D]`` to ``[B, H, T, D]``."""
     heads, head_dim = x_SHD.shape[1:]
     if gather is None:
-        return x_SHD.unflatten(0, (batch, -1)).transpose(1, 2)
+        rows: Tensor = x_SHD.unflatten(0, (batch, -1))
+        return rows.transpose(1, 2)
     tokens: Tensor = _OutOfRuns.apply(x_SHD.reshape(-1, heads * head_dim), gather)
     return tokens.view(batch, -1, heads, head_dim).transpose(1, 2)
 

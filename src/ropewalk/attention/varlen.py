@@ -55,7 +55,7 @@ def run(
     if len(plan.calls) == 1:
         return out_of_runs(causal_varlen(q, k, v, plan.calls[0], scale), plan.gather, q_BHTD.shape[0])
     slots = [call.slots for call in plan.calls]
-    parts = zip(*(x.split(slots) for x in (q, k, v)), plan.calls, strict=True)
+    parts = zip(q.split(slots), k.split(slots), v.split(slots), plan.calls, strict=True)
     output = torch.cat([causal_varlen(*part, scale) for part in parts])
     return out_of_runs(output, plan.gather, q_BHTD.shape[0])
 

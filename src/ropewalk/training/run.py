@@ -14,11 +14,11 @@ import torch
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.rows import is_packed
 from ropewalk.errors import RopewalkError
-from ropewalk.files import write_json, write_text
+from ropewalk.files import parse_json, write_json, write_text
 from ropewalk.integrations.trackers import tracking
 from ropewalk.io.lock import locked
 from ropewalk.parallel import World, make_mesh
-from ropewalk.rope import LongRope, RopeMethod
+from ropewalk.rope import LongRope, RopeMethod, methods_from_config
 from ropewalk.search import Factors, goal_of, read_factors, write_factors
 from ropewalk.training.announcement import announcement
 from ropewalk.training.checkpoint_files import read_position
@@ -326,6 +326,9 @@ def _train(
         else:
             table = chosen.tables[number]
             method = stage_method(stage.rope, method, length, stage.context, origin, table)
+        if done is not None and done.stage == number and latest is not None:
+            trained_with = latest
+            team.world.lead(lambda: _refuse_other_rope(trained_with, method, stage, number))  # noqa: B023
         origin = origin_after(stage, method, origin)
         methods.append(method)
         length = stage.context
@@ -348,6 +351,26 @@ def _train(
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
     return _Trained(latest, methods, choices, searches)
+
+
+def _refuse_other_rope(checkpoint: Path, method: RopeMethod, stage: Stage, number: int) -> None:
+    """A version of ropewalk that decides on another base than the one before must not train on with it.
+
+    Shards hold no config, so nothing can be said of a checkpoint of several processes.
+    """
+    path = checkpoint / "config.json"
+    if not path.is_file():
+        return
+    saved = methods_from_config(parse_json(path.read_text(encoding="utf-8"))).get(None)
+    if saved is None:
+        return
+    there, here = (each.frequencies(stage.context).inv_freq for each in (saved, method))
+    if there.shape != here.shape or not torch.allclose(there, here, rtol=1e-6, atol=0):
+        raise RopewalkError(
+            f"{checkpoint.name} was trained with {saved.name} of rope_theta {saved.rope_theta:.10g}, and "
+            f"stages.{number}.rope comes to {method.name} of rope_theta {method.rope_theta:.10g} now; write "
+            f"rope_theta: {saved.rope_theta:.10g} for the stage into the recipe and into the run's own {RECIPE}"
+        )
 
 
 def _stage_summary(number: int, recipe: Recipe, trained: _Trained, rows: PackedRows | None) -> dict[str, Any]:
