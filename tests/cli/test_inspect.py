@@ -330,8 +330,8 @@ def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        ("mistral-7b-v0.1", "128k", "sliding window of 4096 tokens"),
-        ("command-r7b", "256k", "sliding window of 4096 tokens"),
+        ("mistral-7b-v0.1", "128k", "sliding window of 4,096 tokens"),
+        ("command-r7b", "256k", "sliding window of 4,096 tokens"),
         ("gemma-3-4b", "256k", "a RoPE of its own for each layer type (full_attention, sliding_attention)"),
         ("gpt-oss-20b", "256k", "attention sinks"),
         ("olmo-3-7b", "128k", "a RoPE of its own for each layer type"),

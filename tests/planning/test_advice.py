@@ -63,7 +63,7 @@ def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
     assert "Its context bound of 896,529 tokens covers the target." in said
     assert "29 of 64 rotary pairs never completed a turn in 8,192 tokens" in said
     assert "29 would meet angles that training never showed; with the new setting 0 would" in said
-    assert "this base is 11.3 times that" in said
+    assert "this base is 11.3 times the median" in said
     assert sum(pair.new_angles > 0 for pair in advice.exposure_now) == 29
     assert advice.exposure_then is not None
     assert sum(pair.new_angles > 0 for pair in advice.exposure_then) == 0

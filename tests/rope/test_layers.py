@@ -98,7 +98,7 @@ def test_layers_are_named_in_words() -> None:
         ({}, []),
         ({"sliding_window": 32768}, []),
         ({"sliding_window": 4096, "use_sliding_window": None}, []),
-        ({"sliding_window": 4096}, ["sliding window of 4096 tokens, shorter than the context of 32768"]),
+        ({"sliding_window": 4096}, ["sliding window of 4,096 tokens, shorter than the context of 32,768"]),
         ({"layer_types": [F, "linear_attention", F, F]}, ["layers of type linear_attention"]),
         ({"model_type": "gpt_oss"}, ["attention sinks"]),
         ({"is_causal": False}, ["attends in both directions"]),
@@ -118,3 +118,27 @@ def test_what_training_refuses(keys: dict[str, Any], said: list[str]) -> None:
 
 def test_what_only_training_refuses_stops_no_packed_row() -> None:
     assert packing_refusals({**FOUR, "sliding_window": 8, "attention_dropout": 0.1}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sliding_window", "x"),
+        ("sliding_window", 0),
+        ("sliding_window", -1),
+        ("sliding_window", True),
+        ("sliding_window", 4096.5),
+        ("attention_chunk_size", [1]),
+        ("num_hidden_layers", "4"),
+        ("max_window_layers", "2"),
+        ("sliding_window_pattern", [4]),
+        ("sliding_window_pattern", ""),
+        ("no_rope_layer_interval", -4),
+        ("layer_types", 4),
+        ("layer_types", [F, None, F, F]),
+        ("no_rope_layers", {"0": 1}),
+    ],
+)
+def test_values_that_say_nothing_of_layers_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(RopewalkError, match=f"^{key} is .* in the config"):
+        attention_of_layers({**FOUR, "sliding_window": 8, key: value})

@@ -193,16 +193,14 @@ def _practice(base: float, target_length: int) -> list[str]:
     middle = statistics.median(each.new_theta for each in near)
     said = (
         f"Published models at about {target_length:,} tokens took {low.new_theta:,.0f} ({low.model}) to "
-        f"{high.new_theta:,.0f} ({high.model}), half of {len(near)} at most {middle:,.0f}"
+        f"{high.new_theta:,.0f} ({high.model}); the median of these {len(near)} is {middle:,.0f}"
     )
     if base > _FAR * high.new_theta:
         said += f"; this base is {base / high.new_theta:.1f} times the largest of them"
     elif base < low.new_theta / _FAR:
         said += f"; this base is {low.new_theta / base:.1f} times smaller than the smallest of them"
     elif base > _FAR * middle:
-        said += (
-            f"; this base is {base / middle:.1f} times that, because this checkpoint begins with a large one"
-        )
+        said += f"; this base is {base / middle:.1f} times the median, because this checkpoint begins with a large one"
     return [f"{said}."]
 
 

@@ -45,7 +45,11 @@ def attention_of_layers(config: Mapping[str, Any]) -> tuple[LayerAttention, ...]
     Args:
         config: the decoder's config as a mapping. ``layer_types`` wins over everything else that says the same;
             configs from :mod:`ropewalk.integrations` always have it, as transformers' class decided.
+
+    Raises:
+        RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens.
     """
+    _check_values(config)
     kinds = config.get("layer_types") or _derived_kinds(config)
     windows = {SLIDING: config.get("sliding_window"), CHUNKED: config.get("attention_chunk_size")}
     turned = _layers_that_rotate(config, kinds)
@@ -113,7 +117,7 @@ def training_refusals(config: Mapping[str, Any], context: int) -> list[str]:
     window = shortest_window(config)
     if window is not None and context > window:
         refused.append(
-            f"has layers with a sliding window of {window} tokens, shorter than the context of {context}: no "
+            f"has layers with a sliding window of {window:,} tokens, shorter than the context of {context:,}: no "
             "engine combines a window with a layout; such a model cannot be extended yet"
         )
     if not any(layer.rotates for layer in attention_of_layers(config)):
@@ -122,6 +126,30 @@ def training_refusals(config: Mapping[str, Any], context: int) -> list[str]:
     if dropout:
         refused.append(f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json")
     return refused
+
+
+def _check_values(config: Mapping[str, Any]) -> None:
+    for key in ("num_hidden_layers", "sliding_window", "attention_chunk_size"):
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number from 1 on")
+    for key in ("max_window_layers", "no_rope_layer_interval"):
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number")
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, bool) or not (pattern is None or isinstance(pattern, str | int)) or pattern == "":
+        raise RopewalkError(
+            f"sliding_window_pattern is {pattern!r} in the config; it is a whole number or letters"
+        )
+    for key, kind in (("layer_types", str), ("no_rope_layers", int)):
+        value = config.get(key)
+        if value is not None and not (
+            isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
+        ):
+            raise RopewalkError(
+                f"{key} is {value!r} in the config; it is a list with an entry for each layer"
+            )
 
 
 def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
