@@ -381,7 +381,7 @@ def test_the_command_writes_and_says_everything_once(
     (status, said, _), second = two_ranks.run(command, asked)
     assert status == 0
     assert second == (0, "", "")
-    assert "Needle, teacher-forced" in said
+    assert "Needle in repeated noise, teacher-forced" in said
     record = json.loads((out / "results.json").read_text())
     assert record["parallel"] == record["backend"]["parallel"] == "2 sequence"
     perplexity, needle = (TaskResult.from_json(each) for each in record["results"])
