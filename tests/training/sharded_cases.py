@@ -95,7 +95,7 @@ def trained_on_ranks(shape, folder, rows, steps, rows_per_batch, precision, chec
 
 def trained_wrongly(fault, *args):
     """The same with a fault of the kind that other projects had."""
-    take, over_ranks = ShardedLayouts.take, step._over_ranks
+    take = ShardedLayouts.take
 
     def local_positions(self):
         return torch.arange(self.shard_length).expand(len(self.rows), -1).clone()
@@ -108,21 +108,21 @@ def trained_wrongly(fault, *args):
         shard[:, -1] = IGNORED
         return shard
 
-    def own_count(value, mesh, device):
+    def own_count(batches, mesh, device):
         """Each rank divides by its own number of targets."""
-        return over_ranks(value, mesh, device) if isinstance(value, float) else max(value, 1)
+        return max(sum(batch.trained_tokens for batch in batches), 1)
 
-    before = (ShardedLayouts.position_ids, ShardedLayouts.take, step._over_ranks)
+    before = (ShardedLayouts.position_ids, ShardedLayouts.take, step._targets)
     try:
         if fault == "positions local to the shard":
             ShardedLayouts.position_ids = local_positions
         elif fault == "labels shifted after sharding":
             ShardedLayouts.take = shifted_here
         else:
-            step._over_ranks = own_count
+            step._targets = own_count
         return trained_on_ranks(*args)
     finally:
-        ShardedLayouts.position_ids, ShardedLayouts.take, step._over_ranks = before
+        ShardedLayouts.position_ids, ShardedLayouts.take, step._targets = before
 
 
 def step_traffic(shape, folder, rows, checkpointing):
