@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import typer
 from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import probe
+from ropewalk.evaluation.probe import ProbeResult
+from ropewalk.evaluation.statistics import NO_INTERVAL
+from ropewalk.reporting import rope_probe
 
 Run = Callable[..., int]
 
@@ -182,3 +186,14 @@ def test_layer_types_and_missing_models_are_named(
     assert "RoPE of its own for each layer type" in capsys.readouterr().err
     assert run(tmp_path / "nowhere", "--to", "128", "--text", text) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_picture_of_one_row_says_that_it_has_no_interval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(rope_probe, "probe_figure", lambda rows, path, **named: drawn.update(named))
+    one = ProbeResult("current", None, 2.0, NO_INTERVAL, 2.0, None, None, 0.0, NO_INTERVAL)
+    for ci95, caption in ((NO_INTERVAL, "one row, which gives no interval"), ((1.5, 2.5), None)):
+        probe._draw([replace(one, ci95=ci95)], tmp_path / "probe.png", "")
+        assert drawn["caption"] is None if caption is None else caption in drawn["caption"]

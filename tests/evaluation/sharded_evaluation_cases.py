@@ -94,7 +94,7 @@ def probed(shape, folder, candidates, rows, trained_length):
         calls = []
         losses_of = row_losses_of(model, mesh)
         found = probe(
-            model.model, candidates, rows, trained_length, 0, lambda *call: calls.append(call), losses_of
+            model.model, candidates, rows, trained_length, lambda *call: calls.append(call), losses_of
         )
         return found, calls
 

@@ -192,4 +192,7 @@ def _draw(found: Sequence[ProbeResult], path: Path, title: str) -> None:
         for r, (low, high) in zip(found, ends, strict=True)
         if math.isfinite(r.loss)
     ]
-    probe_figure(drawn, path, title=title, caption=None)
+    # Ends that equal the loss would be drawn as an interval of no width.
+    one_row = all(math.isnan(r.ci95[0]) for r in found)
+    caption = "Mean loss of one row, which gives no interval; lower is better." if one_row else None
+    probe_figure(drawn, path, title=title, caption=caption)
