@@ -18,8 +18,9 @@ demo: $(READY)
 	@echo "Next: open demo/report.html, then point a recipe at your own model and documents:"
 	@echo "      $(BIN)/ropewalk extend --help    (recipes are explained in docs/recipes.md)"
 
+# Compiled modules are kept, whatever the environment says: each process that a test starts reads them.
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	@echo "Next: 'make demo' shows the main job; 'make lint' checks style and types."
 
 lint: $(READY)
