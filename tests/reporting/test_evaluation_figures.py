@@ -108,7 +108,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def draw(drawer: Draw, **changes: Any) -> Any:
         drawer(Path("unused.png"), **changes)
-        kept[-1].canvas.draw()
+        kept[-1].draw_without_rendering()
         return kept[-1]
 
     return draw

@@ -167,7 +167,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def draw(drawer: Draw, **changes: Any) -> Any:
         drawer(Path("unused.png"), **changes)
-        kept[-1].canvas.draw()
+        kept[-1].draw_without_rendering()
         return kept[-1]
 
     return draw
@@ -199,8 +199,9 @@ def words(figure: Any) -> list[tuple[str, Any]]:
         label
         for axes in figure.axes
         for axis in (axes.xaxis, axes.yaxis)
+        for shown in [ticks(axis)]
         for label in axis.get_ticklabels(which="both")
-        if label.get_text() not in ticks(axis)
+        if label.get_text() not in shown
     }
     renderer = figure.canvas.get_renderer()
     return [(each.get_text(), Text.get_window_extent(each, renderer)) for each in found if each not in hidden]

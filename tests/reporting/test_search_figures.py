@@ -29,7 +29,7 @@ def drawn(monkeypatch):
 
     def draw(*arguments, **options):
         search_figure(Path("unused.png"), *arguments, **options)
-        kept[-1].canvas.draw()
+        kept[-1].draw_without_rendering()
         return kept[-1]
 
     return draw

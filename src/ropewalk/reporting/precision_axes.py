@@ -212,7 +212,8 @@ def settle_ends(figure: Any, axes: Any, labels: Sequence[Any]) -> None:
     """Move labels apart that would lie on one another; to be called when the figure has its size."""
     if not labels:
         return
-    figure.draw_without_rendering()
+    # The layout alone: to draw as well would move nothing.
+    figure.get_layout_engine().execute(figure)
     # The box of an annotation holds its line too; that of the words alone is needed.
     heights = [Text.get_window_extent(each).height + 2 * figure.dpi / 72 for each in labels]
     wanted = [float(axes.transData.transform((0, each.xyann[1]))[1]) for each in labels]
