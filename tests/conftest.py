@@ -25,6 +25,20 @@ os.fsync = lambda file: None
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Half characters that a hostile test prints or fails with are written out: processes exchange reports as UTF-8."""
+    report = yield
+    report.sections = [(name, _whole(text)) for name, text in report.sections]
+    if report.failed and str(report.longrepr) != _whole(str(report.longrepr)):
+        report.longrepr = _whole(str(report.longrepr))
+    return report
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
     """A real pretrained checkpoint, beside the checkout."""
