@@ -15,7 +15,14 @@ from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.benchmark_files import read_rows
 from ropewalk.evaluation.record import read_record as read_results
-from ropewalk.files import new_folder, parse_json, plain_name, remove_left_overs, write_json
+from ropewalk.files import (
+    check_model_place,
+    new_folder,
+    parse_json,
+    plain_name,
+    remove_left_overs,
+    write_json,
+)
 from ropewalk.integrations.config_file import read_config_file
 from ropewalk.search import read_factors
 
@@ -141,3 +148,8 @@ def test_a_folder_that_cannot_be_cleared_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("ropewalk.files.shutil.rmtree", refuse)
     with pytest.raises(RopewalkError, match="Permission denied"):
         remove_left_overs(tmp_path)
+
+
+def test_a_model_without_a_name_is_refused():
+    with pytest.raises(RopewalkError, match="the name of the model is empty"):
+        check_model_place("")

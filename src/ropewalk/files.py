@@ -171,6 +171,10 @@ def check_model_place(name: str | os.PathLike[str]) -> None:
         RopewalkError: for a missing ``./model``, ``/models/x``, ``a/b/c`` or ``config.json``; what could be a model's
             name on the Hugging Face Hub passes.
     """
+    if not str(name):
+        raise RopewalkError(
+            "the name of the model is empty; give a folder, a file or a model on the Hugging Face Hub"
+        )
     if not Path(name).exists() and (not _HUB_ID.fullmatch(str(name)) or str(name).endswith(".json")):
         raise RopewalkError(f"there is no folder or file {name}")
 

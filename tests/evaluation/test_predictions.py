@@ -185,6 +185,7 @@ GOOD = json.dumps(WILD[0].to_json())
         (GOOD.replace('"index": 0', '"index": "0"'), "index is '0'"),
         (GOOD.replace('"index": 0', '"index": false'), "index is False"),
         (GOOD.replace('"score": ', '"score": null, "x": '), "score is None"),
+        (GOOD.replace('"score": ', '"score": 7.0, "x": '), "score is 7.0, and not from 0 to 1"),
         (GOOD.replace('"metric": "', '"metric": "no '), "there is no metric 'no "),
         (GOOD[:-1] + ', "extra": 1}', "Prediction.__init__() got an unexpected keyword argument 'extra'"),
     ],

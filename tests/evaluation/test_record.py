@@ -18,6 +18,9 @@ def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) ->
     with pytest.raises(RopewalkError, match="differs in materials, seed; give another --out"):
         begin(tmp_path / "new", {"seed": 1, "materials": {"essays": "b"}})
     assert json.loads((tmp_path / "new" / RUN).read_text())["seed"] == 0
+    (tmp_path / "new" / RUN).write_text('{"format": 1, "settings": [1]}')
+    with pytest.raises(RopewalkError, match="differs in settings; give another --out"):
+        begin(tmp_path / "new", {"settings": {"seed": 1}})
 
 
 def test_foreign_folder_and_file_are_left_alone(tmp_path: Path) -> None:
@@ -42,7 +45,19 @@ def test_digest_of_a_path_is_of_names_and_contents(tmp_path: Path) -> None:
     assert path_digest(folder) != first[1]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"no": "results"}', '{"results": [7]}', '{"results": 7}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"no": "results"}',
+        '{"results": [7]}',
+        '{"results": 7}',
+        '{"model": "m", "settings": {"threshold": "a"}, "results": []}',
+        '{"model": "m", "settings": [1], "results": []}',
+        '{"model": 7, "settings": {"threshold": 1}, "results": []}',
+    ],
+)
 def test_what_is_no_record_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(RopewalkError, match=r"results\.json|result is an object"):

@@ -104,3 +104,12 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", flock)
+
+
+def test_paths_that_cannot_be_a_folder_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    missing = r"link is a link to .*nowhere, which is not there; give another"
+    with pytest.raises(RopewalkError, match=missing), locked(tmp_path / "link"):
+        pass
+    with pytest.raises(RopewalkError, match="File name too long"), locked(tmp_path / ("a" * 300)):
+        pass

@@ -132,7 +132,11 @@ def _print_traceback() -> None:
 
 def run() -> None:
     """Entry point of the ``ropewalk`` script."""
-    status = main()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        # While the commands themselves were imported.
+        status = _fail_once("interrupted: nothing has begun yet", INTERRUPTED)
     if status and "RANK" in os.environ:
         # One of several processes: threads that still talk to the others would abort the interpreter's own end.
         sys.stdout.flush()

@@ -45,27 +45,31 @@ def extend(
 
     Example: [bold]ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k[/bold]
     """
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.integrations.config_file import read_config_file
-    from ropewalk.parallel import joined
-    from ropewalk.rope.readers import notes_on
-    from ropewalk.training import extend as run
-    from ropewalk.training import load_recipe
-    from ropewalk.training.measurement import describe_short_context
-    from ropewalk.training.report import run_tables, write_run_report
-    from ropewalk.training.run_folder import left_off
-    from ropewalk.training.tables import with_tables
-
     output: list[Path] = []
-    with (
-        on_interrupt(lambda: left_off(output[0]) if output else "nothing has begun yet"),
-        joined(go_on=GO_ON) as world,
-    ):
-        read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))
-        output.append(Path(read.output).expanduser())
-        summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
-        if not world.leads:
-            return
+
+    def so_far() -> str:
+        from ropewalk.training.run_folder import left_off
+
+        return left_off(output[0]) if output else "nothing has begun yet; the same command starts again"
+
+    # The imports take seconds, in which people press Ctrl-C too.
+    with on_interrupt(so_far):
+        from ropewalk.cli.progress import ConsoleReporter
+        from ropewalk.integrations.config_file import read_config_file
+        from ropewalk.parallel import joined
+        from ropewalk.rope.readers import notes_on
+        from ropewalk.training import extend as run
+        from ropewalk.training import load_recipe
+        from ropewalk.training.measurement import describe_short_context
+        from ropewalk.training.report import run_tables, write_run_report
+        from ropewalk.training.tables import with_tables
+
+        with joined(go_on=GO_ON) as world:
+            read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))
+            output.append(Path(read.output).expanduser())
+            summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
+            if not world.leads:
+                return
     files = write_run_report(Path(summary["output"]))
     readers = notes_on(read_config_file(summary["model"]))
     if json:

@@ -89,6 +89,8 @@ class Prediction:
             raise TypeError(f"references are {value['references']!r}")
         if value["metric"] not in METRICS:
             raise ValueError(f"there is no metric {value['metric']!r}")
+        if not 0 <= value["score"] <= 1:
+            raise ValueError(f"score is {value['score']!r}, and not from 0 to 1")
         return cls(**{**value, "references": tuple(value["references"])})
 
 

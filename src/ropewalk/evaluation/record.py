@@ -20,6 +20,7 @@ from ropewalk.evaluation.needle import depth_details
 from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.files import parse_json, write_json
+from ropewalk.io.json_lines import check_types
 
 RUN = "run.json"
 PREDICTIONS = "predictions.jsonl"
@@ -63,6 +64,8 @@ def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     if "settings" not in changed:
         return changed
     there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
+    if not isinstance(there, Mapping):
+        return changed
     told = [
         f"{key} ({there.get(key)} there, {asked.get(key)} asked for)"
         for key in sorted({*there, *asked})
@@ -97,7 +100,8 @@ def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
     record = _read_json(path)
     try:
         # What every record of an evaluation has; scoring again and comparing read them.
-        _ = record["model"], record["settings"]["threshold"]
+        check_types(record, {"model": (str,), "settings": (Mapping,), "results": (list,)})
+        check_types(record["settings"], {"threshold": (int, float)})
         return record, [TaskResult.from_json(each) for each in record["results"]]
     except (KeyError, TypeError, ValueError) as error:
         raise RopewalkError(f"{path} is no result of an evaluation: {error!r} is missing or wrong") from error

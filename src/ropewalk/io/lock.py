@@ -39,11 +39,15 @@ def locked(folder: Path, advice: str = "give another folder", *, file: str | Non
     """
     path = folder / (".lock" if file is None else f".{file}.lock")
     shown = folder if file is None else folder / file
-    if folder.exists() and not folder.is_dir():
-        raise RopewalkError(f"{folder} is a file, and a folder is needed; {advice}")
     lock = FileLock(path, timeout=0, fallback_to_soft=False)
     with ExitStack() as stack:
         try:
+            if folder.exists() and not folder.is_dir():
+                raise RopewalkError(f"{folder} is a file, and a folder is needed; {advice}")
+            if folder.is_symlink() and not folder.exists():
+                raise RopewalkError(
+                    f"{folder} is a link to {os.readlink(folder)}, which is not there; {advice}"
+                )
             if not folder.exists():
                 folder.mkdir(parents=True)
                 stack.callback(_remove_if_empty, folder)

@@ -86,15 +86,17 @@ def recommended_theta(rope_theta: float, trained_length: int, target_length: int
     # A base that covers the next known length covers this one: no search.
     length = known if law >= KNOWN_FLOORS[known] else min(target_length, FLOOR_LIMIT)
     floor = length_floor(length)
+    beyond = ", the longest that is looked at," if length < target_length else ""
     if law >= floor:
+        need = "even " if length > target_length else ""
         reason = (
             "the critical-dimension law, which keeps as many pairs turning a whole period as in training, gives "
-            f"{law:,.0f}, and {length:,} tokens need at least {floor:,.0f}"
+            f"{law:,.0f}, and {need}{length:,} tokens{beyond} need at least {floor:,.0f}"
         )
         return Recommendation(law, CRITICAL_DIMENSION, reason, law, floor)
     reason = (
         f"{floor:,.0f} is the smallest base that keeps similar tokens attractive (B(m) ≥ 0) up to "
-        f"{length:,} tokens with {FLOOR_DIM} rotated dimensions; the critical-dimension law "
+        f"{length:,} tokens{beyond} with {FLOOR_DIM} rotated dimensions; the critical-dimension law "
         f"gives less, {law:,.0f}"
     )
     return Recommendation(floor, LENGTH_FLOOR, reason, law, floor)
