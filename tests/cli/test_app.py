@@ -12,7 +12,7 @@ import ropewalk.recipes
 from ropewalk.cli.app import main
 
 FLAGS = {
-    "inspect": {"--target", "--from", "--plot", "--json"},
+    "inspect": {"--target", "--explain", "--from", "--plot", "--json"},
     "rope bound": {"--rope-theta", "--rotary-dim", "--compare", "--plot", "--json"},
     "rope base": {"--length", "--rotary-dim", "--ceiling", "--plot", "--json"},
     "rope theta": {
@@ -36,7 +36,7 @@ FLAGS = {
         "--plot",
         "--json",
     },
-    "rope plan": {"--to", "--from", "--rule", "--json"},
+    "rope plan": {"--to", "--from", "--rule", "--explain", "--json"},
     "rope probe": {
         "--text",
         "--to",
@@ -45,7 +45,6 @@ FLAGS = {
         "--from",
         "--dtype",
         "--device",
-        "--seed",
         "--plot",
         "--json",
     },
@@ -127,6 +126,7 @@ FLAGS = {
         "--seed",
         "--send",
         "--server",
+        "--server-extra",
         "--server-model",
         "--short-context",
         "--squad",
@@ -325,4 +325,4 @@ def test_ctrl_c_is_status_130():
         finally:
             process.kill()
     assert process.returncode == 130
-    assert errors == "error: interrupted\n"
+    assert errors == "error: interrupted: nothing has begun yet; the same command starts again\n"

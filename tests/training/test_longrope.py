@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import ropewalk.search.ledger as ledger
 import ropewalk.training.factor_search as factor_search
 from longrope_run_cases import extended
 from programs import run_program
@@ -259,7 +260,7 @@ def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(
             super().add(job, loss)
 
     with monkeypatch.context() as patched:
-        patched.setattr(factor_search, "Ledger", Counting)
+        patched.setattr(ledger, "Ledger", Counting)
         with pytest.raises(CutOff):
             extend(recipe_of(progressive))
     log = (output / f"{FILES[search]}.jsonl").read_text()
@@ -274,7 +275,7 @@ def test_cut_off_in_a_search_and_resumed_it_is_the_same_run(
             seen.append(job)
             super().add(job, loss)
 
-    monkeypatch.setattr(factor_search, "Ledger", Rest)
+    monkeypatch.setattr(ledger, "Ledger", Rest)
     summary = extend(recipe_of(progressive), resume=True)
     assert before + len(seen) == sum(FORWARDS)
     for name in FILES:

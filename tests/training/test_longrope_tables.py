@@ -296,7 +296,7 @@ def test_the_command_takes_tables_and_resumes_with_them(longrope_values, tmp_pat
     )
     assert main(["extend", str(file), "--rope", path, "--resume"]) == 0
     assert main(["extend", str(file), "--resume"]) == 2
-    assert "differs from the run in" in (said := capsys.readouterr().err)
+    assert "differs from that of the run in" in (said := capsys.readouterr().err)
     assert "stages.0.rope.factors" in said
     assert main(["extend", str(file), "--set", "output=" + str(tmp_path / "b")]) == 2
     assert "longrope needs factors" in capsys.readouterr().err

@@ -217,7 +217,7 @@ def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, whe
             "rows.0: Input should be a valid string",
         ),
         ('{"rows": [], "digests": ["a"], "validation_sources": null}', "0 rows and 1 digests"),
-        ("[" * 5000, "recursion"),
+        ("[" * 5000, "its brackets are nested too deeply"),
         (b"\xff\xfe", "codec can't decode"),
         (None, "is missing"),
     ],
