@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,14 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
 ) -> None:
     with log.path.open("ab") as file:
         file.write(b'{"stage": 2, "st')
-    assert log.rewind(done) is None
+    dropped = log.path.parent / "earlier" / "metrics.jsonl"
+    assert log.check(done) is None
+    told = log.rewind(done, dropped)
     assert log.read() == [values(*place) for place in STEPS[:left]]
+    # Nothing is lost, and that is said.
+    assert MetricsLog(dropped).read() == [values(*place) for place in STEPS[left:]]
+    assert (told is None) == (left == 5)
+    assert told is None or told.endswith(f"is kept in {dropped}")
     log.append(values(3, 1), 1)
     assert log.read() == [*(values(*place) for place in STEPS[:left]), values(3, 1)]
 
@@ -60,6 +67,15 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
             b'{"stage": 0, "step": 1, "loss": 1.0, "tokens": 8}',
             "step 1 of stage 1 stands after step 1 of stage 1",
         ),
+        (b'{"stage": 0, "step": 2, "loss": "x", "tokens": 8}', "loss is 'x'"),
+        (b'{"stage": 0, "step": 2, "loss": true, "tokens": 8}', "loss is True"),
+        (b'{"stage": 0, "step": 2, "loss": 1e999, "tokens": 8}', "1e999 is beyond the largest float64"),
+        (b'{"stage": 0, "step": 2, "loss": 1' + b"0" * 400 + b', "tokens": 8}', "loss is 1000"),
+        (b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 8.0}', "tokens is 8.0, and not a whole number"),
+        (
+            b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 1' + b"0" * 400 + b"}",
+            "tokens is 1000",
+        ),
     ],
 )
 def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
@@ -68,7 +84,8 @@ def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
     lines = log.path.read_bytes().splitlines(keepends=True)
     content = b"".join([lines[0], line + b"\n", *lines[2:]])
     log.path.write_bytes(content)
-    for use in (log.read, lambda: log.rewind([3, 0, 2]), lambda: log.rewind([])):
+    aside = log.path.with_name("dropped")
+    for use in (log.read, lambda: log.check([3, 0, 2]), lambda: log.rewind([], aside)):
         with pytest.raises(RopewalkError) as refused:
             use()
         assert str(refused.value).startswith(f"line 2 of {log.path} is damaged: {reason}")
@@ -84,24 +101,43 @@ def test_missing_steps_are_refused_until_the_user_says_that_they_are_lost(log: M
     told = f"{log.path} lacks 1 of the 5 steps that are done, from step 3 of stage 1 on"
     lost = log.path.with_name(LOST)
     with pytest.raises(RopewalkError) as refused:
-        log.rewind([3, 0, 2])
+        log.check([3, 0, 2])
     assert str(refused.value) == f"{told}; restore the file, or go on without them by: touch {lost}"
     lost.touch()
-    assert log.rewind([3, 0, 2]) == f"{told}, as {LOST} allows"
+    assert log.check([3, 0, 2]) == f"{told}, as {LOST} allows"
     assert len(log.read()) == 4
 
 
 def test_a_log_that_is_gone_is_refused_and_a_renamed_one_is_not(log: MetricsLog) -> None:
-    assert MetricsLog(log.path.with_name("none.jsonl")).rewind([]) is None
+    assert MetricsLog(log.path.with_name("none.jsonl")).check([]) is None
     lost = log.path.with_name(LOST)
     aside = log.path.rename(log.path.with_name("aside"))
     with pytest.raises(
         RopewalkError, match=r"lacks 5 of the 5 steps that are done, from step 1 of stage 1 on; rest"
     ):
-        log.rewind([3, 0, 2])
+        log.check([3, 0, 2])
     aside.rename(lost)
-    assert "lacks 5 of the 5 steps" in str(log.rewind([3, 0, 2]))
+    assert "lacks 5 of the 5 steps" in str(log.check([3, 0, 2]))
     assert len(lost.read_bytes().splitlines()) == 5
+
+
+def test_a_last_line_without_its_end_is_named_where_its_step_is_missing(log: MetricsLog) -> None:
+    log.path.write_bytes(log.path.read_bytes().removesuffix(b"\n"))
+    with pytest.raises(
+        RopewalkError,
+        match=r"lacks 1 of the 5 steps .* its last line is passed over because it does not end with a newline",
+    ):
+        log.check([3, 0, 2])
+    assert log.check([3, 0, 1]) is None
+
+
+def test_steps_that_are_dropped_again_and_again_all_stay_in_order(log: MetricsLog) -> None:
+    dropped = log.path.with_name("dropped")
+    log.rewind([3], dropped)
+    log.append(values(2, 1, loss=2.5), 1)
+    log.rewind([3], dropped)
+    lines = [json.loads(line) for line in dropped.read_text().splitlines()]
+    assert lines == [values(2, 1), values(2, 2), values(2, 1, loss=2.5)]
 
 
 def test_a_full_disk_while_it_is_rewound_is_one_sentence_and_loses_nothing(log: MetricsLog) -> None:
@@ -110,6 +146,6 @@ def test_a_full_disk_while_it_is_rewound_is_one_sentence_and_loses_nothing(log: 
         files_no_larger_than(20),
         pytest.raises(RopewalkError, match=r"cannot write .*metrics\.jsonl: File too large"),
     ):
-        log.rewind([3])
+        log.rewind([3], log.path.parent / "earlier" / "metrics.jsonl")
     assert log.path.read_bytes() == content
-    assert list(log.path.parent.iterdir()) == [log.path]
+    assert [path for path in log.path.parent.rglob("*") if path.is_file()] == [log.path]

@@ -202,6 +202,34 @@ def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, whe
     assert "delete it, and --resume measures again" in said
 
 
+def content_of(output) -> dict[str, bytes]:
+    paths = [path for path in Path(output).rglob("*") if path.is_file()]
+    return {str(path.relative_to(output)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("harm", ["a damaged line", "a missing step"])
+def test_a_damaged_log_of_steps_is_refused_before_anything_changes(finished, tmp_path, capsys, harm):
+    values, _ = finished
+    path = Path(values["output"]) / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1:2] = [b"\xff" + lines[1][1:]] if harm == "a damaged line" else []
+    path.write_bytes(b"".join(lines))
+    before = content_of(values["output"])
+    said = refused(capsys, tmp_path, values, "--set", "stages.0.steps=8")
+    assert (f"line 2 of {path} is damaged" if harm == "a damaged line" else "lacks 1 of the 4 steps") in said
+    assert content_of(values["output"]) == before
+
+
+def test_steps_that_are_trained_again_keep_what_the_log_said_of_them(done, cut):
+    notes = Notes()
+    extend(recipe_of(with_stage(cut, learning_rate=1e-3)), resume=True, reporter=notes)
+    kept = Path(cut["output"]) / "earlier" / "metrics.jsonl"
+    lines = (Path(done[0]["output"]) / "metrics.jsonl").read_text().splitlines()
+    assert kept.read_text().splitlines() == lines[2:]
+    assert len(metrics_of(cut["output"])) == 4
+    assert any("step 3 of stage 1 to step 4 of stage 1" in line and str(kept) in line for line in notes.told)
+
+
 # What a run began with.
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import write_text
+from ropewalk.files import replacing, write_text
 from ropewalk.integrations.trackers import Listener
-from ropewalk.io.json_lines import append_line, read_lines
+from ropewalk.io.json_lines import append_line, check_types, read_lines
 
 LOST = "metrics.lost.jsonl"
 """A file that the user puts beside the log to go on without steps that are missing from it."""
+
+LARGEST = 2**63 - 1
+"""Of a step and of a count of tokens: what the figures draw."""
 
 
 class MetricsLog:
@@ -33,13 +37,12 @@ class MetricsLog:
 
         def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
             nonlocal before
-            for key, least in (("stage", 0), ("step", 1)):
-                if type(values[key]) is not int or values[key] < least:
+            for key, least in (("stage", 0), ("step", 1), ("tokens", 0)):
+                if type(values[key]) is not int or not least <= values[key] <= LARGEST:
                     raise ValueError(f"{key} is {values[key]!r}, and not a whole number from {least} on")
+            check_types(values, {"loss": (float, type(None))})
             if (place := (values["stage"], values["step"])) <= before:
                 raise ValueError(f"{_step(*place)} stands after {_step(*before)}")
-            # What the report draws.
-            _ = values["tokens"], values["loss"]
             before = place
             return values
 
@@ -50,8 +53,8 @@ class MetricsLog:
             )
         )
 
-    def rewind(self, done: Sequence[int]) -> str | None:
-        """Drop the steps that come after a checkpoint; a resumed run makes them again.
+    def check(self, done: Sequence[int]) -> str | None:
+        """Whether every step is there that a checkpoint knows; the file is left as it is.
 
         Args:
             done: steps of each stage, from the first on, that the checkpoint knows.
@@ -60,27 +63,63 @@ class MetricsLog:
             A sentence for the user where steps are missing and ``metrics.lost.jsonl`` says that they may be.
 
         Raises:
-            RopewalkError: if the log is damaged, cannot be read or written, or lacks steps that are done.
+            RopewalkError: if the log is damaged, cannot be read, or lacks steps that are done.
         """
-        lines = self.read()
-        kept = [line for line in lines if line["stage"] < len(done) and line["step"] <= done[line["stage"]]]
-        there = {(line["stage"], line["step"]) for line in kept}
+        there = {(line["stage"], line["step"]) for line in self.read()}
         missing = [
             (stage, step)
             for stage, steps in enumerate(done)
             for step in range(1, steps + 1)
             if (stage, step) not in there
         ]
+        if not missing:
+            return None
         lost = self.path.with_name(LOST)
-        told = ""
-        if missing:
-            first = _step(*missing[0])
-            told = f"{self.path} lacks {len(missing)} of the {sum(done)} steps that are done, from {first} on"
-        if missing and not lost.exists():
-            raise RopewalkError(f"{told}; restore the file, or go on without them by: touch {lost}")
-        if len(kept) < len(lines):
-            write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-        return f"{told}, as {lost.name} allows" if missing else None
+        told = f"{self.path} lacks {len(missing)} of the {sum(done)} steps that are done, from {_step(*missing[0])} on"
+        if lost.exists():
+            return f"{told}, as {lost.name} allows"
+        if self._is_unfinished():
+            told += "; its last line is passed over because it does not end with a newline"
+        raise RopewalkError(f"{told}; restore the file, or go on without them by: touch {lost}")
+
+    def rewind(self, done: Sequence[int], dropped: Path) -> str | None:
+        """Drop the steps that come after a checkpoint; a resumed run makes them again.
+
+        Args:
+            done: as for :meth:`check`, which comes first.
+            dropped: a log that their lines are appended to.
+
+        Returns:
+            A sentence for the user where there are such steps.
+
+        Raises:
+            RopewalkError: if a log is damaged, or cannot be read or written; then no line is lost.
+        """
+        kept: list[dict[str, Any]] = []
+        again: list[dict[str, Any]] = []
+        for line in self.read():
+            known = line["stage"] < len(done) and line["step"] <= done[line["stage"]]
+            (kept if known else again).append(line)
+        if not again:
+            return None
+        with replacing(dropped) as temporary:
+            earlier = dropped.read_bytes() if dropped.exists() else b""
+            temporary.write_bytes(earlier + _lines(again).encode())
+        write_text(self.path, _lines(kept))
+        places = [_step(line["stage"], line["step"]) for line in again]
+        which = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        return f"{which} came after the checkpoint; what {self.path.name} said of them is kept in {dropped}"
+
+    def _is_unfinished(self) -> bool:
+        """Whether the last line has no end."""
+        try:
+            with self.path.open("rb") as file:
+                if not file.seek(0, os.SEEK_END):
+                    return False
+                file.seek(-1, os.SEEK_END)
+                return file.read(1) != b"\n"
+        except OSError:
+            return False
 
     def append(self, values: dict[str, Any], global_step: int) -> None:
         """Write one step and hand it to the trackers.
@@ -91,6 +130,10 @@ class MetricsLog:
         append_line(self.path, values)
         if self.listener is not None:
             self.listener({k: v for k, v in values.items() if v is not None}, global_step)
+
+
+def _lines(values: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in values)
 
 
 def _step(stage: int, step: int) -> str:

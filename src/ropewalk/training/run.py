@@ -48,6 +48,7 @@ from ropewalk.training.reporter import Reporter
 from ropewalk.training.ropes import AUTO, auto_candidates, origin_after, search_goals, stage_method
 from ropewalk.training.run_folder import (
     CHECKPOINTS,
+    EARLIER,
     LAUNCH,
     METRICS,
     MODEL,
@@ -112,6 +113,8 @@ def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dic
         reporter.note(line)
     known = world.lead(lambda: [results_in(output, when) is not None for when in ("before", "after")])
     at = reached(output, start, world)
+    if at.gap is not None:
+        reporter.note(at.gap)
     if not start.resumed or start.others:
         world.lead(lambda: check_sources(recipe, chosen))
     measured = known[0] and evaluation_file("before") not in at.outdated
@@ -282,9 +285,8 @@ def _train(
     """All stages that are not done yet."""
     folder = output / CHECKPOINTS
     latest, done = at.checkpoint, at.position
-    steps_done = [*(stage.steps for stage in recipe.stages[: done.stage]), done.step] if done else []
-    if gap := team.world.lead(lambda: metrics.rewind(steps_done)):
-        reporter.note(gap)
+    if again := team.world.lead(lambda: metrics.rewind(at.done, output / EARLIER / METRICS)):
+        reporter.note(again)
     tokens = steps = 0
     method, length = chosen.rope, chosen.trained_length
     origin = (method, length)

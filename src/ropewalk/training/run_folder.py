@@ -26,6 +26,7 @@ from ropewalk.training.choice import choices_in
 from ropewalk.training.documents import DATA, ROWS, Began, read_began
 from ropewalk.training.material import SHORT, factors_file, stage_name
 from ropewalk.training.measurement import evaluation_file
+from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_changes import Changes, Progress, changes
 from ropewalk.training.recipe_file import parse_recipe
@@ -78,6 +79,8 @@ class Reached:
         exported: whether the model that lies in the folder is whole, and of the recipe's last step.
         outdated: files and folders that are to make room for new results, where they are there.
         why: they are, a sentence for people.
+        done: steps of each stage, from the first on, that are done.
+        gap: what the user said may be missing from the log of these steps, a sentence; None where nothing is.
     """
 
     checkpoint: Path | None = None
@@ -85,6 +88,8 @@ class Reached:
     exported: bool = False
     outdated: tuple[str, ...] = ()
     why: str = ""
+    done: tuple[int, ...] = ()
+    gap: str | None = None
 
 
 def launch() -> str:
@@ -166,11 +171,11 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:
-    """Check the latest checkpoint and the exported model; every rank calls this.
+    """Check the latest checkpoint, the exported model and the log of the steps; every rank calls this.
 
     Raises:
         RopewalkError: if the checkpoint is damaged, or the model and there is no checkpoint to make it again from, or
-            more training is asked for where only the model is left.
+            the log is damaged or lacks steps that are done, or more training is asked for where only the model is left.
     """
     if not start.resumed:
         return Reached()
@@ -199,10 +204,14 @@ def reached(output: Path, start: Start, world: World) -> Reached:
             )
     else:
         position = world.lead(lambda: read_position(checkpoint))
+    done: tuple[int, ...] = ()
+    if position is not None:
+        done = (*(stage.steps for stage in start.recipe.stages[: position.stage]), position.step)
+    gap = world.lead(lambda: MetricsLog(output / METRICS).check(done))
     outdated = list(_files_of(start.others))
     complete = position is not None and (position.stage, position.step) == end
     if exported is not None and complete and (exported.stage, exported.step) == end:
-        return Reached(checkpoint, position, True, tuple(outdated))
+        return Reached(checkpoint, position, True, tuple(outdated), done=done, gap=gap)
     if there or not complete:
         outdated += RESULTS
     if not complete:
@@ -217,7 +226,7 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         why = f"the run goes on after step {position.step} of stage {position.stage + 1}"
     else:
         why = "the run begins its training again"
-    return Reached(checkpoint, position, False, tuple(outdated), why)
+    return Reached(checkpoint, position, False, tuple(outdated), why, done, gap)
 
 
 def set_aside(output: Path, names: Iterable[str], position: Position | None) -> Path | None:
