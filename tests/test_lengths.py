@@ -24,9 +24,31 @@ def test_lengths_as_people_write_them(text: str, tokens: int) -> None:
     assert parse_length(text) == tokens
 
 
+MANY_DIGITS = ("9" * 400, "9" * 5000, "9" * 400 + ".5", "1." + "0" * 5000)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "k", "-1", "0", "0k", "1.5", "0.1k", "128kb", "1g", "1e5", "1_000", "1,000", "nan", "１k", "12 8k"],
+    [
+        "",
+        "k",
+        "-1",
+        "0",
+        "0k",
+        "1.5",
+        "0.1k",
+        "128kb",
+        "1g",
+        "1e5",
+        "1_000",
+        "1,000",
+        "nan",
+        "１k",
+        "12 8k",
+        "9" * 400,
+        "9" * 5000,
+        "1." + "0" * 400,
+    ],
 )
 def test_anything_else_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(RopewalkError) as caught:

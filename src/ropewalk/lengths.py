@@ -8,7 +8,7 @@ from fractions import Fraction
 from ropewalk.errors import RopewalkError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
-_LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([km]?)", re.IGNORECASE)
+_LENGTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([km]?)", re.IGNORECASE)
 
 
 def parse_length(text: str) -> int:

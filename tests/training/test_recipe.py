@@ -26,6 +26,10 @@ def test_a_minimal_recipe_has_the_papers_defaults():
     assert recipe.checkpoints.keep == 5
 
 
+def test_a_mixture_may_have_more_tokens_than_a_row():
+    assert parse_recipe(MINIMAL, "x", ["data.mixture={tokens: 100000000000}"]).data.mixture.tokens == 10**11
+
+
 def test_a_dumped_recipe_reads_back_the_same():
     recipe = parse_recipe(MINIMAL, "x")
     assert parse_recipe(dump_recipe(recipe), "y") == recipe
@@ -54,6 +58,19 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
         ("stages.2.steps=1", "2 is no index into a list of 2"),
         ("stages.0.learning_rate=.inf", "learning_rate"),
         ("seed=12345678901234567890", "seed"),
+        (f"stages.0.steps={'9' * 330}", r"stages\.0\.steps: .*less than or equal to 1000000000, got 999"),
+        (
+            f"stages.0.rows_per_step={'9' * 330}",
+            r"stages\.0\.rows_per_step: .*less than or equal to 1000000000",
+        ),
+        ("stages.0.context=99999999999999999999", r"stages\.0\.context: .*less than or equal to 2147483648"),
+        ("stages.0.context=999999999M", r"stages\.0\.context: .*less than or equal to 2147483648"),
+        (
+            "evaluation.lengths=[99999999999999999999]",
+            r"evaluation\.lengths\.0: .*less than or equal to 2147483648",
+        ),
+        ("evaluation.rows=1000000001", r"evaluation\.rows: .*less than or equal to 1000000000"),
+        ("evaluation.lengths=[1e400]", r"evaluation\.lengths\.0: "),
         ("steps", "--set takes key=value, got 'steps'"),
         ("seed.x=1", "unknown key seed.x|nothing below|seed"),
     ],

@@ -11,6 +11,7 @@ from ropewalk.training.recipe_data import (
     FREE,
     ONWARD,
     SAME,
+    Count,
     Data,
     Interleave,
     Length,
@@ -59,17 +60,17 @@ class Stage(Strict):
     positions: Annotated[Literal["continuous", "reset"], BEGUN] = Field(
         "continuous", description="RoPE positions: over the row, or restarting in each document"
     )
-    steps: Annotated[int, ONWARD] = Field(
+    steps: Annotated[Count, ONWARD] = Field(
         ge=0, description="optimiser steps; 0 on a longrope stage changes the factors and trains nothing"
     )
-    rows_per_step: Annotated[int, BEGUN] = Field(
+    rows_per_step: Annotated[Count, BEGUN] = Field(
         8, ge=1, description="rows of one optimiser step, over all micro-batches"
     )
-    rows_per_batch: Annotated[int, ONWARD] = Field(
+    rows_per_batch: Annotated[Count, ONWARD] = Field(
         1, ge=1, description="rows of one forward pass (gradient accumulation)"
     )
     learning_rate: Annotated[float, ONWARD] = Field(2e-5, gt=0, description="after the warm-up")
-    warmup_steps: Annotated[int, ONWARD] = Field(0, ge=0, description="steps of linear warm-up")
+    warmup_steps: Annotated[Count, ONWARD] = Field(0, ge=0, description="steps of linear warm-up")
     schedule: Annotated[Literal["constant", "linear", "cosine"], ONWARD] = Field(
         "constant", description="what the rate does after the warm-up"
     )
@@ -111,10 +112,10 @@ class Optimizer(Strict):
 
 
 class Checkpoints(Strict):
-    every: Annotated[int, FREE] = Field(
+    every: Annotated[Count, FREE] = Field(
         10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
     )
-    keep: Annotated[int, FREE] = Field(5, ge=1, description="checkpoints kept, the latest ones")
+    keep: Annotated[Count, FREE] = Field(5, ge=1, description="checkpoints kept, the latest ones")
     asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
         "auto", description="several processes: train on while files are written; auto: on cuda"
     )
@@ -125,12 +126,14 @@ class Parallel(Strict):
 
     on_resume = ONWARD
 
-    replicate: int = Field(1, ge=1, description="copies of the sharded model, with different rows")
-    shard: int = Field(1, ge=1, description="processes with different rows that share one model's parameters")
-    sequence: int = Field(
+    replicate: Count = Field(1, ge=1, description="copies of the sharded model, with different rows")
+    shard: Count = Field(
+        1, ge=1, description="processes with different rows that share one model's parameters"
+    )
+    sequence: Count = Field(
         1, ge=1, description="processes that share a row by attention heads (Ulysses); divides the heads"
     )
-    ring: int = Field(1, ge=1, description="parts of a row between which keys and values travel")
+    ring: Count = Field(1, ge=1, description="parts of a row between which keys and values travel")
 
 
 def _kind(value: Any) -> str:
@@ -154,8 +157,10 @@ class Evaluation(Strict):
     suites: list[Literal["perplexity", "passkey"]] = Field(
         ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
     )
-    rows: int = Field(16, ge=1, description="validation rows of the target length for perplexity by position")
-    samples: int = Field(10, ge=1, description="passkey samples a length")
+    rows: Count = Field(
+        16, ge=1, description="validation rows of the target length for perplexity by position"
+    )
+    samples: Count = Field(10, ge=1, description="passkey samples a length")
     lengths: list[Length] | None = Field(
         None, description="passkey lengths; the trained length and the target if not given"
     )
@@ -172,8 +177,8 @@ class Change(Strict):
     key: str = Field(description="such as stages.0.steps")
     old: Any = Field(description="its value before")
     new: Any = Field(description="its value from then on")
-    stage: int = Field(ge=0, description="stage that the run had reached, from 0")
-    step: int = Field(ge=0, description="steps of that stage that were done")
+    stage: Count = Field(ge=0, description="stage that the run had reached, from 0")
+    step: Count = Field(ge=0, description="steps of that stage that were done")
 
 
 class Recipe(Strict):

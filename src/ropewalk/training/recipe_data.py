@@ -12,10 +12,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from ropewalk.errors import RopewalkError
 from ropewalk.lengths import parse_length
 
-Length = Annotated[
-    int, BeforeValidator(lambda value: parse_length(value) if isinstance(value, str) else value)
-]
-"""Tokens: 131072, or as people write it: 128k, 1M."""
+_AS_PEOPLE_WRITE_IT = BeforeValidator(lambda value: parse_length(value) if isinstance(value, str) else value)
+
+Length = Annotated[int, _AS_PEOPLE_WRITE_IT, Field(le=2**31)]
+"""Tokens of a document or a row: 131072, or as people write it: 128k, 1M."""
+
+Tokens = Annotated[int, _AS_PEOPLE_WRITE_IT, Field(le=10**15)]
+"""Tokens of a whole mixture, in the same words."""
+
+Count = Annotated[int, Field(le=10**9)]
+"""Of anything that a person counts; a larger one is a slip."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Source(Strict):
     )
     text_field: str = Field("text", description="field that holds the text (JSONL, Parquet, hub)")
     source_field: str | None = Field("source", description="field that names the source where there is one")
-    max_documents: int | None = Field(None, ge=1, description="read no more documents than this; all")
+    max_documents: Count | None = Field(None, ge=1, description="read no more documents than this; all")
 
     @model_validator(mode="before")
     @classmethod
@@ -76,7 +82,7 @@ class Mixture(Strict):
         None, description="how often each source is read; 1 if not named"
     )
     shares: dict[str, float] | None = Field(None, description="or: share of tokens of each source")
-    tokens: Length | None = Field(None, description="tokens that the mixture is to have")
+    tokens: Tokens | None = Field(None, description="tokens that the mixture is to have")
     long_from: Length | None = Field(None, description="a document this long is long")
     long_factor: float | None = Field(None, description="draw long documents this many times as often")
     long_share: float | None = Field(None, description="or: share of each source's tokens in long documents")
@@ -91,7 +97,7 @@ class Mixture(Strict):
         "refuse", description="where that is not enough: refuse, or cap and report"
     )
     shuffle: bool = Field(False, description="random order; a mixture has it anyway")
-    seed: int = Field(0, ge=0, description="of the choice and the order")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the choice and the order")
 
     @model_validator(mode="after")
     def _check(self) -> Mixture:
@@ -110,9 +116,9 @@ class Interleave(Strict):
 
     min_length: Length = Field(64, description="shortest document that is cut")
     max_length: Length = Field(2048, description="longest document that is cut")
-    parts: tuple[int, ...] = Field((2, 3), description="into how many parts, one of these")
+    parts: tuple[Count, ...] = Field((2, 3), description="into how many parts, one of these")
     cut_points: tuple[float, float] = Field((0.2, 0.8), description="cuts lie between these shares")
-    seed: int = Field(0, ge=0, description="of the cuts and the shuffle")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the cuts and the shuffle")
 
     @model_validator(mode="before")
     @classmethod
@@ -153,13 +159,13 @@ class Data(Strict):
     )
     remainder: Literal["drop", "pad"] = Field("drop", description="what becomes of the row that is not full")
     interleave: Interleave | None = Field(None, description="cut documents and shuffle the parts of a row")
-    validation_documents: int = Field(
+    validation_documents: Count = Field(
         256, ge=0, description="documents held out of training for the evaluation before and after"
     )
     validation_sources: list[Source] = Field(
         [], description="documents for the evaluation from elsewhere, in place of held-out ones"
     )
-    workers: Annotated[int, FREE] = Field(1, ge=1, description="tokenisation processes")
+    workers: Annotated[Count, FREE] = Field(1, ge=1, description="tokenisation processes")
     cache: Annotated[str | None, FREE] = Field(
         None, description="folder of packed rows; `data` in the output folder if not given"
     )

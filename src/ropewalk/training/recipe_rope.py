@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from ropewalk.errors import RopewalkError
 from ropewalk.search.algorithms import DEFAULT_ALGORITHM, check_algorithm
 from ropewalk.search.space import SMALLEST
-from ropewalk.training.recipe_data import FREE, SAME, OnResume, Strict
+from ropewalk.training.recipe_data import FREE, SAME, Count, OnResume, Strict
 
 SEEDS = 3
 """PI, NTK and YaRN; of the short factors one less."""
@@ -21,8 +21,8 @@ class ShortContext(Strict):
     on_resume = OnResume("fixed", "it decides a search of the run")
 
     algorithm: str = Field(DEFAULT_ALGORITHM, description="as of `ropewalk search`")
-    budget: int = Field(500, ge=1, description="forwards: one candidate on one document each")
-    documents: int = Field(5, ge=1, description="held-out rows that candidates are measured on")
+    budget: Count = Field(500, ge=1, description="forwards: one candidate on one document each")
+    documents: Count = Field(5, ge=1, description="held-out rows that candidates are measured on")
     largest: float | None = Field(
         None,
         ge=SMALLEST,
@@ -31,7 +31,7 @@ class ShortContext(Strict):
     racing: bool = Field(
         True, description="drop candidates that are clearly behind after their first documents"
     )
-    batch: Annotated[int, FREE] = Field(1, ge=1, description="candidates in one forward pass")
+    batch: Annotated[Count, FREE] = Field(1, ge=1, description="candidates in one forward pass")
 
     @field_validator("algorithm")
     @classmethod
@@ -107,7 +107,9 @@ class Rope(Strict):
         description="auto; rules that set a base, `theta=5.0e6`, and `current`; "
         "`[critical-dimension, ntk, current]`",
     )
-    probe_rows: int | None = Field(None, ge=1, description="auto; rows that each candidate is measured on; 4")
+    probe_rows: Count | None = Field(
+        None, ge=1, description="auto; rows that each candidate is measured on; 4"
+    )
 
     @model_validator(mode="before")
     @classmethod
