@@ -296,7 +296,9 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: Began) -> 
         )
     for number, (was, is_) in enumerate(zip(old.stages, new.stages, strict=False)):
         if f"stages.{number}.rope.factors" in found.same and not (was.rope.factors and is_.rope.factors):
-            told = f"stages.{number}.rope.factors ({was.rope.factors or 'none'} -> {is_.rope.factors or 'none'})"
+            told = (
+                f"stages.{number}.rope.factors ({was.rope.factors or 'none'} -> {is_.rope.factors or 'none'})"
+            )
             raise RopewalkError(f"the recipe differs from that of the run in {told}; restore it")
     if "precision" in found.same and began.precision is None:
         raise RopewalkError(
