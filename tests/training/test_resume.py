@@ -98,7 +98,7 @@ def cut(done, tmp_path):
     values, _ = done
     output = shutil.copytree(values["output"], tmp_path / "cut")
     shutil.rmtree(output / "checkpoints" / "stage0-step000004")
-    for name in ("model", "summary.json", "evaluation-after.json"):
+    for name in ("model", "summary.json", "evaluation-after.json", "evaluation-after.digest.json"):
         path = output / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {**values, "output": str(output)}
@@ -192,14 +192,63 @@ def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finis
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("content", ["[{", "[1]", "{}x", '[{"suite": "perplexity"}]'])
-def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, when, content):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[{", "line 1 column"),
+        ("[1]", "a result is an object, got 1"),
+        ("{}x", "Extra data"),
+        ('[{"suite": "perplexity"}]', "names no unit"),
+        ('[{"suite": "perplexity", "unit": "percent"}]', "a result lacks 'task'"),
+        ("{}", "it is no list of results"),
+        ("[]", "it lacks a result of perplexity at 64 tokens"),
+        ("[NaN]", "NaN is not a JSON value"),
+        ("OTHER", "it lacks a result of perplexity at 64 tokens"),
+        ("MORE", "it holds a result of perplexity at 32 tokens, which the recipe does not ask for"),
+    ],
+)
+def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, when, content, why):
+    """By its contents alone, as where an earlier version wrote no digest."""
     values, _ = finished
     path = Path(values["output"]) / f"evaluation-{when}.json"
-    path.write_text(content)
+    whole = json.loads(path.read_text())
+    other = [{**each, "length": 32} for each in whole]
+    special = {"OTHER": json.dumps(other), "MORE": json.dumps([*whole, *other])}
+    path.write_text(special.get(content, content))
+    path.with_name(f"evaluation-{when}.digest.json").unlink()
     said = refused(capsys, tmp_path, values)
-    assert f"{path} is damaged" in said
+    assert f"{path} is damaged ({why}" in said or (f"{path} is damaged (" in said and why in said)
     assert "delete it, and --resume measures again" in said
+    assert "Error:" not in said
+    assert "_NoJson" not in said
+
+
+@pytest.mark.parametrize("harm", ["a digit", "the end", "the record"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_changed_evaluation_is_refused_and_measured_again_when_deleted(
+    finished, tmp_path, capsys, when, harm
+):
+    values, summary = finished
+    path = Path(values["output"]) / f"evaluation-{when}.json"
+    text = path.read_text()
+    if harm == "a digit":
+        score = repr(json.loads(text)[0]["score"])
+        changed = text.replace(score, score[:-1] + str(9 - int(score[-1])))
+        assert changed != text
+        path.write_text(changed)
+        why = "was altered: its SHA-256 differs"
+    elif harm == "the end":
+        path.write_text(text[:-1])
+        why = "is 1 bytes short"
+    else:
+        flip(path.with_name(f"evaluation-{when}.digest.json"))
+        why = f"its record evaluation-{when}.digest.json is no longer what was written"
+    said = refused(capsys, tmp_path, values)
+    assert f"{path} is damaged (" in said
+    assert why in said
+    path.unlink()
+    assert extend(recipe_of(values), resume=True)[when] == summary[when]
+    assert path.read_text() == text
 
 
 def content_of(output) -> dict[str, bytes]:
@@ -228,6 +277,53 @@ def test_steps_that_are_trained_again_keep_what_the_log_said_of_them(done, cut):
     assert kept.read_text().splitlines() == lines[2:]
     assert len(metrics_of(cut["output"])) == 4
     assert any("step 3 of stage 1 to step 4 of stage 1" in line and str(kept) in line for line in notes.told)
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_file_in_the_models_place_is_moved_aside_or_refused(done, finished, tmp_path, capsys, checkpoints):
+    values, summary = finished
+    model = Path(values["output"]) / "model"
+    shutil.rmtree(model)
+    model.write_text("notes")
+    if checkpoints:
+        assert extend(recipe_of(values), resume=True)["after"] == summary["after"]
+        assert weights_of(values["output"]) == weights_of(done[0]["output"])
+        kept = Path(values["output"]) / "earlier" / "stage0-step000004" / "model"
+        assert kept.read_text() == "notes"
+    else:
+        shutil.rmtree(Path(values["output"]) / "checkpoints")
+        said = refused(capsys, tmp_path, values)
+        assert f"the model in {model} is damaged (it is not a folder), and there is no checkpoint" in said
+        assert model.read_text() == "notes"
+
+
+def test_a_checkpoint_under_another_steps_name_is_refused(cut, tmp_path, capsys):
+    folder = Path(cut["output"]) / "checkpoints"
+    (folder / "stage0-step000002").rename(folder / "stage0-step000003")
+    said = refused(capsys, tmp_path, cut)
+    assert "checkpoint stage0-step000003 is damaged" in said
+    assert "it is of stage0-step000002, under another name; rename the folder to that" in said
+
+
+@pytest.mark.parametrize("key", ["stage", "step", "tokens"])
+@pytest.mark.parametrize("value", ["Infinity", "1e999", '"2"', "null"])
+def test_a_checkpoint_with_no_number_in_its_record_is_refused(cut, tmp_path, capsys, key, value):
+    record = Path(cut["output"]) / "checkpoints" / "stage0-step000002" / "training_state.json"
+    values = json.loads(record.read_text())
+    record.write_text(json.dumps({**values, key: "HERE"}).replace('"HERE"', value))
+    assert "checkpoint stage0-step000002 is damaged" in refused(capsys, tmp_path, cut)
+    # As the oldest versions wrote it, without a digest.
+    oldest = {each: values[each] for each in ("stage", "step", "tokens")}
+    record.write_text(json.dumps({**oldest, key: "HERE"}).replace('"HERE"', value))
+    assert "checkpoint stage0-step000002 is damaged" in refused(capsys, tmp_path, cut)
+
+
+def test_a_damaged_recipe_of_the_run_is_told_apart_from_the_one_that_is_given(cut, tmp_path, capsys):
+    saved = Path(cut["output"]) / "recipe.yaml"
+    saved.write_text(saved.read_text()[:150])
+    said = refused(capsys, tmp_path, cut)
+    assert f"the run's own recipe.yaml is damaged (recipe {saved}" in said
+    assert "restore the file, or give another output" in said
 
 
 # What a run began with.
@@ -447,7 +543,10 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
         ("data.validation_documents=10", "data.validation_documents 20 -> 10"),
         ("evaluation.rows=3", "evaluation.rows 2 -> 3: the model was measured with it before training"),
         ("exact_rope=false", "exact_rope true -> false"),
-        ("precision=bfloat16", "began with precision float32, and bfloat16 is bfloat16 here"),
+        (
+            "precision=bfloat16",
+            "began with precision float32, and cannot go on in bfloat16; set precision: float32",
+        ),
     ],
 )
 def test_what_may_not_change_is_refused_with_its_reason(cut, tmp_path, capsys, override, why):

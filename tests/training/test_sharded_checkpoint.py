@@ -1,5 +1,6 @@
 """Checkpoints of ranks and of one process: each resumes as the other, damage is named, a failed write costs nothing."""
 
+import dataclasses
 import json
 import shutil
 
@@ -360,8 +361,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, 
     second, third = tmp_path / "stage0-step000010", tmp_path / "stage0-step000020"
     # The two formats side by side, as after a run that went on with more processes.
     first = shutil.copytree(by_one[1], tmp_path / NAME)
-    shutil.copytree(by_ranks[0] / "sync" / NAME, second)
-    shutil.copytree(by_ranks[0] / "sync" / NAME, third)
+    record = read_record(by_ranks[0] / "sync" / NAME)
+    for path, step in ((second, 10), (third, 20)):
+        shutil.copytree(by_ranks[0] / "sync" / NAME, path)
+        write_record(path, dataclasses.replace(record, position=Position(0, step, 0)))
     assert checkpoints_in(tmp_path) == [first, second, third]
     assert latest_whole(tmp_path) == third
     harmed(third, "__1_0.distcp", "short")

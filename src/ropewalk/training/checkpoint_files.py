@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ropewalk.errors import RopewalkError
 from ropewalk.files import DELETED, parse_json, unique_name, writing
 from ropewalk.io.digests import FileDigest, damage, digests, read_sealed, write_sealed
+from ropewalk.io.json_lines import check_types
 from ropewalk.parallel import World
 
 RECORD = "training_state.json"
@@ -98,21 +99,28 @@ def read_record(path: Path) -> Record:
     """The record in a checkpoint's folder.
 
     Raises:
-        RopewalkError: if it is missing, damaged, or from a newer version.
+        RopewalkError: if it is missing, damaged, from a newer version, or of another step than the folder's name says.
     """
     try:
-        values = parse_json((path / RECORD).read_text(encoding="utf-8"))
-        position = Position(*(int(values[key]) for key in ("stage", "step", "tokens")))
-        if values.keys() == _OLDEST_KEYS:
-            return Record(position)
-        if values["version"] > VERSION:
+        values = parse_json((path / RECORD).read_text(encoding="utf-8"), strict=True)
+        oldest = values.keys() == _OLDEST_KEYS
+        if not oldest and values["version"] > VERSION:
             raise RopewalkError(
                 f"the checkpoint {path} has format version {values['version']}, this ropewalk reads up to {VERSION}; "
                 "resume with the newer one that wrote it"
             )
+        files = {} if oldest else read_sealed(values, path / RECORD)
+        check_types(values, dict.fromkeys(("stage", "step", "tokens"), (int,)))
+        position = Position(values["stage"], values["step"], values["tokens"])
+        if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
+            raise ValueError(
+                f"it is of {checkpoint_name(position)}, under another name; rename the folder to that"
+            )
+        if oldest:
+            return Record(position)
         return Record(
             position,
-            read_sealed(values, path / RECORD),
+            files,
             values["sharded"],
             values["world_size"],
             values["mesh"],
@@ -123,7 +131,7 @@ def read_record(path: Path) -> Record:
     except OSError as error:
         reason = error.strerror or str(error)
         raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} cannot be read: {reason}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} lacks {error}") from error
@@ -151,14 +159,16 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
         RopewalkError: if the record is missing or damaged, without the folder's name.
     """
     try:
-        values = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
+        values = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8"), strict=True)
         files = read_sealed(values, folder / EXPORT_RECORD)
         return None if values["position"] is None else Position(**values["position"]), files
     except FileNotFoundError as error:
         raise RopewalkError(f"{EXPORT_RECORD}, the record of its files, is missing") from error
+    except NotADirectoryError as error:
+        raise RopewalkError("it is not a folder") from error
     except OSError as error:
         raise RopewalkError(f"{EXPORT_RECORD} cannot be read: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise RopewalkError(f"{EXPORT_RECORD} is damaged: {error}") from error
     except KeyError as error:
         raise RopewalkError(f"{EXPORT_RECORD} is damaged: it lacks {error}") from error

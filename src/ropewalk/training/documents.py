@@ -251,9 +251,13 @@ def _refuse_changed(recipe: Recipe, chosen: Plan, began: Began, output: Path) ->
             "again"
         )
     if began.precision is not None and began.precision != chosen.precision:
+        here = (
+            f"auto is {chosen.precision} here"
+            if recipe.precision == "auto"
+            else f"cannot go on in {recipe.precision}"
+        )
         raise RopewalkError(
-            f"the run in {output} began with precision {began.precision}, and {recipe.precision} is {chosen.precision} "
-            f"here; set precision: {began.precision}"
+            f"the run in {output} began with precision {began.precision}, and {here}; set precision: {began.precision}"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sharded import evaluate_sharded
-from ropewalk.files import parse_json, write_json
+from ropewalk.files import parse_json, write_text
 from ropewalk.integrations.losses import LossModel
+from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.reporter import Reporter
@@ -26,23 +29,87 @@ def evaluation_file(when: str) -> str:
     return f"evaluation-{when}.json"
 
 
-def results_in(output: Path, when: str) -> list[TaskResult] | None:
+def evaluation_record(when: str) -> str:
+    """Name of the file beside it that holds its digest."""
+    return f"evaluation-{when}.digest.json"
+
+
+def asked_for(recipe: Recipe, chosen: Plan, prompt_lengths: Sequence[int]) -> dict[str, list[int]]:
+    """The lengths in tokens at which a recipe measures, by suite.
+
+    Args:
+        recipe, chosen: of the run.
+        prompt_lengths: from :func:`passkey_lengths`; where no prompt fits, the suite is left out, and that was said.
+    """
+    lengths = {"perplexity": perplexity_lengths(recipe, chosen), "passkey": list(prompt_lengths)}
+    return {suite: lengths[suite] for suite in recipe.evaluation.suites if lengths[suite]}
+
+
+def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> list[TaskResult] | None:
     """The results that a run has measured already; None where it has not.
 
+    Args:
+        output: folder of the run.
+        when: ``before`` or ``after``.
+        asked: from :func:`asked_for`.
+
     Raises:
-        RopewalkError: if the file is damaged.
+        RopewalkError: if the file is damaged, or holds other results than the recipe asks for.
     """
     path = output / evaluation_file(when)
     if not path.is_file():
         return None
     try:
-        return [TaskResult.from_json(entry) for entry in parse_json(path.read_text(encoding="utf-8"))]
+        text = path.read_text(encoding="utf-8")
+        wrong = _altered(path, output / evaluation_record(when))
+        if wrong is None:
+            values = parse_json(text, strict=True)
+            if not isinstance(values, list):
+                raise ValueError("it is no list of results")
+            results = [TaskResult.from_json(entry) for entry in values]
+            wrong = _not_as_asked(results, asked)
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RopewalkError(
-            f"{path} is damaged ({type(error).__name__}: {error}); delete it, and --resume measures again"
-        ) from error
+    except KeyError as error:
+        wrong = f"a result lacks {error}"
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        wrong = str(error)
+    if wrong is not None:
+        raise RopewalkError(f"{path} is damaged ({wrong}); delete it, and --resume measures again")
+    return results
+
+
+def _altered(path: Path, record: Path) -> str | None:
+    """What tells that a file is not as it was written; None where nothing does: earlier versions wrote no record."""
+    if not record.is_file():
+        return None
+    try:
+        files = read_sealed(parse_json(record.read_text(encoding="utf-8"), strict=True), record)
+        return damage(path, files[path.name])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return f"its record {record.name} is no longer what was written"
+
+
+def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[int]]) -> str | None:
+    there = {(result.suite, result.length) for result in results}
+    wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths}
+    for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
+        if places:
+            suite, length = min(places, key=str)
+            return f"it {verb} a result of {suite} at {length} tokens" + (
+                "" if verb == "lacks" else ", which the recipe does not ask for"
+            )
+    return None
+
+
+def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> None:
+    path = output / evaluation_file(when)
+    text = json.dumps([result.to_json() for result in results], indent=2, allow_nan=False) + "\n"
+    # The record first: a process that is killed in between leaves no results, and they are measured again.
+    content = text.encode()
+    digest = FileDigest(len(content), hashlib.sha256(content).hexdigest())
+    write_sealed(output / evaluation_record(when), {}, {path.name: digest})
+    write_text(path, text)
 
 
 def measure(
@@ -57,17 +124,15 @@ def measure(
     team: Team,
 ) -> list[TaskResult]:
     """Evaluate once; a resumed run finds the results on disk, and needs no model then."""
-    path = output / evaluation_file(when)
-    known = team.world.lead(lambda: results_in(output, when))
+    asked = asked_for(recipe, chosen, prompt_lengths)
+    known = team.world.lead(lambda: results_in(output, when, asked))
     if known is not None:
         return known
-    # Where no passkey prompt fits, the suite is left out, and that was said.
-    suites = tuple(each for each in recipe.evaluation.suites if each != "passkey" or prompt_lengths)
-    if not suites:
+    if not asked:
         return []
     settings = Settings(
-        suites=suites,
-        lengths={"perplexity": perplexity_lengths(recipe, chosen), "passkey": prompt_lengths},
+        suites=tuple(asked),
+        lengths=asked,
         samples=recipe.evaluation.samples,
         seed=recipe.seed,
         rows=recipe.evaluation.rows,
@@ -93,7 +158,7 @@ def measure(
                 model, chosen.tokenizer, settings, documents, team.mesh, progress, team.world
             )
     if team.leads:
-        write_json(path, [result.to_json() for result in results])
+        _write_results(output, when, results)
     return results
 
 

@@ -34,6 +34,7 @@ from ropewalk.training.documents import (
 from ropewalk.training.factor_search import FactorSearch, candidate_of, search_summary, searched_factors
 from ropewalk.training.material import SHORT, SHORT_LABEL, check_materials, factors_file, stage_name
 from ropewalk.training.measurement import (
+    asked_for,
     evaluation_file,
     measure,
     passkey_lengths,
@@ -111,13 +112,18 @@ def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dic
         reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
     for line in (*start.told, *world.lead(lambda: announcement(recipe, chosen))):
         reporter.note(line)
-    known = world.lead(lambda: [results_in(output, when) is not None for when in ("before", "after")])
     at = reached(output, start, world)
     if at.gap is not None:
         reporter.note(at.gap)
     if not start.resumed or start.others:
         world.lead(lambda: check_sources(recipe, chosen))
-    measured = known[0] and evaluation_file("before") not in at.outdated
+    prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
+    asked = asked_for(recipe, chosen, prompt_lengths)
+
+    def known(when: str) -> bool:
+        return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
+
+    measured = world.lead(lambda: [known(when) for when in ("before", "after")])[0]
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
     model = None if measured else team.load(chosen.model, recipe, chosen)
     rows = _shared_rows(start, chosen, output, team, reporter)
@@ -127,7 +133,6 @@ def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dic
     held_out = rows_with_validation(recipe, rows)
     documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
     world.lead(lambda: check_materials(recipe, chosen, rows, output))
-    prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
     world.lead(lambda: _write_start(start, chosen, rows, output))
     before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
     del model

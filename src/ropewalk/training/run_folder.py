@@ -25,7 +25,7 @@ from ropewalk.training.checkpoint_files import (
 from ropewalk.training.choice import choices_in
 from ropewalk.training.documents import DATA, ROWS, Began, read_began
 from ropewalk.training.material import SHORT, factors_file, stage_name
-from ropewalk.training.measurement import evaluation_file
+from ropewalk.training.measurement import evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_changes import Changes, Progress, changes
@@ -46,7 +46,7 @@ REPORT = ("report.html", "perplexity.png", "passkey.png", "training.png", "facto
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
 """What may lie in an output folder before a run has begun: the recipe is written last of all preparations."""
 
-RESULTS = (MODEL, evaluation_file("after"), SUMMARY, *REPORT)
+RESULTS = (MODEL, evaluation_file("after"), evaluation_record("after"), SUMMARY, *REPORT)
 """What is made after the last step."""
 
 
@@ -137,7 +137,13 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
             )
             recipe = recipe.model_copy(update={"history": []})
         return Start(recipe, told=tuple(told))
-    old = parse_recipe(_read(saved), str(saved))
+    text = _read(saved)
+    try:
+        old = parse_recipe(text, str(saved))
+    except RopewalkError as error:
+        raise RopewalkError(
+            f"the run's own {RECIPE} is damaged ({error}); restore the file, or give another output and begin a new run"
+        ) from error
     found = changes(old, recipe, progress_in(output, old))
     began = read_began(output)
     _refuse_unproven(found, old, recipe, began)
@@ -181,7 +187,7 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         return Reached()
     model = output / MODEL
     checkpoint = latest_whole(output / CHECKPOINTS, world)
-    there = world.lead(model.is_dir)
+    there = world.lead(model.exists)
     damage = check_export(model, world) if there else None
     exported = world.lead(lambda: _exported_position(model)) if there and damage is None else None
     end = (len(start.recipe.stages) - 1, start.recipe.stages[-1].steps)
@@ -273,7 +279,8 @@ def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
     if not stages:
         return ()
     tables = [factors_file(stage_name(number)) for number in stages]
-    return evaluation_file("before"), *(each for table in tables for each in (table, _log_of(table)))
+    before = (evaluation_file("before"), evaluation_record("before"))
+    return *before, *(each for table in tables for each in (table, _log_of(table)))
 
 
 def _log_of(table: str) -> str:
