@@ -13,6 +13,7 @@ from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.models import (
     attach,
+    attention_spec,
     checkpoint_activations,
     read_config,
     rotary_module,
@@ -378,3 +379,11 @@ def test_a_checkpoint_without_rope_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(RopewalkError, match="RoPE"):
         load_model(tmp_path)
+
+
+def test_engines_are_asked_for_the_widths_that_attention_has():
+    latent = transformers.DeepseekV3Config(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    assert attention_spec(latent, "cpu", torch.float32).widths == (192, 128)
+    assert attention_spec(transformers.Qwen3Config(head_dim=96), "cpu", torch.float32).widths == (96, 96)
+    plain = transformers.GPTNeoXConfig(hidden_size=512, num_attention_heads=8)
+    assert attention_spec(plain, "cpu", torch.float32).widths == (64, 64)

@@ -71,6 +71,8 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
         ),
         ("evaluation.rows=1000000001", r"evaluation\.rows: .*less than or equal to 1000000000"),
         ("evaluation.lengths=[1e400]", r"evaluation\.lengths\.0: "),
+        ("output=''", "output: .*at least 1 character"),
+        ("model=''", "model: .*at least 1 character"),
         ("steps", "--set takes key=value, got 'steps'"),
         ("seed.x=1", "unknown key seed.x|nothing below|seed"),
     ],

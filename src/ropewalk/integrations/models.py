@@ -309,7 +309,10 @@ def attention_spec(
     return AttentionSpec(
         device,
         dtype,
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        # Latent attention calls the rotated part of a head its head_dim.
+        getattr(config, "qk_head_dim", None)
+        or getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         getattr(config, "v_head_dim", None),
         getattr(config, "attn_logit_softcapping", None),
         backward,

@@ -184,8 +184,10 @@ class Change(Strict):
 class Recipe(Strict):
     """One run of ``ropewalk extend``."""
 
-    model: Annotated[str, SAME] = Field(description="folder in Hugging Face layout, hub id, or embedded")
-    output: Annotated[str, FREE] = Field(description="folder of the run; it must not exist yet")
+    model: Annotated[str, SAME] = Field(
+        min_length=1, description="folder in Hugging Face layout, hub id, or embedded"
+    )
+    output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; it must not exist yet")
     data: Data = Field(description="which documents, and how they are framed")
     stages: Annotated[list[Stage], ONWARD] = Field(
         min_length=1, description="stretches of training, contexts growing"
