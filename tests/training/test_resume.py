@@ -494,6 +494,8 @@ def test_another_stage_goes_behind_a_finished_run(finished, tmp_path):
     assert {path.name for path in (Path(values["output"]) / "earlier" / "stage0-step000004").iterdir()} >= {
         "evaluation-before.json",
         "evaluation-after.json",
+        "evaluation-before.digest.json",
+        "evaluation-after.digest.json",
         "model",
     }
 
