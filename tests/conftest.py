@@ -1,5 +1,6 @@
 """Shared by all tests: where the reference files lie, and quiet libraries."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -79,3 +80,10 @@ def four_ranks():
 
     with Ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_loaded_stays():
+    """Modules and collected tests, half a million objects, are not looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
