@@ -100,9 +100,13 @@ def test_a_table_trains_as_its_numbers_do_and_is_kept_for_the_resumed_run(longro
     kept = tmp_path / "table" / "factors-stage1.json"
     assert kept.read_text() == Path(path).read_text()
     table(tmp_path / "f.json", attention_factor=1.3)
+    # Refused before the results of the run make room for those of another step.
+    longrope_values["stages"][0]["steps"] = 2
     values = {**with_rope(longrope_values, factors=path), "output": str(tmp_path / "table")}
     with pytest.raises(RopewalkError, match=r"f\.json has changed since the run began .*restore"):
         extend(recipe_of(values), resume=True)
+    assert (tmp_path / "table" / "model").is_dir()
+    assert not (tmp_path / "table" / "earlier").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,10 +132,16 @@ def evaluated_documents(recipe: Recipe, chosen: Plan, validation: PackedRows | N
     return frozenset(found - {_BOS, _EOS})
 
 
-def check_materials(recipe: Recipe, chosen: Plan, rows: Sequence[PackedRows | None], output: Path) -> None:
+def check_materials(
+    recipe: Recipe,
+    chosen: Plan,
+    rows: Sequence[PackedRows | None],
+    output: Path,
+    outdated: Collection[str] = (),
+) -> None:
     """Raise for a search of a recipe whose documents are too few: now, and not after the stages before it.
 
-    Searches whose tables lie in ``output`` already need no documents any more.
+    Searches whose tables lie in ``output`` already, and are not ``outdated``, need no documents any more.
     """
     validation = rows_with_validation(recipe, rows)
     trained = chosen.trained_length
@@ -143,7 +149,8 @@ def check_materials(recipe: Recipe, chosen: Plan, rows: Sequence[PackedRows | No
     def check(
         name: str, label: str, settings: ShortContext, lengths: tuple[int, int], packed: PackedRows | None
     ) -> None:
-        if not (output / factors_file(name)).is_file():
+        table = factors_file(name)
+        if table in outdated or not (output / table).is_file():
             search_material(label, settings, lengths, recipe, chosen, packed, validation)
 
     for number, stage in enumerate(recipe.stages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,12 +128,14 @@ def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dic
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
     model = None if measured else team.load(chosen.model, recipe, chosen)
     rows = _shared_rows(start, chosen, output, team, reporter)
+    held_out = rows_with_validation(recipe, rows)
+    documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
+    # The last that may be refused of a recipe, and then the results so far make room.
+    world.lead(lambda: check_materials(recipe, chosen, rows, output, at.outdated))
+    world.lead(lambda: _check_tables(recipe, chosen, output, at.outdated))
     moved = world.lead(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the results so far are kept in {moved}")
-    held_out = rows_with_validation(recipe, rows)
-    documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
-    world.lead(lambda: check_materials(recipe, chosen, rows, output))
     world.lead(lambda: _write_start(start, chosen, rows, output))
     before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
     del model
@@ -212,18 +215,21 @@ def _write_start(start: Start, chosen: Plan, rows: list[PackedRows | None], outp
     write_text(output / LAUNCH, launch())
     write_text(output / RECIPE, dump_recipe(recipe))
     for number, table in enumerate(chosen.tables):
-        if table is not None:
-            _keep_table(table, recipe.stages[number], output / factors_file(stage_name(number)))
+        kept = output / factors_file(stage_name(number))
+        if table is not None and not kept.is_file():
+            write_factors(kept, table)
 
 
-def _keep_table(table: Factors, stage: Stage, kept: Path) -> None:
+def _check_tables(recipe: Recipe, chosen: Plan, output: Path, outdated: Collection[str]) -> None:
     """A resumed run must train with the factors that it began with."""
-    if not kept.is_file():
-        write_factors(kept, table)
-    elif read_factors(kept) != table:
+    for number, table in enumerate(chosen.tables):
+        name = factors_file(stage_name(number))
+        kept = output / name
+        if table is None or name in outdated or not kept.is_file() or read_factors(kept) == table:
+            continue
         raise RopewalkError(
-            f"the factor table {stage.rope.factors} has changed since the run began with what lies in {kept}; restore "
-            "it, or start again"
+            f"the factor table {recipe.stages[number].rope.factors} has changed since the run began with what lies in "
+            f"{kept}; restore it, or start again"
         )
 
 

@@ -225,9 +225,8 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         outdated += [factors_file(SHORT), _log_of(factors_file(SHORT))]
     if there and exported is None:
         assert checkpoint is not None
-        why = (
-            f"{model} is not what the run has saved there ({damage}); it is made again from {checkpoint.name}"
-        )
+        how = f"from {checkpoint.name}" if complete else f"after the steps that follow {checkpoint.name}"
+        why = f"{model} is not what the run has saved there ({damage}); it is made again {how}"
     elif position is not None:
         why = f"the run goes on after step {position.step} of stage {position.stage + 1}"
     else:
