@@ -21,6 +21,12 @@ def case(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def shallow_case(tmp_path_factory):
+    """The same of one layer, which is all that the known faults need."""
+    return made(tmp_path_factory, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
 def sharp_case(tmp_path_factory):
     """The same with scores as large as those of a trained model, about 30."""
 
@@ -46,16 +52,18 @@ def made(
 ):
     folder = tmp_path_factory.mktemp("verified") / "llama"
     config = model[0](
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        **options,
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.2,
+            **options,
+        }
     )
     torch.manual_seed(0)
     network = model[1](config)

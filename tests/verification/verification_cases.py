@@ -1,5 +1,7 @@
 """What ranks run in the tests of verify: its own checks, with a fault planted before them."""
 
+import functools
+import inspect
 import json
 
 import pytest
@@ -35,6 +37,43 @@ def run_with(fault, planned, case):
         # Plans of rows that were made before, by sound engines.
         api._plan.forget()
         return run_planned(planned, case)
+
+
+def reached_by(planned, case):
+    """A check of sound code, and the faults that replace something which any rank calls in it."""
+    reached = set()
+    with pytest.MonkeyPatch.context() as patch:
+        for fault, plant in FAULTS.items():
+            plant(_Watch(patch, lambda fault=fault: reached.add(fault)))
+        check = run_with(None, planned, case)
+    gathered = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, reached)
+    return check, set().union(*gathered)
+
+
+class _Watch:
+    """Stands for a MonkeyPatch: what a fault would replace stays as it is, and tells when it is called or read."""
+
+    def __init__(self, patch, tell):
+        self._patch, self._tell = patch, tell
+
+    def setattr(self, owner, name, _):
+        sound = inspect.getattr_static(owner, name)
+        self._patch.setattr(owner, name, self._telling(sound))
+
+    def _telling(self, sound):
+        if isinstance(sound, property):
+            return property(self._telling(sound.fget))
+        if isinstance(sound, classmethod):
+            return classmethod(self._telling(sound.__func__))
+        assert inspect.isfunction(sound), f"no call tells that {sound!r} is used"
+
+        @functools.wraps(sound)
+        def told(*args, **kwargs):
+            self._tell()
+            return sound(*args, **kwargs)
+
+        return told
 
 
 def _labels_shifted_after_sharding(patch):

@@ -6,6 +6,7 @@ users test their own collectives with it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -151,6 +152,8 @@ def _serve(
     for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world_size)):
         os.environ[name] = str(value)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+    # What is loaded stays: hundreds of thousands of objects need not be looked through for garbage again and again.
+    gc.freeze()
     # Ranks share the machine's cores; gloo needs some of them too.
     torch.set_num_threads(1)
     dist.init_process_group(
