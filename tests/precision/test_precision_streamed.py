@@ -16,7 +16,7 @@ from ropewalk.integrations.intercept import AttentionCall
 from ropewalk.integrations.subject import LayerRotation
 from ropewalk.precision.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.precision.cost import peak_bytes
-from ropewalk.precision.streamed import rotated, streamed_attention
+from ropewalk.precision.streamed import block_edges, rotated, streamed_attention
 
 EPS = 2.0**-52
 CPU = torch.device("cpu")
@@ -336,6 +336,24 @@ def test_weights_are_rounded_to_their_dtype_before_they_are_summed(dtype):
     weights = torch.from_numpy(dense(call, np.zeros((9, 0)), plain, None)[1])
     # A weight next to a tie may round either way; random ones are not.
     torch.testing.assert_close(trace.received, weights.to(dtype).double().sum(1), rtol=0, atol=9 * EPS)
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "block_bytes", "queries"),
+    [
+        ("cpu", 512, None, 128),
+        ("cpu", 4096, None, 64),
+        # So long a row that not even 64 queries fit into the largest block.
+        ("cpu", 2**18, None, 4),
+        ("cuda", 512, None, 2048),
+        ("cpu", 512, 2**40, 2**25),
+        ("cpu", 512, 10 * 2**15, 10),
+        ("cuda", 512, 1, 1),
+    ],
+)
+def test_blocks_are_of_a_size_that_suits_the_device(device, length, block_bytes, queries):
+    edges = block_edges(length, 8, 8, (33,), block_bytes, torch.device(device))
+    assert edges == sorted({*range(0, length, queries), 33, length})
 
 
 def held_at_once(length, arithmetic, block_bytes, lengths=()):

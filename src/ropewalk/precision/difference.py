@@ -91,9 +91,7 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> D
     sums = torch.zeros(layers, heads, length, dtype=torch.float64)
     sums_at = torch.zeros(len(lengths), length, dtype=torch.float64)
     for layer, end, weights in _blocks(runner, passes, lengths):
-        total = sum(factor * each for (factor, _), each in zip(terms, weights, strict=True))
-        assert isinstance(total, Tensor)
-        sums[layer, :, :end] += total.abs().sum(-2).cpu()
+        sums[layer, :, :end] += _weighted_sum(terms, weights).abs_().sum(-2).cpu()
         for number, cut in enumerate(lengths):
             if end == cut:
                 sums_at[number] += sums[layer].sum(0)
@@ -108,13 +106,22 @@ def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[
     passes = [found for _, found in (*whole, *part)]
     added = total = 0.0
     for _, end, weights in _blocks(runner, passes, ()):
-        first = sum(f * w for (f, _), w in zip(whole, weights[: len(whole)], strict=True))
-        second = sum(f * w for (f, _), w in zip(part, weights[len(whole) :], strict=True))
-        assert isinstance(first, Tensor)
+        first = _weighted_sum(whole, weights[: len(whole)])
+        second = _weighted_sum(part, weights[len(whole) :])
         seen = queries_from(passes[0].received.shape[-1])[:end].to(first.device)
         total += float((first.abs() / seen).sum())
         added += float((first.sign() * second / seen).sum())
     return added, total
+
+
+def _weighted_sum(terms: Sequence[Term], weights: Sequence[Tensor]) -> Tensor:
+    """Of attention that nobody needs afterwards: the first is overwritten, since new memory costs more than a sum."""
+    factor, total = terms[0][0], weights[0]
+    if factor != 1:
+        total.mul_(factor)
+    for (factor, _), each in zip(terms[1:], weights[1:], strict=True):
+        total.add_(each, alpha=factor)
+    return total
 
 
 def _blocks(
@@ -122,7 +129,7 @@ def _blocks(
 ) -> Iterator[tuple[int, int, list[Tensor]]]:
     """Layer, end of the block of queries, and each pass's attention ``[heads, queries, keys]`` in float64."""
     layers, heads, length = passes[0].received.shape
-    edges = block_edges(length, heads, 8, lengths, max(1, runner.block_bytes // len(passes)))
+    edges = block_edges(length, heads, 8 * len(passes), lengths, runner.block_bytes, runner.subject.device)
     for layer in range(layers):
         prepared = [runner.prepared(found, layer) for found in passes]
         for start, end in pairwise(edges):

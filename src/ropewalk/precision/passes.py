@@ -16,7 +16,6 @@ from ropewalk.integrations.subject import Subject as Subject
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
 from ropewalk.precision.streamed import (
-    BLOCK_BYTES,
     LayerTrace,
     Prepared,
     RoundedTokens,
@@ -72,13 +71,13 @@ class Runner:
             length (longrope, dynamic) take their frequencies for it in every pass, so that two passes differ in
             arithmetic alone.
         lengths: row lengths at which ``received_by`` is kept.
-        block_bytes: size of the attention scores held at once.
+        block_bytes: size of the attention scores held at once; what suits the device if None.
     """
 
     subject: Subject
     total_length: int
     lengths: tuple[int, ...] = ()
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int | None = None
 
     def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
         """What transformers does with this model in a dtype under eager attention.

@@ -22,6 +22,13 @@ from ropewalk.precision.arithmetic import Arithmetic, multiplied, operands, roun
 BLOCK_BYTES = 64 * 2**20
 """Size of the scores of one block of queries; the peak is at most four times this, beside the layer's own tensors."""
 
+CPU_BLOCK_BYTES = 4 * 2**20
+"""The same on a CPU: a block of this size stays in memory that the process has already, much of it in the cache. Larger
+ones take twice the time, most of it for new pages."""
+
+CPU_QUERIES = 64
+"""Queries of a block on a CPU, if ``BLOCK_BYTES`` hold so many: products of fewer are slower than new pages."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
@@ -112,11 +119,22 @@ class Prepared:
 
 
 def block_edges(
-    length: int, heads: int, itemsize: int, lengths: Sequence[int] = (), block_bytes: int = BLOCK_BYTES
+    length: int,
+    heads: int,
+    itemsize: int,
+    lengths: Sequence[int],
+    block_bytes: int | None,
+    device: torch.device,
 ) -> list[int]:
-    """Where blocks of queries begin and end: each holds ``block_bytes`` of scores, and ends at each of the lengths."""
-    size = max(1, block_bytes // (heads * length * itemsize))
-    return sorted({*range(0, length, size), *(n for n in lengths if n < length), length})
+    """Where blocks of queries begin and end: each holds ``block_bytes`` of scores, and ends at each of the lengths.
+
+    With None, as many as suit the device.
+    """
+    a_query = heads * length * itemsize
+    size = (BLOCK_BYTES if block_bytes is None else block_bytes) // a_query
+    if block_bytes is None and device.type == "cpu":
+        size = min(size, max(CPU_BLOCK_BYTES // a_query, CPU_QUERIES))
+    return sorted({*range(0, length, max(1, size)), *(n for n in lengths if n < length), length})
 
 
 def streamed_attention(
@@ -127,7 +145,7 @@ def streamed_attention(
     arithmetic: Arithmetic,
     layout: PackedLayout | None = None,
     lengths: Sequence[int] = (),
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int | None = None,
     apart: RoundedTokens | None = None,
 ) -> tuple[Tensor, LayerTrace]:
     """Causal attention of one row.
@@ -139,7 +157,7 @@ def streamed_attention(
         arithmetic: the precision of each step.
         layout: which tokens see each other; None for all earlier ones.
         lengths: tokens, increasing, for ``received_by``.
-        block_bytes: size of the scores held at once.
+        block_bytes: size of the scores held at once; what suits the device if None.
         apart: tokens that are rotated in another arithmetic than the others.
 
     Returns:
@@ -149,7 +167,7 @@ def streamed_attention(
     prepared = Prepared(call, cos, sin, rotation, arithmetic, layout, apart)
     # Once a layer: every block of queries sees most values.
     v_KTV = call.value.to(_sums_in(arithmetic))
-    edges = block_edges(length, heads, arithmetic.wide.itemsize, lengths, block_bytes)
+    edges = block_edges(length, heads, arithmetic.wide.itemsize, lengths, block_bytes, call.query.device)
     received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
     seen_by, even = torch.zeros_like(received[0]), torch.zeros_like(received[0])
     received_by, outputs, first_scores = [], [], []
