@@ -109,9 +109,15 @@ def state(names: list[str], longest: int, seed: int) -> dict[str, SourceLengths]
     return {name: SourceLengths(bins, (1 + number) / 78) for number, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("longest", [3, 8, 13, 20, 24])
-@pytest.mark.parametrize("many", [1, 2])
+# Every pair of the three, and both states where panels are most and bins fewest or most.
+@pytest.mark.parametrize(
+    ("count", "longest", "many"),
+    [
+        (count, longest, 1 + (m + n) % 2)
+        for m, count in enumerate((1, 2, 3, 7, 12), 1)
+        for n, longest in enumerate((3, 8, 13, 20, 24))
+    ],
+)
 def test_words_keep_to_their_panels(
     tmp_path: Path, kept: list[Any], count: int, longest: int, many: int
 ) -> None:

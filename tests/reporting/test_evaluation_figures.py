@@ -26,6 +26,7 @@ from evaluation_results import (
     scored,
     short,
 )
+from reporting_cases import drawing
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting import evaluation_bars, evaluation_figures, needle_grid
@@ -99,19 +100,15 @@ EDGES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[Any, Any]:
+    return {}
+
+
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def drawn(monkeypatch: pytest.MonkeyPatch, plain: dict[Any, Any]) -> Callable[..., Any]:
     """Draws and returns the figure in place of writing it."""
-    kept: list[Any] = []
-    for module in (evaluation_figures, evaluation_bars, needle_grid):
-        monkeypatch.setattr(module, "save_figure", lambda figure, _: kept.append(figure))
-
-    def draw(drawer: Draw, **changes: Any) -> Any:
-        drawer(Path("unused.png"), **changes)
-        kept[-1].draw_without_rendering()
-        return kept[-1]
-
-    return draw
+    return drawing(monkeypatch, plain, evaluation_figures, evaluation_bars, needle_grid)
 
 
 def said(svg: Path) -> str:

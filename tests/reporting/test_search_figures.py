@@ -39,9 +39,8 @@ def by_label(axes):
     return {line.get_label(): line for line in axes.get_lines()}
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-@pytest.mark.parametrize("pairs", [1, 4, 64])
-def test_both_side_by_side_are_written_and_the_same_twice(tmp_path, suffix, pairs):
+@pytest.mark.parametrize(("pairs", "suffix"), [(1, ".svg"), (4, ".png"), (64, ".svg")])
+def test_both_side_by_side_are_written_and_the_same_twice(tmp_path, pairs, suffix):
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
         search_figure(path, CURVE, lines(pairs), "a title")
