@@ -11,9 +11,9 @@ Source: Wang et al., arXiv:2411.13476, equations 4 and 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
@@ -96,6 +96,26 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> D
             if end == cut:
                 sums_at[number] += sums[layer].sum(0)
     return Difference(sums, sums_at, lengths)
+
+
+def differences(runner: Runner, passes: Mapping[int, Pass]) -> dict[tuple[int, int], Difference]:
+    """The absolute difference between every two of some passes, whose attention is computed once for all of them.
+
+    Args:
+        runner: that made the passes.
+        passes: of one row with ``keep_layers``, by number.
+
+    Returns:
+        By two numbers, in the order of the mapping.
+    """
+    pairs = list(combinations(passes, 2))
+    layers, heads, length = next(iter(passes.values())).received.shape
+    sums = {pair: torch.zeros(layers, heads, length, dtype=torch.float64) for pair in pairs}
+    for layer, end, weights in _blocks(runner, list(passes.values()), ()):
+        by_number = dict(zip(passes, weights, strict=True))
+        for a, b in pairs:
+            sums[a, b][layer, :, :end] += (by_number[a] - by_number[b]).abs_().sum(-2).cpu()
+    return {pair: Difference(found, torch.zeros(0, length), ()) for pair, found in sums.items()}
 
 
 def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[float, float]:

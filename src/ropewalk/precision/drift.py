@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -14,7 +14,13 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import DTYPES, Angles, Arithmetic
-from ropewalk.precision.difference import attention_sink, difference, logit_differences, mean_sink
+from ropewalk.precision.difference import (
+    attention_sink,
+    difference,
+    differences,
+    logit_differences,
+    mean_sink,
+)
 from ropewalk.precision.passes import Pass, Runner, longest, shifted
 from ropewalk.precision.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 
@@ -212,12 +218,8 @@ class _Rows:
         self.heads.append(changes[self._near].heads)
         self.sinks.append(sink)
         if sweep:
-            self.between.append(
-                {
-                    (a, b): difference(runner, (1, kept[a]), (-1, kept[b])).D
-                    for a, b in combinations(self.every, 2)
-                }
-            )
+            found = differences(runner, {shift: kept[shift] for shift in self.every})
+            self.between.append({pair: each.D for pair, each in found.items()})
 
     @property
     def _near(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ class Pass:
         even: float64 ``[layers, length]``: what each token would receive of queries that attend evenly.
         layers: each layer's call, its queries and keys on the CPU, to compute its attention again; empty where they
             were not kept.
-        position_ids, layout, apart: of the pass.
+        tables: cos and sin of each rotation in it; empty where layers were not kept.
+        layout: of the pass.
+        apart: tokens that are rotated in an arithmetic of their own, for each rotation.
         hidden: ``[length, hidden_size]`` before the output head, on the model's device, in ``arithmetic.rest``.
         arithmetic: of the pass, and of its logits.
     """
@@ -56,9 +58,9 @@ class Pass:
     hidden: Tensor
     arithmetic: Arithmetic
     layers: tuple[AttentionCall, ...] = ()
-    position_ids: Tensor | None = None
+    tables: Mapping[LayerRotation, tuple[Tensor, Tensor]] = field(default_factory=dict)
     layout: PackedLayout | None = None
-    apart: tuple[Tensor, Arithmetic] | None = None
+    apart: Mapping[LayerRotation, RoundedTokens] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,11 +162,14 @@ class Runner:
         traces: list[LayerTrace] = []
         kept: list[AttentionCall] = []
         tables: dict[LayerRotation, tuple[Tensor, Tensor]] = {}
+        tokens: dict[LayerRotation, RoundedTokens] = {}
 
         def answer(call: AttentionCall) -> Tensor:
             rotation = subject.layers[call.layer]
             if rotation not in tables:
                 tables[rotation] = self._cos_sin(position_ids, rotation, arithmetic)
+                if apart is not None:
+                    tokens[rotation] = RoundedTokens(*apart, *self._cos_sin(position_ids, rotation, apart[1]))
             output, trace = streamed_attention(
                 call,
                 *tables[rotation],
@@ -173,9 +178,7 @@ class Runner:
                 layout,
                 self.lengths,
                 self.block_bytes,
-                None
-                if apart is None
-                else RoundedTokens(*apart, *self._cos_sin(position_ids, rotation, apart[1])),
+                tokens.get(rotation),
             )
             traces.append(trace)
             if keep_layers:
@@ -201,24 +204,18 @@ class Runner:
             hidden if keep_hidden else hidden[:0].clone(),
             arithmetic,
             tuple(kept),
-            position_ids,
+            tables if keep_layers else {},
             layout,
-            apart,
+            tokens if keep_layers else {},
         )
 
     def prepared(self, found: Pass, layer: int) -> Prepared:
         """A layer of a pass whose queries and keys were kept, to compute its attention again."""
         call = found.layers[layer]
         device, rotation = self.subject.device, self.subject.layers[layer]
-        assert found.position_ids is not None, "a pass of a runner has positions"
         moved = replace(call, query=call.query.to(device), key=call.key.to(device))
-        cos, sin = self._cos_sin(found.position_ids, rotation, found.arithmetic)
-        apart = (
-            None
-            if found.apart is None
-            else RoundedTokens(*found.apart, *self._cos_sin(found.position_ids, rotation, found.apart[1]))
-        )
-        return Prepared(moved, cos, sin, rotation, found.arithmetic, found.layout, apart)
+        cos, sin = found.tables[rotation]
+        return Prepared(moved, cos, sin, rotation, found.arithmetic, found.layout, found.apart.get(rotation))
 
     def _cos_sin(
         self, position_ids: Tensor, rotation: LayerRotation, arithmetic: Arithmetic
