@@ -49,8 +49,9 @@ DIGITS = 9
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 131072
 _FIRST_DOUBLING = 1024
-_STEP = math.log(1.5)
-"""Bases that a search for the smallest one looks at together, in ``ln b``: few lie far above it."""
+_FIRST_STEP, _LARGEST_STEP = math.log(1.05), math.log(1.5)
+"""Bases that a search for the smallest one looks at together, in ``ln b``: few at first, since it often lies close to
+where the search begins, then twice as many each time."""
 _BATCH = 2**20
 _TOGETHER = 4096
 _MOST_NEWTON_STEPS = 60
@@ -182,15 +183,16 @@ def smallest_base(
     for each in lengths:
         # The answer for half the length was rounded up by less than this.
         low = max(math.log(found or 1.0) - 10.0 ** (1 - DIGITS), 0.0)
-        found = None
+        found, step = None, _FIRST_STEP
         while found is None and low < math.log(ceiling):
-            high = min(low + _STEP, math.log(ceiling))
+            high = min(low + step, math.log(ceiling))
             remaining = _feasible(each, rotary_dim, low, high, None)
             kept = remaining[remaining[:, 1] - remaining[:, 0] >= RESOLUTION]
             if len(kept):
                 found = rounded_up(math.exp(kept[0, 0])) if kept[0, 0] else 1.0
             # An interval that the end of the step cuts is looked at whole in the next one.
             low = high - 2 * RESOLUTION if high < math.log(ceiling) else high
+            step = min(2 * step, _LARGEST_STEP)
         if found is None:
             return None
         if progress is not None:
