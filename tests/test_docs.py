@@ -51,4 +51,6 @@ def test_tables_are_up_to_date(name, monkeypatch):
     try:
         runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
     except SystemExit as ended:
-        assert not ended.code, f"run scripts/{name}: {ended}"
+        # It says what to run where a table is not as it should be.
+        if ended.code:
+            raise

@@ -59,6 +59,16 @@ def test_the_smallest_base_is_the_infimum_of_the_map(length: int, rotary_dim: in
     )
 
 
+@pytest.mark.parametrize("step", [0.001, 0.02, 0.3])
+def test_where_a_search_for_the_smallest_base_pauses_changes_nothing(
+    step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interval that the end of a step cuts is found all the same, and nothing between two steps is left out."""
+    monkeypatch.setattr(bases, "_FIRST_STEP", step)
+    monkeypatch.setattr(bases, "_LARGEST_STEP", step)
+    assert smallest_base(1000, 128, at_least=4100.0) == feasible_bases(1000, 128, 1e6).infimum
+
+
 @pytest.mark.parametrize(("length", "rotary_dim"), [(500, 128), (1000, 64), (2000, 128)])
 def test_a_dense_scan_finds_nothing_else(length: int, rotary_dim: int) -> None:
     found = feasible_bases(length, rotary_dim, 1e6)
