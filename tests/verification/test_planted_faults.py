@@ -20,13 +20,13 @@ def failing(ranks, case, planned, fault=None):
 
 
 @pytest.fixture(scope="module")
-def sound(two_ranks, shallow_case):
+def sound(two_ranks, case):
     """Of each planned check: what it finds in an untouched run, and the faults that could change it."""
     found = []
-    for planned in planned_checks(shallow_case, 2):
+    for planned in planned_checks(case, 2):
         # A key of its own: a check computes all that it compares, so that its faults are told of it too.
-        case = replace(shallow_case, key=uuid.uuid4().hex)
-        found.append((planned, *two_ranks.run(reached_by, planned, case)[0]))
+        alone = replace(case, key=uuid.uuid4().hex)
+        found.append((planned, *two_ranks.run(reached_by, planned, alone)[0]))
     return found
 
 
