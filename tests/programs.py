@@ -4,6 +4,7 @@ The server has never imported ropewalk nor computed anything, so a program finds
 for the modules of the libraries. What must show that a module is *not* imported needs a real one.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -101,4 +102,6 @@ def _run(code: str, arguments: list[str], environment: dict[str, str], said: str
     for descriptor, name in enumerate(("out", "errors"), start=1):
         os.dup2(os.open(f"{said}/{name}", os.O_WRONLY), descriptor)
     sys.argv = ["-c", *arguments]
+    # As in conftest: what the server has loaded is not looked through for garbage again and again.
+    gc.freeze()
     exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})

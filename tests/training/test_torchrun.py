@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from programs import run_program, run_together
+import ropewalk
+from programs import ROPEWALK, run_program, run_together
 from ropewalk.training import extend
 from ropewalk.training.recipe_file import parse_recipe
 
@@ -33,9 +34,14 @@ run()
 """
 
 
-def torchrun(*arguments, restarts=0):
+AGENT = "from torch.distributed.run import main; main()"
+
+
+def torchrun(program, *arguments, restarts=0):
+    """torchrun's agent, whose processes are forks of it: interpreters of their own would import the libraries anew."""
     options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", restarts]
-    return run_program("from torch.distributed.run import main; main()", *options, *arguments)
+    forks = ["--run-path", "--start-method", "fork"]
+    return run_program(AGENT, *options, *forks, program, *arguments)
 
 
 def losses(run):
@@ -133,15 +139,23 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
 def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, tmp_path):
     """The output holds a finished run of someone else: the refusal must outlive torchrun's second attempt."""
     shutil.copytree(undisturbed[1], tmp_path / "run")
-    recipe = tmp_path / "recipe.yaml"
+    recipe, program = tmp_path / "recipe.yaml", tmp_path / "program.py"
     recipe.write_text(yaml.safe_dump({**values, "output": str(tmp_path / "run")}))
+    program.write_text(ROPEWALK)
     before = sorted(path.name for path in (tmp_path / "run").iterdir())
-    result = torchrun("-m", "ropewalk", "extend", recipe, restarts=1)
+    result = torchrun(program, "extend", recipe, restarts=1)
     assert result.returncode != 0
     said = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 2
     assert all("is not empty; add --resume" in line for line in said)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+
+def test_torchrun_starts_the_package_in_interpreters_of_their_own():
+    """As the guides write it; what the processes do from there on does not depend on how they were started."""
+    result = run_program(AGENT, "--standalone", "--nproc-per-node", 2, "-m", "ropewalk", "--version")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"ropewalk {ropewalk.__version__}"] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -27,7 +27,12 @@ LIBRARIES = [
     "torch.distributed.checkpoint.state_dict_loader",
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
     "datasets",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "rich.progress",
+    "typer",
 ]
 """What most processes need, and takes seconds to import."""
 
