@@ -3,13 +3,16 @@
 import json
 import math
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 import ropewalk.training.choice as choice
-from programs import run_program
+import ropewalk.training.run as run
+import ropewalk.training.stage as stage
+from programs import ROPEWALK, run_program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
@@ -42,9 +45,13 @@ def choices(output):
 
 def three_stages():
     """One that teaches the words, one that chooses, one that builds on the choice."""
-    stage = {"steps": 12, "rows_per_step": 4, "learning_rate": 1e-2, "pattern": "full"}
+    stage = {"steps": 6, "rows_per_step": 4, "learning_rate": 1e-2, "pattern": "full"}
     auto = {"method": "auto", "candidates": list(CANDIDATES)}
-    return [{**stage, "context": 64}, {**stage, "context": 128, "rope": auto}, {**stage, "context": 256}]
+    return [
+        {**stage, "context": 64, "steps": 12},
+        {**stage, "context": 128, "rope": auto},
+        {**stage, "context": 256},
+    ]
 
 
 @pytest.fixture
@@ -112,7 +119,7 @@ def test_the_base_of_lowest_loss_is_trained_with(finished, tiny_documents):
         assert result["beyond_loss"] == pytest.approx(math.log(found.bins[1].perplexity), rel=1e-9)
     assert chosen["name"] == min(chosen["results"], key=lambda result: result["loss"])["name"]
     config = json.loads(
-        (Path(values["output"]) / "checkpoints" / "stage1-step000012" / "config.json").read_text()
+        (Path(values["output"]) / "checkpoints" / "stage1-step000006" / "config.json").read_text()
     )
     assert config["rope_parameters"]["rope_theta"] == chosen["rope_theta"]
 
@@ -147,85 +154,125 @@ def test_a_finished_run_resumed_keeps_its_choice(finished, monkeypatch):
     assert extend(recipe_of(values), resume=True)["stages"] == summary["stages"]
 
 
-@pytest.mark.parametrize(
-    "moment",
-    ["choice on disk, stage not begun", "inside the auto stage", "inside the stage after", "while probing"],
-)
-def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, moment):
-    """kill -9 at four moments; where the choice is on disk the probe is never run again."""
-    values, summary, _ = finished
-    expected = losses(values["output"])
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(auto_values))
-    stage, step = {"inside the auto stage": (1, 6), "inside the stage after": (2, 2)}.get(moment, (1, 0))
-    program = (
-        "import os, signal, sys\n"
-        "import ropewalk.training.choice as choice, ropewalk.training.run as run\n"
-        "import ropewalk.training.stage as stage\n"
-        "def die(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"moment, number, step = {moment!r}, {stage}, {step}\n"
-        "train, begin = stage.train_step, run.run_stage\n"
-        "now = [0, 0]\n"
-        "def steps(*arguments):\n"
-        "    if moment.startswith('inside') and now == [number, step]: die()\n"
-        "    now[1] += 1\n"
-        "    return train(*arguments)\n"
-        "def begins(given, *arguments):\n"
-        "    now[:] = [given.number, 0]\n"
-        "    if moment.startswith('choice') and given.number == number: die()\n"
-        "    return begin(given, *arguments)\n"
-        "stage.train_step, run.run_stage = steps, begins\n"
-        "if moment == 'while probing': choice.write_json = die\n"
-        "from ropewalk.cli.app import main\n"
-        "sys.exit(main(['extend', sys.argv[1]]))\n"
-    )
-    result = run_program(program, file)
-    assert result.returncode == -9, result.stderr
-    output = Path(auto_values["output"])
-    assert (output / "rope-choices.json").exists() == (moment != "while probing")
-    again = (
-        "import sys\n"
-        "import ropewalk.training.choice as choice\n"
-        f"if {moment != 'while probing'}: choice.probe = None\n"
-        "from ropewalk.cli.app import main\n"
-        "sys.exit(main(['extend', sys.argv[1], '--resume']))\n"
-    )
-    result = run_program(again, file)
-    assert result.returncode == 0, result.stderr
-    assert losses(output) == expected
-    assert choices(output) == choices(values["output"])
-    resumed = json.loads((output / "summary.json").read_text())
+KILL_AT = """
+import os, signal
+import ropewalk.training.stage as stage
+train, done = stage.train_step, []
+def steps(*arguments):
+    if len(done) == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(arguments)
+    return train(*arguments)
+stage.train_step = steps
+"""
+
+
+class CutOff(BaseException):
+    """Stands for the end of the process: nothing may catch it."""
+
+
+def cut_off(*_):
+    raise CutOff
+
+
+def assert_goes_on_as(finished, values):
+    """The rest of a run that was cut off is that of the finished one."""
+    whole, summary, _ = finished
+    resumed = extend(recipe_of(values), resume=True)
+    assert losses(values["output"]) == losses(whole["output"])
+    assert choices(values["output"]) == choices(whole["output"])
     assert resumed["stages"] == summary["stages"]
     assert resumed["after"] == summary["after"]
 
 
-def interrupted(values, monkeypatch) -> Path:
-    """The folder of a run that broke off after the first checkpoint of its auto stage."""
+def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, monkeypatch):
+    """kill -9 inside the auto stage; the choice is on disk, and the probe is never run again."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(auto_values))
+    result = run_program(KILL_AT + ROPEWALK, "extend", file)
+    assert result.returncode == -9, result.stderr
+    monkeypatch.setattr(choice, "probe", None)
+    assert_goes_on_as(finished, auto_values)
+
+
+@pytest.mark.parametrize(
+    "moment", ["choice on disk, stage not begun", "inside the stage after", "while probing"]
+)
+def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypatch, moment):
+    """Where the choice is on disk the probe is never run again."""
+    step, done = stage.train_step, []
+
+    def steps(*arguments):
+        if len(done) == 20:
+            raise CutOff
+        done.append(arguments)
+        return step(*arguments)
+
+    def begins(given, *arguments):
+        return cut_off() if given.number == 1 else begin(given, *arguments)
+
+    begin = run.run_stage
+    with monkeypatch.context() as patch:
+        if moment == "while probing":
+            patch.setattr(choice, "write_json", cut_off)
+        elif moment == "inside the stage after":
+            patch.setattr(stage, "train_step", steps)
+        else:
+            patch.setattr(run, "run_stage", begins)
+        with pytest.raises(CutOff):
+            extend(recipe_of(auto_values))
+    assert (Path(auto_values["output"]) / "rope-choices.json").exists() == (moment != "while probing")
+    if moment != "while probing":
+        monkeypatch.setattr(choice, "probe", None)
+    assert_goes_on_as(finished, auto_values)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """The recipe of a run that broke off after the first checkpoint of its auto stage, and the file of its choice."""
     import ropewalk.training.checkpointing as checkpointing
 
+    stage = {"context": 128, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "rope": "auto"}
+    values = {
+        "model": str(tiny_checkpoint),
+        "output": str(tmp_path_factory.mktemp("interrupted") / "run"),
+        "data": {"sources": [str(tiny_documents)], "validation_documents": 20},
+        "stages": [{**stage, "pattern": "anchor"}],
+        "checkpoints": {"every": 2, "keep": 2},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
     save = checkpointing.save_checkpoint
 
-    def cut_off(folder, model, tokenizer, optimizer, position, keep):
-        save(folder, model, tokenizer, optimizer, position, keep)
-        raise InterruptedError
+    def saved(*arguments):
+        save(*arguments)
+        raise CutOff
 
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpointing, "save_checkpoint", cut_off)
-        with pytest.raises(InterruptedError):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpointing, "save_checkpoint", saved)
+        with pytest.raises(CutOff):
             extend(recipe_of(values))
-    return Path(values["output"])
+    return recipe_of(values), Path(values["output"]) / "rope-choices.json"
+
+
+@contextmanager
+def put_back(path):
+    """The file is as it was when the context ends."""
+    content = path.read_bytes()
+    try:
+        yield json.loads(content)
+    finally:
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("content", [None, "[]", "[1]", "{", '[{"stage": 0}]'])
-def test_a_choice_that_is_gone_is_not_made_again(recipe_values, monkeypatch, content):
-    recipe_values["stages"][0]["rope"] = "auto"
-    output = interrupted(recipe_values, monkeypatch)
-    path = output / "rope-choices.json"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(RopewalkError, match=r"rope-choices\.json .*(restore|start again)"):
-        extend(recipe_of(recipe_values), resume=True)
+def test_a_choice_that_is_gone_is_not_made_again(interrupted, content):
+    recipe, path = interrupted
+    with put_back(path):
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(RopewalkError, match=r"rope-choices\.json .*(restore|start again)"):
+            extend(recipe, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -239,15 +286,13 @@ def test_a_choice_that_is_gone_is_not_made_again(recipe_values, monkeypatch, con
     ],
     ids=["base", "name", "dimension", "results", "twice"],
 )
-def test_an_edited_choice_is_refused(recipe_values, monkeypatch, edit):
-    recipe_values["stages"][0]["rope"] = "auto"
-    output = interrupted(recipe_values, monkeypatch)
-    path = output / "rope-choices.json"
-    saved = json.loads(path.read_text())
-    edit(saved)
-    path.write_text(json.dumps(saved))
-    with pytest.raises(RopewalkError, match=r"rope-choices\.json .*restore"):
-        extend(recipe_of(recipe_values), resume=True)
+def test_an_edited_choice_is_refused(interrupted, edit):
+    recipe, path = interrupted
+    with put_back(path) as saved:
+        edit(saved)
+        path.write_text(json.dumps(saved))
+        with pytest.raises(RopewalkError, match=r"rope-choices\.json .*restore"):
+            extend(recipe, resume=True)
 
 
 def test_without_documents_held_out_the_training_rows_decide(recipe_values):
