@@ -1,6 +1,7 @@
 """Whole runs: end to end, killed and resumed, and everything that is refused before the work starts."""
 
 import json
+import resource
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from programs import ROPEWALK, Program, run_program
+from programs import ROPEWALK, Program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.training import extend
@@ -162,35 +163,28 @@ def test_every_pattern_and_method_trains(recipe_values, stage):
     assert found[-1] < found[0]
 
 
-def run_cli(recipe: Path, *options: str) -> Program:
-    return Program(ROPEWALK, "extend", recipe, *options)
-
-
-def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_values, tmp_path):
-    stage = {**recipe_values["stages"][0], "steps": 20}
+def test_killed_and_resumed_the_losses_are_the_same_to_the_last_bit(recipe_values, tmp_path, capsys):
+    stage = {**recipe_values["stages"][0], "steps": 12}
     values = {**recipe_values, "stages": [stage, {**stage, "context": 256}]}
     whole = {**values, "output": str(tmp_path / "whole")}
     extend(recipe_of(whole))
     expected = losses(tmp_path / "whole")
-    file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(values))
+    file = write(tmp_path / "recipe.yaml", values)
     output = Path(values["output"])
     options: list[str] = []
-    for kill_after in (7, 25):
-        process = run_cli(file, *options)
+    for kill_after in (5, 15):
+        process = Program(ROPEWALK, "extend", file, *options)
         while process.poll() is None:
             metrics = output / "metrics.jsonl"
             if metrics.exists() and metrics.read_text().count("\n") >= kill_after:
                 process.send_signal(signal.SIGKILL)
                 break
-            time.sleep(0.005)
+            time.sleep(0.01)
         _, errors = process.communicate()
         assert process.returncode == -signal.SIGKILL, errors
         options = ["--resume"]
-    process = run_cli(file, "--resume", "--json")
-    printed, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert json.loads(printed)["context"] == 256
+    assert main(["extend", file, "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == 256
     assert losses(output) == expected
     leftovers = [p for p in output.rglob("*") if ".partial" in p.name or ".old" in p.name]
     assert leftovers == []
@@ -342,25 +336,27 @@ def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, ca
     assert len(losses(Path(values["output"]))) == 40
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path):
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path, capsys, monkeypatch):
     """A limit on the size of a file stands for the full disk: the weights no longer fit, small files do."""
+    import ropewalk.training.checkpointing as checkpointing
+
+    save = checkpointing.save_checkpoint
+
+    def full(folder, model, tokenizer, optimizer, position, keep):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if position.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+        try:
+            return save(folder, model, tokenizer, optimizer, position, keep)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
     file = write(tmp_path / "recipe.yaml", recipe_values)
-    program = (
-        "import resource, sys\n"
-        "import ropewalk.training.checkpointing as checkpointing\n"
-        "save = checkpointing.save_checkpoint\n"
-        "def full(folder, model, tokenizer, optimizer, position, keep):\n"
-        "    if position.step == 4:\n"
-        "        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
-        "    return save(folder, model, tokenizer, optimizer, position, keep)\n"
-        "checkpointing.save_checkpoint = full\n"
-        "from ropewalk.cli.app import main\n"
-        "sys.exit(main(['extend', sys.argv[1]]))\n"
-    )
-    result = run_program(program, file)
-    assert result.returncode == 2, result.stderr
-    assert "error: cannot write" in result.stderr
-    assert "stage0-step000004" in result.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "save_checkpoint", full)
+        said = refused(capsys, "extend", file)
+    assert said.startswith("error: cannot write")
+    assert "stage0-step000004" in said
     output = Path(recipe_values["output"])
     assert [p.name for p in (output / "checkpoints").iterdir()] == ["stage0-step000002"]
     assert main(["extend", file, "--resume"]) == 0
