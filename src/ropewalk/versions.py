@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 
 import ropewalk
@@ -15,5 +16,10 @@ def software_versions() -> dict[str, str]:
     return {
         "ropewalk": ropewalk.__version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **_of_libraries(),
     }
+
+
+@cache
+def _of_libraries() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}

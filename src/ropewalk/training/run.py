@@ -104,8 +104,8 @@ def extend(
 def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dict[str, Any]:
     """The run, in a folder that no other one writes to."""
     recipe = start.recipe
-    # The mesh depends on the memory of the machine that is asked; one of them decides.
-    mesh = world.lead(lambda: plan(recipe, world).mesh)
+    # The mesh depends on the memory of the machine that is asked; one of several processes decides.
+    mesh = world.lead(lambda: plan(recipe, world).mesh) if world.size > 1 else None
     chosen = plan(recipe, world, mesh)
     team = Team(world, make_mesh(chosen.mesh, chosen.device.type) if world.size > 1 else None)
     clock = time.perf_counter()
