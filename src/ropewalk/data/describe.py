@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -87,8 +88,13 @@ def versions() -> dict[str, str]:
     return {
         "ropewalk": ropewalk.__version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
+        **_of_libraries(),
     }
+
+
+@cache
+def _of_libraries() -> dict[str, str]:
+    return {name: version(name) for name in _LIBRARIES}
 
 
 def _split_counts(split: Split, corpus: Corpus) -> dict[str, int]:

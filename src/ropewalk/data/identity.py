@@ -121,6 +121,8 @@ def file_digests(specs: Sequence[SourceSpec]) -> list[dict[str, str | int]]:
 def _in_threads(
     work: Callable[[SourceSpec, Path], _Result], spec: SourceSpec, paths: Sequence[Path]
 ) -> list[_Result]:
+    if len(paths) < 2:
+        return [work(spec, path) for path in paths]
     # hashlib and reading let go of the interpreter's lock, so threads keep several disks or cores busy.
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(work, repeat(spec), paths))
