@@ -93,9 +93,14 @@ def test_digits_are_single_tokens(tokenizer):
     assert tokenizer.convert_ids_to_tokens(ids) == ["Ġ", "4", "0", "9", "1", "3"]
 
 
-@torch.no_grad()
-def test_validation_loss_is_far_below_unigram_and_uniform(tokenizer, model, validation_rows):
-    logits = model(input_ids=validation_rows[:, :-1]).logits
+@pytest.fixture(scope="module")
+def validation_logits(model, validation_rows):
+    with torch.no_grad():
+        return model(input_ids=validation_rows[:, :-1]).logits
+
+
+def test_validation_loss_is_far_below_unigram_and_uniform(model, validation_rows, validation_logits):
+    logits = validation_logits
     targets = validation_rows[:, 1:].flatten()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets).item()
 
@@ -106,11 +111,9 @@ def test_validation_loss_is_far_below_unigram_and_uniform(tokenizer, model, vali
     assert loss < unigram - 1.5
 
 
-@torch.no_grad()
-def test_context_helps_inside_the_trained_length(model, validation_rows):
-    logits = model(input_ids=validation_rows[:, :-1]).logits
+def test_context_helps_inside_the_trained_length(validation_rows, validation_logits):
     losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), validation_rows[:, 1:], reduction="none"
+        validation_logits.transpose(1, 2), validation_rows[:, 1:], reduction="none"
     )
     assert losses[:, 128:].mean() < losses[:, :32].mean()
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ def plan_of(bos, original=ORIGINAL):
     return SimpleNamespace(tokenizer=tokenizer, original_length=original, trained_length=ORIGINAL)
 
 
+@cache
 def recipe_of(count, rows, context, penalty=0.0, suites=("perplexity",)):
     search = {"documents": count, "budget": 9 * count, "short_penalty": penalty}
     values = {

@@ -103,14 +103,23 @@ def test_bfloat16_differs_from_one_process_by_its_own_rounding(four_ranks, tied_
     "fault", ["positions local to the shard", "labels shifted after sharding", "mean of means"]
 )
 def test_what_is_wrong_on_ranks_shows(four_ranks, tied_llama, alone, fault):
-    rows = packed_rows(4)
-    together = four_ranks.run(trained_wrongly, fault, {"sequence": 4}, tied_llama, rows, *PLAIN)
+    rows, one_step = packed_rows(4), (1, *PLAIN[1:])
+    together = four_ranks.run(trained_wrongly, fault, {"sequence": 4}, tied_llama, rows, *one_step)
     with pytest.raises(AssertionError):
-        assert_same(together, alone(PLAIN))
+        assert_same(together, alone(one_step))
 
 
-@pytest.mark.parametrize("shape", [{"sequence": 4}, {"replicate": 2, "sequence": 2}, {"shard": 4}], ids=str)
-@pytest.mark.parametrize("checkpointing", [False, True])
+# Each shape, and each with and without; parameters are sharded over the ranks of a sequence too, and gathered alike.
+@pytest.mark.parametrize(
+    ("shape", "checkpointing"),
+    [
+        ({"sequence": 4}, False),
+        ({"sequence": 4}, True),
+        ({"replicate": 2, "sequence": 2}, True),
+        ({"shard": 4}, False),
+    ],
+    ids=str,
+)
 def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, shape, checkpointing):
     rows = packed_rows(4)
     mesh = MeshShape(**shape)

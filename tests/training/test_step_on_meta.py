@@ -75,9 +75,15 @@ def train(read, model, optimizer, rows, rows_per_batch=1):
     assert read == [2]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("rows_per_batch", [1, 2])
+# Every pair of a pattern, a kind of positions and a number of rows.
+@pytest.mark.parametrize(
+    ("pattern", "positions", "rows_per_batch"),
+    [
+        (pattern, kind, 1 + (number + place) % 2)
+        for number, pattern in enumerate(PATTERNS)
+        for place, kind in enumerate(POSITIONS)
+    ],
+)
 def test_a_step_waits_for_its_device_once(read, pattern, positions, rows_per_batch):
     train(read, *model_on(META), rows_of(pattern, positions), rows_per_batch)
 
