@@ -83,6 +83,16 @@ def by_one(request, tied_llama, rows, tmp_path_factory):
     return request.param, path, masters, drawn, one.train(2), one.fingerprint()
 
 
+@pytest.fixture(scope="module")
+def whole(tied_llama, rows, tmp_path_factory):
+    """One process's checkpoint after two steps, for what does not depend on its precision."""
+    one = Trainee(tied_llama, rows)
+    one.train(2)
+    return save_checkpoint(
+        tmp_path_factory.mktemp("whole"), one.model.model, None, one.optimizer, POSITION, 1
+    )
+
+
 def assert_same_tensors(found, expected):
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -259,13 +269,13 @@ def test_one_full_disk_stops_all_ranks_and_costs_nothing(
     assert all(check_checkpoint(path) is None for path in checkpoints_in(out))
 
 
-def test_what_does_not_fit_is_refused_on_all_ranks(two_ranks, tied_llama, rows, by_ranks, by_one, tmp_path):
+def test_what_does_not_fit_is_refused_on_all_ranks(two_ranks, by_ranks, whole, tmp_path):
     save_tied_llama(tmp_path / "other", kv_heads=4)
-    newer = shutil.copytree(by_one[1], tmp_path / "newer")
+    newer = shutil.copytree(whole, tmp_path / "newer")
     record = json.loads((newer / RECORD).read_text())
     (newer / RECORD).write_text(json.dumps({**record, "version": 2}))
     (tmp_path / "file").write_text("")
-    cases = [by_ranks[0] / "sync" / NAME, by_one[1], tmp_path / "nothing", newer]
+    cases = [by_ranks[0] / "sync" / NAME, whole, tmp_path / "nothing", newer]
     first, second = two_ranks.run(refused_on_ranks, tmp_path / "other", cases, tmp_path / "file" / "folder")
     expected = [
         "is damaged, or of another model: ",
@@ -313,8 +323,8 @@ def harmed(path, name, how):
 
 
 @pytest.fixture(scope="module", params=["sharded", "whole"])
-def checkpoint(request, by_ranks, by_one):
-    return by_ranks[0] / "sync" / NAME if request.param == "sharded" else by_one[1]
+def checkpoint(request, by_ranks, whole):
+    return by_ranks[0] / "sync" / NAME if request.param == "sharded" else whole
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "long", "flipped"])
@@ -356,11 +366,11 @@ def test_a_record_leads_to_no_file_outside_its_folder(tmp_path, name):
     assert "lists the file" in check_checkpoint(path)
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, by_ranks, by_one, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, by_ranks, whole, tmp_path):
     assert latest_whole(tmp_path / "none") is None
     second, third = tmp_path / "stage0-step000010", tmp_path / "stage0-step000020"
     # The two formats side by side, as after a run that went on with more processes.
-    first = shutil.copytree(by_one[1], tmp_path / NAME)
+    first = shutil.copytree(whole, tmp_path / NAME)
     record = read_record(by_ranks[0] / "sync" / NAME)
     for path, step in ((second, 10), (third, 20)):
         shutil.copytree(by_ranks[0] / "sync" / NAME, path)
