@@ -457,11 +457,18 @@ def test_a_run_with_more_steps_is_the_longer_run_to_the_last_bit(done, finished,
     assert len(metrics_of(output)) == 7
 
 
-def test_a_longer_run_is_measured_again_though_its_first_result_was_deleted(finished):
+@pytest.mark.parametrize("harm", ["deleted", "altered"])
+def test_a_longer_run_is_measured_again_whatever_became_of_its_first_result(finished, harm):
     values, _ = finished
     longer = with_stage(values, steps=6, learning_rate=1e-3)
-    shutil.rmtree(Path(values["output"]) / "model")
-    found = extend(recipe_of(longer), resume=True)
+    model, notes = Path(values["output"]) / "model", Notes()
+    if harm == "deleted":
+        shutil.rmtree(model)
+    else:
+        flip(model / "model.safetensors")
+    found = extend(recipe_of(longer), resume=True, reporter=notes)
+    said = [line for line in notes.told if "made again after the steps that follow stage0-step000004" in line]
+    assert len(said) == (harm == "altered")
     assert found["after"] != json.loads(
         (Path(values["output"]) / "earlier" / "stage0-step000004" / "evaluation-after.json").read_text()
     )
