@@ -33,6 +33,16 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Collecting makes half a million objects, and none of them is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Half characters that a hostile test prints or fails with are written out: processes exchange reports as UTF-8."""
     report = yield

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ropewalk import PackedLayout
@@ -128,6 +127,9 @@ def test_rows_of_one_length_share_one_compiled_graph():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_lengths_than_torch_compiles_are_refused_not_run_uncompiled(monkeypatch):
+    # A second's work, which collecting the tests need not do.
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
     def attention(length):
         q = torch.zeros(1, 1, length, 16)
         mask = flex.block_mask_of([PackedLayout.from_lengths([length], "full", 0)], q.device)
