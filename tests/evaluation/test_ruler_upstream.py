@@ -21,11 +21,11 @@ FIXTURE = json.loads((Path(__file__).parent / "ruler_upstream.json").read_text()
 CASES = [key.split(" ") for key in FIXTURE["samples"]]
 
 
-@pytest.fixture
-def tasks(tmp_path):
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
     if words_unavailable() or word_lists().digest != FIXTURE["word_lists"]:
         pytest.skip("the installed wonderwords has other word lists than upstream ran with")
-    essays = tmp_path / "essays.txt"
+    essays = tmp_path_factory.mktemp("essays") / "essays.txt"
     essays.write_text(prose(FIXTURE["prose_words"]))
     return ruler_tasks(essays)
 
