@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from byte_checkpoint import save_byte_checkpoint
-from completion_server import CompletionServer, Reply, completion, refusal
+from completion_server import CompletionServer, Reply, completion, few_certificates, refusal
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
 from ropewalk.data import load_tokenizer
@@ -35,6 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     evaluate.register(app)
     monkeypatch.setattr(program, "app", app)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    few_certificates(monkeypatch, tmp_path)
     return lambda *arguments: program.main(["eval", *map(str, arguments)])
 
 
