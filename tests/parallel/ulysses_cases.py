@@ -32,9 +32,9 @@ def against_one_process(shape, heads, kv_heads, dtype, engine, cases):
 
         def shard(x, sharded=sharded):
             """``[B, H, T, D]`` to this rank's ``[B, H, s, D]``."""
-            per_head = x.detach().permute(1, 3, 0, 2)
-            held = [[sharded.take(list(head), 0) for head in dim] for dim in per_head]
-            return torch.stack([torch.stack(dims, -1) for dims in held], 1)
+            groups, rows = sharded.groups, zip(sharded.rows, x.detach().transpose(2, 3), strict=True)
+            held = [row.take(each, groups.ring_rank, groups.sequence_rank, 0) for row, each in rows]
+            return torch.stack(held).transpose(2, 3).contiguous()
 
         mine = [shard(x).requires_grad_() for x in (q, k, v)]
         output = sharded_attend(*mine, sharded, engine)
