@@ -18,7 +18,7 @@ from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.settings import Materials
 from ropewalk.evaluation.tasks import generated_tasks
 
-LENGTH = 6000
+LENGTH = 4000
 SAMPLES = 4
 
 
