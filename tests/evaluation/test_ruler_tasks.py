@@ -104,8 +104,14 @@ def test_needle_tasks_are_the_papers(name, fields):
     assert (task.haystack, task.key_kind, task.value_kind, task.keys, task.values, task.queries) == fields
 
 
-@pytest.mark.parametrize(("name", "tokenizer"), list(product([*GENERATED, EMBEDDED[0]], TOKENIZERS)))
-@pytest.mark.parametrize("length", [2048, 9000])
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "length"),
+    [
+        *product([*GENERATED, EMBEDDED[0]], TOKENIZERS, [2048]),
+        # The search is that of short prompts: each task with one tokenizer, which are taken in turn.
+        *zip([*GENERATED, EMBEDDED[0]], [*TOKENIZERS] * 4, [9000] * 12, strict=True),
+    ],
+)
 def test_prompts_fill_the_length_and_never_more(tasks, name, tokenizer, length):
     encoder = encoder_of(tokenizer)
     found = list(tasks[name].samples(encoder, length, 3, 0))
