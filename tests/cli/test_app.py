@@ -2,13 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import ropewalk.recipes
+from programs import Program
 from ropewalk.cli.app import main
 
 FLAGS = {
@@ -304,25 +304,23 @@ def test_json_is_all_there_is_on_stdout(capsys):
     assert json.loads(capsys.readouterr().out)["max_position_embeddings"] == 256
 
 
-def test_ctrl_c_is_status_130():
+def test_ctrl_c_is_status_130(tmp_path):
     program = (
-        "import signal, sys, time, ropewalk.training\n"
+        "import pathlib, signal, sys, time, ropewalk.training\n"
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*arguments):\n"
-        "    print('waiting', flush=True)\n"
+        "    pathlib.Path(sys.argv[1]).touch()\n"
         "    time.sleep(60)\n"
         "ropewalk.training.load_recipe = wait\n"
         "from ropewalk.cli.app import main\n"
         "sys.exit(main(['extend', 'demo']))\n"
     )
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            assert process.stdout.readline() == "waiting\n"
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
+    waiting = tmp_path / "waiting"
+    process = Program(program, waiting)
+    while not waiting.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == "error: interrupted: nothing has begun yet; the same command starts again\n"
