@@ -3,6 +3,7 @@
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -89,6 +90,12 @@ def subject(request):
     return Subject.of(tiny(request.param))
 
 
+@pytest.fixture(scope="module")
+def exact_logits(subject):
+    """For each shift the logits of a float64 pass, computed once."""
+    return cache(lambda shift: logits(Runner(subject, 1024), row(), EXACT, shift))
+
+
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_float32_logits_are_those_of_eager_attention(subject, shift):
     model, ids = subject.model, row()
@@ -101,11 +108,11 @@ def test_float32_logits_are_those_of_eager_attention(subject, shift):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_half_precision_errs_as_eager_attention_does(subject, dtype, shift):
+def test_half_precision_errs_as_eager_attention_does(subject, exact_logits, dtype, shift):
     """No more than twice the deviation of the model itself from float64, and no less than half of it."""
     ids = row()
     runner = Runner(subject, 1024)
-    exact = logits(runner, ids, EXACT, shift)
+    exact = exact_logits(shift)
     ours = logits(runner, ids, stock_arithmetic(dtype), shift)
     eager = stock_logits(loaded_as(subject.model, dtype), ids, shift).double()
     deviation, stock = (float((x - exact).square().mean().sqrt()) for x in (ours, eager))
