@@ -289,11 +289,15 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     documents = [document.input_ids for document in islice(stream, 100)]
     rows = evaluation_rows(documents, 2048, tokenizer.bos_token_id, None, 8).rows
     model = load_model(stories260k)
-    names = ("theta=2", "current", "critical-dimension", "ntk")
-    methods, _ = candidate_methods(names, Default(8, 1e4), 512, 2048)
+    methods, _ = candidate_methods(("current", "critical-dimension", "ntk"), Default(8, 1e4), 512, 2048)
     found = {result.name: result for result in probe(model, methods, rows, 512)}
-    assert next(iter(found)) == "ntk"
-    assert list(found)[-1] == "theta=2"
+    assert list(found) == ["ntk", "current", "critical-dimension"]
+    # One row is enough to tell that a base of 2 is the worst of all.
+    absurd, _ = candidate_methods(("theta=2", "critical-dimension"), Default(8, 1e4), 512, 2048)
+    assert [result.name for result in probe(model, absurd, rows[:1], 512)] == [
+        "critical-dimension",
+        "theta=2",
+    ]
     ntk, current, critical = (found[name] for name in ("ntk", "current", "critical-dimension"))
     assert ntk.beyond_ci95[1] < current.beyond_loss < critical.beyond_ci95[0]
     assert current.within_loss < ntk.within_loss
