@@ -148,8 +148,6 @@ def process_context() -> Any:
 def _serve(
     pipe: Connection, rank: int, world_size: int, folder: str, environment: Mapping[str, str] | None = None
 ) -> None:
-    # The libraries that the server imported are looked through for garbage no more, and their pages stay shared.
-    gc.freeze()
     # The server keeps the environment that it was started in.
     os.environ.update(environment or {})
     import torch
