@@ -145,7 +145,8 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
     }
     for name, length in passes:
         arithmetic = stock_arithmetic(DTYPES[name])
-        runner = Runner(subject, length, cut_lengths(length))
+        # On a CPU blocks are smaller; what is projected is what a GPU needs.
+        runner = Runner(subject, length, cut_lengths(length), BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (length,))
         before, began = resident(), time.perf_counter()
         peak = peak_bytes(lambda r=runner, i=ids, a=arithmetic: r.run(i, a, shifted(len(i), 0)), CPU)
@@ -162,7 +163,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
         )
     if logits:
         tokens = 2 * (LOGITS_BYTES // (8 * config.vocab_size))
-        runner = Runner(subject, tokens + SHIFT)
+        runner = Runner(subject, tokens + SHIFT, block_bytes=BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (tokens,))
         arithmetic = stock_arithmetic(torch.bfloat16)
         began = time.perf_counter()
