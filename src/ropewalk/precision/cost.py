@@ -329,14 +329,19 @@ def _cpu_allocations(run: Callable[[], object]) -> list[tuple[int, int]]:
     The one place that reads PyTorch's unpublished interface: its profiler's event tree.
     """
     with _without_profiler_chatter(), torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        run()
+        # Allocations alone: records of operations would be most of the time, and nobody reads them.
+        torch._C._autograd._enable_record_function(False)
+        try:
+            run()
+        finally:
+            torch._C._autograd._enable_record_function(True)
     assert profiler.kineto_results is not None
     found: list[tuple[int, int, int]] = []
     stack = list(profiler.kineto_results.experimental_event_tree())
     while stack:
         event = stack.pop()
         stack.extend(event.children)
-        if event.tag.name == "Allocation" and event.extra_fields.device.type == "cpu":
+        if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
             fields = event.extra_fields
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
     found.sort(key=lambda row: row[0])
