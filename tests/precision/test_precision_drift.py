@@ -23,7 +23,7 @@ from ropewalk.precision import (
     measure_mends,
     stock_arithmetic,
 )
-from ropewalk.precision.drift import cut_lengths
+from ropewalk.precision.drift import SHIFTS_AT_ONCE, cut_lengths
 from ropewalk.precision.first_token import placements
 from ropewalk.precision.layouts import documents_of
 from ropewalk.precision.mends import changes
@@ -183,6 +183,28 @@ def test_sweep_is_symmetric_and_agrees_with_the_drift(subject, rows):
         assert sweep[b, a] == pytest.approx(D, rel=1e-12)
         assert D > 0
     assert sweep[100, 16] == pytest.approx(drift_of(found, "bfloat16", 100).D, rel=1e-12)
+    against_1000 = measure_drift(subject, rows, [Series("bfloat16")], [0, 100], delta2=1000)
+    for shift in (0, 100):
+        assert sweep[shift, 1000] == pytest.approx(drift_of(against_1000, "bfloat16", shift).D, rel=1e-12)
+
+
+def test_shifts_measured_together_drift_as_each_alone(subject, rows):
+    """With delta2 among them, the sweep's rows and others, and more shifts than are held at once."""
+    shifts = [0, 3, 16, 50, 100, 1000]
+    assert len(shifts) > SHIFTS_AT_ONCE
+    series = [Series("bfloat16"), Series("float32")]
+    together = measure_drift(subject, rows, series, shifts)
+    for shift in shifts:
+        alone = measure_drift(subject, rows, series, [shift])
+        for one in series:
+            a, b = drift_of(together, one.dtype, shift), drift_of(alone, one.dtype, shift)
+            assert a.per_sample == pytest.approx(b.per_sample, rel=1e-12)
+            assert a.moved == pytest.approx(b.moved, rel=1e-12)
+            assert a.first_token_share == pytest.approx(b.first_token_share, rel=1e-9, nan_ok=True)
+        if shift == shifts[0]:
+            assert together.per_token == pytest.approx(alone.per_token, rel=1e-12)
+            for a, b in zip(together.lengths, alone.lengths, strict=True):
+                assert a == replace(b, D=pytest.approx(b.D, rel=1e-12))
 
 
 @pytest.mark.parametrize(

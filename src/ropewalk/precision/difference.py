@@ -11,9 +11,10 @@ Source: Wang et al., arXiv:2411.13476, equations 4 and 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from ropewalk.precision.streamed import block_edges
 
 Term = tuple[float, Pass]
 """A factor and a pass whose attention it multiplies."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,36 +89,34 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> D
         terms: factors and passes of one row with ``keep_layers``: ``(1, a), (-1, b)`` for a difference.
         lengths: tokens, increasing, for ``sums_at``.
     """
-    passes = [found for _, found in terms]
-    layers, heads, length = passes[0].received.shape
-    sums = torch.zeros(layers, heads, length, dtype=torch.float64)
-    sums_at = torch.zeros(len(lengths), length, dtype=torch.float64)
-    for layer, end, weights in _blocks(runner, passes, lengths):
-        sums[layer, :, :end] += _weighted_sum(terms, weights).abs_().sum(-2).cpu()
-        for number, cut in enumerate(lengths):
-            if end == cut:
-                sums_at[number] += sums[layer].sum(0)
-    return Difference(sums, sums_at, lengths)
+    return differences(runner, {0: terms}, lengths)[0]
 
 
-def differences(runner: Runner, passes: Mapping[int, Pass]) -> dict[tuple[int, int], Difference]:
-    """The absolute difference between every two of some passes, whose attention is computed once for all of them.
+def differences(
+    runner: Runner, wanted: Mapping[Name, Sequence[Term]], lengths: tuple[int, ...] = ()
+) -> dict[Name, Difference]:
+    """Several differences of one row, for which each pass's attention is computed once.
 
     Args:
         runner: that made the passes.
-        passes: of one row with ``keep_layers``, by number.
-
-    Returns:
-        By two numbers, in the order of the mapping.
+        wanted: by name the terms of each, as in :func:`difference`.
+        lengths: tokens, increasing, for ``sums_at``.
     """
-    pairs = list(combinations(passes, 2))
-    layers, heads, length = next(iter(passes.values())).received.shape
-    sums = {pair: torch.zeros(layers, heads, length, dtype=torch.float64) for pair in pairs}
-    for layer, end, weights in _blocks(runner, list(passes.values()), ()):
-        by_number = dict(zip(passes, weights, strict=True))
-        for a, b in pairs:
-            sums[a, b][layer, :, :end] += (by_number[a] - by_number[b]).abs_().sum(-2).cpu()
-    return {pair: Difference(found, torch.zeros(0, length), ()) for pair, found in sums.items()}
+    passes = _passes(*wanted.values())
+    layers, heads, length = passes[0].received.shape
+    sums = {name: torch.zeros(layers, heads, length, dtype=torch.float64) for name in wanted}
+    sums_at = {name: torch.zeros(len(lengths), length, dtype=torch.float64) for name in wanted}
+    # New memory costs more than a sum: what nobody needs afterwards is overwritten.
+    once = sum(map(len, wanted.values())) == len(passes) and len(wanted) == 1
+    for layer, end, weights in _blocks(runner, passes, lengths):
+        scratch = weights[passes[0]] if once else torch.empty_like(weights[passes[0]])
+        for name, terms in wanted.items():
+            found = sums[name]
+            found[layer, :, :end] += _weighted_sum(terms, weights, scratch).abs_().sum(-2).cpu()
+            for number, cut in enumerate(lengths):
+                if end == cut:
+                    sums_at[name][number] += found[layer].sum(0)
+    return {name: Difference(sums[name], sums_at[name], lengths) for name in wanted}
 
 
 def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[float, float]:
@@ -123,38 +124,46 @@ def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[
 
     Parts that add up to the whole have shares that add up to D.
     """
-    passes = [found for _, found in (*whole, *part)]
+    passes = _passes(whole, part)
     added = total = 0.0
     for _, end, weights in _blocks(runner, passes, ()):
-        first = _weighted_sum(whole, weights[: len(whole)])
-        second = _weighted_sum(part, weights[len(whole) :])
+        first, second = (
+            _weighted_sum(terms, weights, torch.empty_like(weights[passes[0]])) for terms in (whole, part)
+        )
         seen = queries_from(passes[0].received.shape[-1])[:end].to(first.device)
         total += float((first.abs() / seen).sum())
         added += float((first.sign() * second / seen).sum())
     return added, total
 
 
-def _weighted_sum(terms: Sequence[Term], weights: Sequence[Tensor]) -> Tensor:
-    """Of attention that nobody needs afterwards: the first is overwritten, since new memory costs more than a sum."""
-    factor, total = terms[0][0], weights[0]
-    if factor != 1:
-        total.mul_(factor)
-    for (factor, _), each in zip(terms[1:], weights[1:], strict=True):
-        total.add_(each, alpha=factor)
-    return total
+def _passes(*terms: Sequence[Term]) -> list[Pass]:
+    """Each pass of some terms once, in their order."""
+    return list(dict.fromkeys(found for each in terms for _, found in each))
+
+
+def _weighted_sum(terms: Sequence[Term], weights: Mapping[Pass, Tensor], into: Tensor) -> Tensor:
+    """The sum, in memory that may be the first term's own."""
+    (factor, first), *others = terms
+    torch.mul(weights[first], factor, out=into)
+    for factor, each in others:
+        into.add_(weights[each], alpha=factor)
+    return into
 
 
 def _blocks(
     runner: Runner, passes: Sequence[Pass], lengths: tuple[int, ...]
-) -> Iterator[tuple[int, int, list[Tensor]]]:
+) -> Iterator[tuple[int, int, dict[Pass, Tensor]]]:
     """Layer, end of the block of queries, and each pass's attention ``[heads, queries, keys]`` in float64."""
     layers, heads, length = passes[0].received.shape
     edges = block_edges(length, heads, 8 * len(passes), lengths, runner.block_bytes, runner.subject.device)
     for layer in range(layers):
-        prepared = [runner.prepared(found, layer) for found in passes]
+        prepared = {found: runner.prepared(found, layer) for found in passes}
         for start, end in pairwise(edges):
             with float32_products(), torch.no_grad():
-                weights = [one.weights(*one.scores(start, end)).flatten(0, 1).double() for one in prepared]
+                weights = {
+                    found: one.weights(*one.scores(start, end)).flatten(0, 1).double()
+                    for found, one in prepared.items()
+                }
             yield layer, end, weights
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import DTYPES, Angles, Arithmetic
 from ropewalk.precision.difference import (
+    Difference,
     attention_sink,
-    difference,
     differences,
     logit_differences,
     mean_sink,
@@ -29,6 +29,10 @@ Advance = Callable[[], None]
 
 SWEEP_ROWS = 4
 """Rows of which D is computed between every two shifts: it takes as many differences as there are pairs."""
+
+SHIFTS_AT_ONCE = 4
+"""Shifts whose attention is computed together, and that of delta2 once for all of them. Their queries and keys are held
+until then: five float32 passes take about as much as a sweep's bfloat16 passes at eight shifts."""
 
 SHORTEST_CUT = 32
 """Tokens of the shortest row that D is given for; shorter ones have too few queries."""
@@ -201,25 +205,31 @@ class _Rows:
 
         reference = run(self.delta2)
         sink = attention_sink(reference)
-        kept = {self.delta2: reference}
-        changes = {}
-        for shift in self.shifts:
+        changes: dict[int, Difference] = {}
+        # For a sweep all together, since each is compared with each.
+        size = len(self.shifts) if sweep else SHIFTS_AT_ONCE
+        for some in (self.shifts[first : first + size] for first in range(0, len(self.shifts), size)):
             # Also for delta2 itself: that nothing differs is measured, not taken for granted.
-            moved = run(shift)
-            changes[shift] = difference(runner, (1, moved), (-1, reference), lengths=cuts)
-            if shift == self._near:
-                self.by_length.append((changes[shift].D_at, logit_differences(moved, reference, cuts)))
+            moved = {shift: run(shift) for shift in some}
+            pairs = {(shift, self.delta2): (found, reference) for shift, found in moved.items()}
             if sweep:
-                kept[shift] = moved
+                others = [shift for shift in some if shift != self.delta2]
+                pairs |= {(a, b): (moved[a], moved[b]) for a, b in combinations(others, 2)}
+            both = differences(
+                runner, {pair: ((1, one), (-1, other)) for pair, (one, other) in pairs.items()}, cuts
+            )
+            changes |= {shift: both[shift, self.delta2] for shift in some}
+            if self._near in some:
+                at = logit_differences(moved[self._near], reference, cuts)
+                self.by_length.append((changes[self._near].D_at, at))
+            if sweep:
+                self.between.append({(min(pair), max(pair)): found.D for pair, found in both.items()})
         self.D.append([changes[shift].D for shift in self.shifts])
         self.moved.append([changes[shift].moved for shift in self.shifts])
         self.shares.append([(change.share_of(0), change.share_of(sink.index)) for change in changes.values()])
         self.tokens.append(changes[self._near].tokens)
         self.heads.append(changes[self._near].heads)
         self.sinks.append(sink)
-        if sweep:
-            found = differences(runner, {shift: kept[shift] for shift in self.every})
-            self.between.append({pair: each.D for pair, each in found.items()})
 
     @property
     def _near(self) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.precision.arithmetic import EXACT, Arithmetic
-from ropewalk.precision.difference import Term, difference, share
+from ropewalk.precision.difference import Term, differences, share
 from ropewalk.precision.drift import Advance
 from ropewalk.precision.passes import Pass, Runner, shifted
 from ropewalk.precision.results import FirstTokenEffect, Shifted
@@ -129,13 +129,14 @@ def _add_moves(
 ) -> None:
     low = {name: _run(runner, row, arithmetic, at, advance) for name, at in placed.items()}
     exact = {name: _run(runner, row, EXACT, at, advance) for name, at in placed.items()}
-    for move, one in sums.items():
-        seen: list[Term] = [(1, low[move]), (-1, low["none"])]
-        true_change: list[Term] = [(1, exact[move]), (-1, exact["none"])]
-        one.add_difference("low", difference(runner, *seen).D)
-        one.add_difference("exact", difference(runner, *true_change).D)
-        less_true: list[Term] = [(-factor, found) for factor, found in true_change]
-        one.add_difference("arithmetic", difference(runner, *seen, *less_true).D)
+    wanted: dict[tuple[Shifted, str], list[Term]] = {}
+    for move in sums:
+        wanted[move, "low"] = [(1, low[move]), (-1, low["none"])]
+        wanted[move, "exact"] = [(1, exact[move]), (-1, exact["none"])]
+        less_true: list[Term] = [(-factor, found) for factor, found in wanted[move, "exact"]]
+        wanted[move, "arithmetic"] = [*wanted[move, "low"], *less_true]
+    for (move, name), change in differences(runner, wanted).items():
+        sums[move].add_difference(name, change.D)
     names = list(placed)
     # Chunk by chunk: eight times the logits of a long row would not fit.
     for chunks in zip(*(runner.logits(found[name]) for found in (low, exact) for name in names), strict=True):
@@ -166,8 +167,8 @@ def _add_rounding(
         for move in MOVES
     }
     terms: dict[Shifted, list[Term]] = {move: [(1, a), (-1, b)] for move, (a, b) in found.items()}
-    for move, one in sums.items():
-        one.add_difference("rounding", difference(runner, *terms[move]).D)
+    for move, change in differences(runner, terms).items():
+        sums[move].add_difference("rounding", change.D)
     added, total = share(runner, terms["all"], _first_of(terms))
     for move, part in (("first", added), ("others", total - added), ("all", total)):
         sums[move].add_share("attention", part, total)

@@ -14,7 +14,7 @@ from ropewalk.precision.drift import Advance
 from ropewalk.precision.layouts import anchored, documents_of, separated
 from ropewalk.precision.passes import Pass, Runner
 from ropewalk.precision.results import Mend
-from ropewalk.precision.rungs import Comparison, run_shifts
+from ropewalk.precision.rungs import Comparison, run_shifts, shift_changes
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ def measure_mends(
             found = run_shifts(runner, row, change.arithmetic, [near, far, delta2], advance, change.layout)
             at_near, at_far = sums.setdefault(name, (Comparison(), Comparison()))
             # A plain row's attention does not change with the shift in float64.
-            true = None if change.layout is None else exact[delta2]
-            at_near.add(runner, found[near], found[delta2], exact[near], true)
-            at_far.add(runner, found[far], found[delta2], exact[far], true)
+            true = None if change.layout is None else exact
+            D = shift_changes(runner, found, (near, far), delta2, true)
+            for shift, at in ((near, at_near), (far, at_far)):
+                at.add(runner, D[shift], found[shift], found[delta2], exact[shift])
     return tuple(
         Mend(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.errors import RopewalkError
 from ropewalk.packing import PackedLayout
 from ropewalk.precision.arithmetic import EXACT, STEPS, Arithmetic
-from ropewalk.precision.difference import Term, difference
+from ropewalk.precision.difference import Term, differences
 from ropewalk.precision.drift import Advance
 from ropewalk.precision.passes import LogitDifference, Pass, Runner, logit_difference, shifted
 from ropewalk.precision.results import Rung
@@ -58,8 +58,9 @@ def ladder(
             used = rung_arithmetic(step, audited)
             found = run_shifts(runner, row, used, [*shifts, delta2], advance)
             exact = exact or found
+            changes = shift_changes(runner, found, shifts, delta2)
             for shift in shifts:
-                sums[step, shift].add(runner, found[shift], found[delta2], exact[shift], None)
+                sums[step, shift].add(runner, changes[shift], found[shift], found[delta2], exact[shift])
     return tuple(
         Rung(step, shift, delta2, total.D, total.logit_error, total.logit_difference, total.kl)
         for (step, shift), total in sums.items()
@@ -106,6 +107,22 @@ def run_shifts(
     return found
 
 
+def shift_changes(
+    runner: Runner,
+    found: Mapping[int, Pass],
+    shifts: Sequence[int],
+    delta2: int,
+    exact: Mapping[int, Pass] | None = None,
+) -> dict[int, float]:
+    """D between each shift and delta2; with passes in float64, less what changes in those."""
+    wanted: dict[int, list[Term]] = {}
+    for shift in shifts:
+        wanted[shift] = [(1, found[shift]), (-1, found[delta2])]
+        if exact is not None:
+            wanted[shift] += [(-1, exact[shift]), (1, exact[delta2])]
+    return {shift: change.D for shift, change in differences(runner, wanted).items()}
+
+
 def moved(layout: PackedLayout, shift: int) -> Tensor:
     """Positions of a layout whose documents lie ``shift`` tokens further back in a longer row.
 
@@ -128,15 +145,12 @@ class Comparison:
     sum_difference: float = 0.0
     sum_kl: float = 0.0
 
-    def add(self, runner: Runner, first: Pass, second: Pass, exact: Pass, exact_second: Pass | None) -> None:
-        """Passes of a row at delta1 and delta2, and in float64; with the last, D is less what float64 changes."""
-        terms: list[Term] = [(1, first), (-1, second)]
-        if exact_second is not None:
-            terms += [(-1, exact), (1, exact_second)]
+    def add(self, runner: Runner, D: float, first: Pass, second: Pass, exact: Pass) -> None:
+        """D of a row, its passes at delta1 and delta2, and the first in float64."""
         error = logit_difference(runner, exact, first)
         moved_by: LogitDifference = logit_difference(runner, second, first)
         self.rows += 1
-        self.sum_D += difference(runner, *terms).D
+        self.sum_D += D
         self.sum_error += error.rms**2
         self.sum_difference += moved_by.rms**2
         self.sum_kl += error.kl

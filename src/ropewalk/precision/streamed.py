@@ -114,8 +114,11 @@ class Prepared:
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Attention weights ``[K, G, Q, S]``; the scores are masked in place."""
-        weights = scores.masked_fill_(~visible, -torch.inf).to(self.arithmetic.softmax)
-        return weights.softmax(-1).to(self.arithmetic.weights)
+        # Keys before the block are hidden by a window or a layout alone.
+        some = self.call.window is not None or (self.layout is not None and self.layout.pattern != "full")
+        first = 0 if some else visible.shape[1] - visible.shape[0]
+        scores[..., first:].masked_fill_(~visible[:, first:], -torch.inf)
+        return scores.to(self.arithmetic.softmax).softmax(-1).to(self.arithmetic.weights)
 
 
 def block_edges(
