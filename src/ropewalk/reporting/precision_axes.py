@@ -209,7 +209,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, float, str]]) -> list
 
 
 def settle_ends(figure: Any, axes: Any, labels: Sequence[Any]) -> None:
-    """Move labels apart that would lie on one another; to be called when the figure has its size."""
+    """Move labels apart that would lie on one another; to be called last, when the figure has its size."""
     if not labels:
         return
     # The layout alone: to draw as well would move nothing.
@@ -220,6 +220,8 @@ def settle_ends(figure: Any, axes: Any, labels: Sequence[Any]) -> None:
     box = axes.get_window_extent()
     for label, y in zip(labels, spread(wanted, heights, box.y0, box.y1), strict=True):
         label.xyann = (label.xyann[0], axes.transData.inverted().transform((0, y))[1])
+    # Labels are as wide at any height, and a layout takes longer than all the drawing.
+    figure.set_layout_engine("none")
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
