@@ -19,4 +19,6 @@ def margins(theta: np.ndarray, length: int, start: int = 0) -> np.ndarray:
 
 
 def reaches(base: float, rotary_dim: int, length: int) -> bool:
-    return bool((margins(inv_freq(rotary_dim, base), length) >= 0).all())
+    theta = inv_freq(rotary_dim, base)
+    # One negative margin decides, and most bases have it early.
+    return all((margins(theta, min(at + 511, length), at) >= 0).all() for at in range(0, length + 1, 512))

@@ -258,11 +258,16 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
 
     import torch
 
-    # Large array operations run without Python's lock, so threads share the work.
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        for ruled_out, candidates in threads.map(look, parts):
-            whole.append(ruled_out)
-            doubtful.append(candidates)
+    workers = min(torch.get_num_threads(), len(parts))
+    if workers > 1:
+        # Large array operations run without Python's lock, so threads share the work.
+        with ThreadPoolExecutor(workers) as threads:
+            looked = list(threads.map(look, parts))
+    else:
+        looked = [look(part) for part in parts]
+    for ruled_out, candidates in looked:
+        whole.append(ruled_out)
+        doubtful.append(candidates)
     open_ = np.concatenate(doubtful, axis=1)
     pieces = np.array_split(open_, open_.shape[1] // _TOGETHER + 1, axis=1)
     return np.concatenate([*whole, *(_negative(piece[0], piece[1], piece[2], exponents) for piece in pieces)])
@@ -272,30 +277,31 @@ def _grid(remaining: Floats, longest: int, exponents: Floats) -> tuple[Floats, N
     """Points ``[points]`` whose cells cover the remaining intervals, and which of them begin a new stretch."""
     points: list[float] = []
     starts: list[bool] = []
+    squares, doubled = exponents**2, -2 * exponents
     for low, high in remaining:
         # A hole no wider than a cell is looked at again with its neighbours: that takes one point less.
-        joined = bool(points) and low - points[-1] < _cell_width(points[-1], longest, exponents)
+        joined = bool(points) and low - points[-1] < _cell_width(points[-1], longest, squares, doubled)
         if not joined:
             points.append(low)
             starts.append(True)
         while points[-1] < high:
-            step = points[-1] + _cell_width(points[-1], longest, exponents)
+            step = points[-1] + _cell_width(points[-1], longest, squares, doubled)
             points.append(min(step, high))
             starts.append(False)
     return np.array(points), np.array(starts, dtype=bool)
 
 
-def _cell_width(x: float, longest: int, exponents: Floats) -> float:
-    """A width at which few distances are in doubt: a matter of speed alone.
+def _cell_width(x: float, longest: int, squares: Floats, doubled: Floats) -> float:
+    """A width at which few distances are in doubt: a matter of speed alone. Of exponents their squares and doubles.
 
     B is about ``n·(1 - ln m/ln b)`` with the spread of the fast pairs' random phases; between two points it may
     bend by so much that it reaches some spreads below that.
     """
-    pairs = len(exponents)
+    pairs = len(squares)
     share = min((math.log(longest) + 0.577) / max(x, 1e-9), 1.0)
     reach = pairs * (1 - share) - 2.7 * math.sqrt(pairs * share / 2)
     bend = min(max(reach, pairs / 64), pairs / 3)
-    square = float((exponents**2 * np.exp(-2 * exponents * x)).sum())
+    square = float(np.add.reduce(squares * np.exp(doubled * x)))
     # With one pair the base changes nothing, and a cell may be as wide as any.
     return min(2 * math.sqrt(2 * bend / square) / longest, _WIDEST_CELL) if square else _WIDEST_CELL
 
