@@ -185,6 +185,9 @@ def dress_axes(axes: Any, x_label: str, y_label: str) -> None:
     axes.set_ylabel(y_label, color=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    for spine in axes.spines.values():
+        # They lie within what ticks and labels take, and measuring one makes all ticks again.
+        spine.set_in_layout(False)
     axes.tick_params(labelsize=9, colors=INK)
     axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
