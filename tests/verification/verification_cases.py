@@ -13,6 +13,7 @@ import ropewalk.integrations.models as models
 import ropewalk.parallel.ring as ring
 import ropewalk.training.sharded_checkpoint as sharded_checkpoint
 import ropewalk.training.step as step
+import ropewalk.verification.computing as computing
 import ropewalk.verification.effective_rope as effective_rope
 import ropewalk.verification.running as running
 from ropewalk.attention import api
@@ -40,15 +41,51 @@ def run_with(fault, planned, case):
 
 
 def reached_by(planned, case):
-    """A check of sound code, and the faults that replace something which any rank calls in it."""
-    reached = set()
+    """Checks of sound code, and for each the faults that replace something which any rank calls in it.
+
+    What several checks compare with is computed once, and its faults are told of each of them.
+    """
+    found = []
     with pytest.MonkeyPatch.context() as patch:
+        kept = _Telling()
+        patch.setattr(computing, "_kept", lambda key: kept)
         for fault, plant in FAULTS.items():
-            plant(_Watch(patch, lambda fault=fault: reached.add(fault)))
-        check = run_with(None, planned, case)
-    gathered = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, reached)
-    return check, set().union(*gathered)
+            plant(_Watch(patch, lambda fault=fault: kept.open[-1].add(fault)))
+        for each in planned:
+            kept.open = [set()]
+            check = run_with(None, each, case)
+            (reached,) = kept.open
+            gathered = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(gathered, reached)
+            found.append((each, check, set().union(*gathered)))
+    return found
+
+
+class _Telling(dict):
+    """What is computed once a case, with the faults that were told while it was: whoever reads it is told of them.
+
+    Attributes:
+        open: faults told of the check that runs, and of each value that is being computed, one within another.
+    """
+
+    def __init__(self):
+        self.open = [set()]
+        self._reached = {}
+
+    def __contains__(self, name):
+        # Asked for by who computes it if it is not there, and else reads it.
+        there = super().__contains__(name)
+        if not there:
+            self.open.append(set())
+        return there
+
+    def __setitem__(self, name, value):
+        self._reached[name] = self.open.pop()
+        super().__setitem__(name, value)
+
+    def __getitem__(self, name):
+        self.open[-1] |= self._reached[name]
+        return super().__getitem__(name)
 
 
 class _Watch:
