@@ -33,6 +33,7 @@ def recipe(tmp_path):
 
 
 SMALL = ["--layers", "1", "--length", "32"]
+NARROW = ["--set", "exact_rope=false", "--set", "precision=bfloat16"]
 
 
 def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
@@ -53,8 +54,7 @@ def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
 def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(ropewalk.verification, "run_planned", run_with_a_cast)
-    settings = ["--set", "exact_rope=false", "--set", "precision=bfloat16"]
-    assert main(["verify", recipe, *SMALL, *settings]) == 1
+    assert main(["verify", recipe, *SMALL, *NARROW]) == 1
     captured = capsys.readouterr()
     assert "failed: RoPE as loaded: in bfloat16 the model rotates by other angles" in captured.out
     assert "NO" in captured.out
@@ -62,7 +62,7 @@ def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch
     assert "embedded, first layer: 4 rows" in title
     assert len(table) > 15
     assert max(map(len, table)) <= 80
-    assert "checks failed: RoPE as loaded" in captured.err.splitlines()[-1]
+    assert captured.err.splitlines()[-1].endswith(" 1 of 20 checks failed: RoPE as loaded")
 
 
 def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
@@ -87,10 +87,13 @@ def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
 
 
 def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
-    (status, text), (other, nothing) = two_ranks.run(command, ["verify", recipe, *SMALL, "--json"])
+    """In bfloat16 and with the RoPE of transformers, which passes every check."""
+    (status, text), (other, nothing) = two_ranks.run(command, ["verify", recipe, *SMALL, *NARROW, "--json"])
     assert (status, other, nothing) == (0, 0, "")
     found = json.loads(text)
     assert found["mesh"] == "2 processes of torchrun, cpu"
+    (rope,) = [check for check in found["checks"] if check["name"] == "RoPE as loaded"]
+    assert "in bfloat16" in rope["note"]
     assert found["recipe_mesh"] in {check["name"].partition(", ")[2] for check in found["checks"]}
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import checkpoint_activations, load_model
+from ropewalk.integrations.models import cast_parameters, checkpoint_activations, load_model
 from ropewalk.integrations.sharding import load_sharded
 from ropewalk.packing import Row
 from ropewalk.parallel import Mesh, World
@@ -80,7 +80,9 @@ def load_whole(
         device=case.device,
         max_position_embeddings=case.context,
         trust_remote_code=case.trust_remote_code,
-    ).to(dtype)
+    )
+    # As in a run: the frequencies of transformers' own rotary module keep their dtype.
+    cast_parameters(model, dtype)
     return LossModel(model, OutputHead.unchecked(model)).train()
 
 
