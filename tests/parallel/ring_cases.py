@@ -17,7 +17,7 @@ from ropewalk.parallel.ring import Ring, ring_attend_merging, ring_backward, rin
 from ropewalk.parallel.ring_blocks import Final, Scoring, wide_dtype
 from ropewalk.parallel.ring_plan import RingPlan, ring_bytes, ring_plan
 from ropewalk.testing import random_layout
-from ropewalk.testing.attention import attention_errors, oracle_attention
+from ropewalk.testing.attention import attention_errors, cotangent_of, oracle_attention
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,13 @@ def under_autocast(attention, *arguments, **options):
 
 
 def worst_shares(shape, cases, merge_dtype=None, autocast=False):
-    """For each case the largest error against the float64 oracle, as a share of its budget."""
+    """For each case the largest error against the float64 oracle, as a share of its budget.
+
+    All ranks attend together, and hold whole results that are the same; then each holds its own share of the cases
+    against the oracle, which takes far longer.
+    """
     mesh = make_mesh(MeshShape(**shape), "cpu")
-    found = []
+    computed = []
     for case in cases:
         qkv, layouts, sharded = case.batch_of(mesh.groups)
         attention = partial(sharded_attend, softcap=case.softcap)
@@ -139,9 +143,34 @@ def worst_shares(shape, cases, merge_dtype=None, autocast=False):
             attention = partial(merging, merge_dtype, case.softcap)
         if autocast:
             attention = partial(under_autocast, attention)
-        engine = partial(on_whole_rows, attention, sharded)
-        found.append(attention_errors(engine, *qkv, layouts, softcap=case.softcap).worst_share)
-    return found
+        inputs = [x.detach().requires_grad_() for x in qkv]
+        output = on_whole_rows(attention, sharded, *inputs)
+        cotangent = cotangent_of(*qkv)
+        gradients = torch.autograd.grad(output, inputs, cotangent.to(output.dtype))
+        computed.append((case, qkv, layouts, (cotangent, output.detach(), *gradients)))
+    found = {}
+    for number in range(mesh.rank, len(cases), dist.get_world_size()):
+        case, qkv, layouts, results = computed[number]
+        engine = partial(_Computed.apply, results)
+        found[number] = attention_errors(engine, *qkv, layouts, softcap=case.softcap).worst_share
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, found)
+    return [parts[number % len(parts)][number] for number in range(len(cases))]
+
+
+class _Computed(torch.autograd.Function):
+    """Stands for an attention that has been computed: the gradients are those of one cotangent."""
+
+    @staticmethod
+    def forward(ctx, results, q, k, v):
+        ctx.results = results
+        return results[1].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        cotangent, output, *gradients = ctx.results
+        assert torch.equal(grad, cotangent.to(output.dtype))
+        return None, *gradients
 
 
 def errors_of_merging(shape, cases, merge_dtype):

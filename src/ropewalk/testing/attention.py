@@ -91,8 +91,7 @@ def attention_errors(
         softcap: as for attend.
         gradients: whether the engine has a backward.
     """
-    torch.manual_seed(0)
-    cotangent = torch.randn(*q.shape[:3], v.shape[-1], dtype=torch.float64).to(q.device)
+    cotangent = cotangent_of(q, k, v)
 
     def values(attention: Attention, dtype: torch.dtype) -> list[Tensor]:
         inputs = [x.detach().to(dtype).requires_grad_(gradients) for x in (q, k, v)]
@@ -124,6 +123,12 @@ def attention_errors(
         plain=errors(values(oracle, q.dtype)),
         unit=tuple(eps * max(float(x.abs().max()), s) for x, s in zip(exact, sources, strict=False)),
     )
+
+
+def cotangent_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What :func:`attention_errors` gives the backward of q, k, v; the same at every call, in float64."""
+    torch.manual_seed(0)
+    return torch.randn(*q.shape[:3], v.shape[-1], dtype=torch.float64).to(q.device)
 
 
 def _summed(attention: Attention, q: Tensor, k: Tensor, v: Tensor, cotangent: Tensor) -> float:
