@@ -1,10 +1,7 @@
 """``transformers serve`` itself, a server that validates requests: its answers are those of the model in memory."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 
 from completion_server import free_port
+from programs import Program
 from ropewalk.data import load_tokenizer
 from ropewalk.data.embedded import demo_model_path
 from ropewalk.evaluation.backends import InMemoryBackend, Request, ServerBackend
@@ -28,7 +26,16 @@ pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"transformers serve needs {MISSING}: pip install 'transformers[serving]'"
 )
 
-START = "from transformers.cli.transformers import main; main()"
+START = """
+import sys
+from huggingface_hub import constants
+from huggingface_hub.utils import _cache_manager
+# The program is a fork of one that has read the environment already.
+constants.HF_HUB_OFFLINE = True
+constants.HF_HUB_CACHE = _cache_manager.HF_HUB_CACHE = sys.argv.pop(1)
+from transformers.cli.transformers import main
+main()
+"""
 SECONDS = 180
 """Until the server must answer: it imports torch and loads a model, beside whatever else the machine does."""
 
@@ -46,25 +53,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     """The address of a server with the checkpoint, on this machine alone and offline; it ends with the module."""
-    port, log = free_port(), folder.parent / "log.txt"
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
-    # Its own caches: the list of models is read from the hub's, which need not exist.
-    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder.parent / "hub"), "CUDA_VISIBLE_DEVICES": ""}
-    options = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-c", START, *options], stdout=file, stderr=file, env=os.environ | own
-        )
-        try:
-            end = time.monotonic() + SECONDS
-            while not healthy(address):
-                if process.poll() is not None or time.monotonic() > end:
-                    pytest.fail(f"transformers serve did not start: {log.read_text()[-2000:]}")
-                time.sleep(0.1)
-            yield f"{address}/v1"
-        finally:
-            process.kill()
-            process.wait()
+    # Its own cache: the list of models is read from the hub's, which need not exist.
+    own = ["serve", folder, "--host", "127.0.0.1", "--port", port, "--device", "cpu"]
+    server = Program(START, folder.parent / "hub", *own, environment={"CUDA_VISIBLE_DEVICES": ""})
+    try:
+        end = time.monotonic() + SECONDS
+        while not healthy(address):
+            if server.poll() is not None or time.monotonic() > end:
+                server.kill()
+                pytest.fail(f"transformers serve did not start: {''.join(server.communicate())[-2000:]}")
+            time.sleep(0.1)
+        yield f"{address}/v1"
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def healthy(address: str) -> bool:
