@@ -28,20 +28,20 @@ def shallow_case(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sharp_case(tmp_path_factory):
-    """The same with scores as large as those of a trained model, about 30."""
+    """One layer with scores as large as those of a trained model, about 30."""
 
     def sharpen(model):
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.data.mul_(8)
 
-    return made(tmp_path_factory, sharpen)
+    return made(tmp_path_factory, sharpen, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="session")
 def granite_case(tmp_path_factory):
-    """Granite, whose config gives the multiplier of the scores."""
+    """One layer of Granite, whose config gives the multiplier of the scores."""
     model = (transformers.GraniteConfig, transformers.GraniteForCausalLM)
-    return made(tmp_path_factory, model=model, attention_multiplier=0.9)
+    return made(tmp_path_factory, model=model, attention_multiplier=0.9, num_hidden_layers=1)
 
 
 def made(

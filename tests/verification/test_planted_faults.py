@@ -92,10 +92,12 @@ def test_checkpointed_and_offloaded_layers_pass(two_ranks, case, kind):
 
 @pytest.mark.parametrize("fault", ["offloaded tensors lost"])
 @pytest.mark.parametrize("kind", ["ranks", "loss"])
-def test_faults_of_checkpointing_and_offload_show_where_the_recipe_has_them(two_ranks, case, kind, fault):
+def test_faults_of_checkpointing_and_offload_show_where_the_recipe_has_them(
+    two_ranks, shallow_case, kind, fault
+):
     planned = Planned(kind, "", "", MeshShape(shard=2))
     for settings, passed in (({}, True), (MEMORY, False)):
-        changed = replace(case, **settings, key=uuid.uuid4().hex)
+        changed = replace(shallow_case, **settings, key=uuid.uuid4().hex)
         assert two_ranks.run(run_with, fault, planned, changed)[0].passed is passed
 
 
