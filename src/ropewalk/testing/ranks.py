@@ -32,7 +32,8 @@ LIBRARIES = [
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "rich.progress",
-    "typer",
+    "typer._adapters",
+    "pydantic.json_schema",
 ]
 """What most processes need, and takes seconds to import."""
 
