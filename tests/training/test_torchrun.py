@@ -11,6 +11,7 @@ import torch
 import yaml
 
 import ropewalk
+from longrope_run_cases import extended
 from programs import ROPEWALK, run_program, run_together
 from ropewalk.training import extend
 from ropewalk.training.recipe_file import parse_recipe
@@ -34,7 +35,21 @@ run()
 """
 
 
-AGENT = "from torch.distributed.run import main; main()"
+REFUSED = """
+import ropewalk.parallel.world as world
+# No agent is there that would end rank 0 before it has said why.
+world.LAST_WORDS = 0.0
+from ropewalk.cli.app import run; run()
+"""
+
+
+AGENT = """
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+# For each line of its log torch reads the source of all its callers, which takes longer than all else that it does.
+dynamic_rendezvous.get_method_name = lambda depth=2: "?"
+from torch.distributed.run import main
+main()
+"""
 
 
 def torchrun(program, *arguments, restarts=0):
@@ -64,13 +79,10 @@ def values(tiny_checkpoint, tiny_documents):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(values, tmp_path_factory):
-    """The folder of a run of two processes, and of one of one process."""
+def undisturbed(values, two_ranks, tmp_path_factory):
+    """The folder of a run of two processes, which live already, and of one of one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({**values, "output": str(folder / "two")}))
-    for result in run_together(2, "extend", recipe):
-        assert result.returncode == 0, result.stderr
+    two_ranks.run(extended, {**values, "output": str(folder / "two")})
     extend(
         parse_recipe(yaml.safe_dump({**values, "output": str(folder / "one"), "parallel": "auto"}), "test")
     )
@@ -128,7 +140,7 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
     recipe.write_text(
         yaml.safe_dump({**values, "output": str(tmp_path / "run"), "parallel": {"sequence": 4}})
     )
-    results = run_together(2, "extend", recipe)
+    results = run_together(2, "extend", recipe, code=REFUSED)
     assert all(result.returncode != 0 for result in results)
     said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
@@ -160,7 +172,7 @@ def test_torchrun_starts_the_package_in_interpreters_of_their_own():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused_once():
-    results = run_together(2, "eval", "embedded", "--lengths", "128", "--device", "cuda")
+    results = run_together(2, "eval", "embedded", "--lengths", "128", "--device", "cuda", code=REFUSED)
     said = [line for each in results for line in each.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
     assert "device cuda was asked for" in said[0]
