@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -103,8 +104,14 @@ def _cut_range(length: int, shares: tuple[float, float]) -> tuple[int, int]:
 
     Shares are taken as the decimals that they are written as: 0.29 of 100 tokens are 29, not 28.999….
     """
-    low, high = (Fraction(str(float(share))) * length for share in shares)
-    return max(1, -(-low.numerator // low.denominator)), min(length - 1, high.numerator // high.denominator)
+    (low, low_of), (high, high_of) = map(_ratio, shares)
+    return max(1, -(-low * length // low_of)), min(length - 1, high * length // high_of)
+
+
+@cache
+def _ratio(share: float) -> tuple[int, int]:
+    """A share as numerator and denominator; reading a decimal takes longer than all else that a document needs."""
+    return Fraction(str(float(share))).as_integer_ratio()
 
 
 def _distinct(population: int, count: int, words: list[int]) -> list[int]:
