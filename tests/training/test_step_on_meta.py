@@ -65,7 +65,8 @@ def read(monkeypatch):
     return calls
 
 
-def train(read, model, optimizer, rows, rows_per_batch=1):
+def train(read, model, optimizer, rows, rows_per_batch=2):
+    """A step of two passes, which shows what each pass waits for, or of one a row."""
     with OneDevice():
         result = step.train_step(model, rows, optimizer, 1e-3, rows_per_batch, "bfloat16")
     assert result.applied
