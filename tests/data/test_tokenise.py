@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from programs import Program
 from ropewalk.data.documents import Document
 from ropewalk.data.split import text_hash
 from ropewalk.data.tokenise import (
@@ -135,7 +134,9 @@ def test_a_dead_worker_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 ORPHANS = """
-import multiprocessing, sys, time
+import multiprocessing, os, sys, time
+# What the workers inherit.
+os.dup2(os.open(sys.argv[2], os.O_WRONLY), 1)
 from ropewalk.data.documents import Document
 from ropewalk.data.tokenise import tokenise
 if __name__ == "__main__":
@@ -147,14 +148,15 @@ if __name__ == "__main__":
 
 
 def test_workers_end_with_a_killed_parent(tokenizer_folder: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(ORPHANS)
-    with subprocess.Popen([sys.executable, str(script), tokenizer_folder], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        workers = [int(word) for word in parent.stdout.readline().split()]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    parent = Program(ORPHANS, tokenizer_folder, pipe)
+    with pipe.open() as said:
+        workers = [int(word) for word in said.readline().split()]
         parent.kill()
         # The pipe ends when the last worker that inherited it has gone.
-        parent.stdout.read()
+        said.read()
+    parent.communicate()
     assert len(workers) == 2
 
 
