@@ -74,8 +74,7 @@ def ring_blocks(
     length: int, milliseconds: Callable[[Callable[[], Any]], float], device: str
 ) -> list[dict[str, Any]]:
     """Forward and backward of all ranks of a ring in turn; the bound is attention of the whole row by varlen."""
-    sys.path.append(str(ROOT / "tests" / "parallel"))
-    from ring_cases import RanksInTurn  # type: ignore[import-not-found]
+    from tests.parallel.ring_cases import RanksInTurn
 
     lengths = document_lengths(length - 1, 2048)
     layouts = {

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, RopeMethod, Yarn
-
-CONFIGS = Path(__file__).parent / "configs"
+from tests.places import CONFIGS
 
 
 @dataclass(frozen=True)

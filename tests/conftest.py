@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.places import SHARED
+
 # Times are measured in benchmarks; a busy machine must not fail a property.
 settings.register_profile(
     "untimed",
@@ -28,8 +30,6 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 # A test's files need not outlive a power cut, and waiting for a busy disk takes longer than most tests.
 os.fsync = lambda file: None
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.hookimpl(wrapper=True)

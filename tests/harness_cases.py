@@ -1,6 +1,5 @@
 """A model, a tokenizer and made-up data for tests of lm_eval's tasks."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,9 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-DATA = Path(__file__).parent / "evaluation" / "harness_data"
+from tests.places import ROOT
+
+DATA = ROOT / "tests" / "evaluation" / "harness_data"
 CHAT = (
     "{% for m in messages %}<s>[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[answer]{% endif %}"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "ropewalk"
+from tests.places import ROOT
+
+PACKAGE = ROOT / "src" / "ropewalk"
 ROOTS = {"errors", "lengths", "files", "lazy", "versions", "io"}
 ALLOWED = {
     "io": set(),

@@ -3,13 +3,12 @@
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
 from ropewalk.training.recipe_file import parse_recipe
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",

@@ -5,7 +5,6 @@ import itertools
 import random
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,9 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.ruler.niah import NeedleTask
 from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.words import words_unavailable
+from tests.places import ROOT
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = ROOT / "scripts"
 NEEDLE = re.compile(r"One of the special magic numbers for (\S+) is: (\d{7})\.")
 LINE = re.compile(r"line (\S+): REGISTER_CONTENT is <(\d+)>\n")
 

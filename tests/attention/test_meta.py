@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
-from meta_cases import META, OneDevice
 from ropewalk import PackedLayout, attend
 from ropewalk.attention import flex
 from ropewalk.packing import PATTERNS
+from tests.meta_cases import META, OneDevice
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ropewalk.recipes
-from programs import Program
 from ropewalk.cli.app import main
+from tests.programs import Program
 
 FLAGS = {
     "inspect": {"--target", "--explain", "--from", "--plot", "--json"},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
-from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli.app import main
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 FEW = ("--samples", "2", "--ladder-samples", "1", "--shifts", "0,16,1000")
 PICTURES = {"drift", "samples", "tokens", "lengths", "heads", "first-token", "ladder", "mends"}

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import data, data_preview
 from ropewalk.data import open_rows
 from ropewalk.errors import RopewalkError
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 EVIL = "[red]m[/red] \x1b[31m\x1b]0;t\x07 \x9b1m \u202e <s>"
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import typer
 
-from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
 from ropewalk.cli.evaluate_output import draw
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.predictions import Prediction, PredictionLog
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
 

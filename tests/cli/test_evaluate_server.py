@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import typer
 
-from byte_checkpoint import save_byte_checkpoint
-from completion_server import CompletionServer, Reply, completion, few_certificates, refusal
 from ropewalk.cli import app as program
 from ropewalk.cli import evaluate
 from ropewalk.data import load_tokenizer
 from ropewalk.rope import LongRope, for_all_readers, replace_methods
+from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.completion_server import CompletionServer, Reply, completion, few_certificates, refusal
 
 Run = Callable[..., int]
 

@@ -14,8 +14,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from byte_checkpoint import save_byte_checkpoint
-from export_command_cases import command
 from ropewalk.cli import app as program
 from ropewalk.cli.text import rows_of
 from ropewalk.data import load_tokenizer
@@ -26,6 +24,8 @@ from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import load_model, rope_of
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
 from ropewalk.rope.readers import notes_on
+from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.cli.export_command_cases import command
 
 Run = Callable[..., int]
 Write = Callable[..., Path]

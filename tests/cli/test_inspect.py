@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import typer
 
-from checkpoint_cases import CASES, path_of
 from ropewalk.cli import app as program
 from ropewalk.cli import inspect
 from ropewalk.rope import Default, Llama3, scaled_theta
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
+from tests.checkpoint_cases import CASES, path_of
+from tests.places import SHARED
 
 LLAMA_3_1 = {
     "model_type": "llama",
@@ -403,7 +404,7 @@ def test_help_has_an_example(run: Run, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_real_checkpoint(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(__file__).parents[2].parent / "shared" / "models" / "stories260k"
+    folder = SHARED / "models" / "stories260k"
     if not folder.is_dir():
         pytest.skip("the stored checkpoint is not beside the repository")
     assert run(folder, "--json") == 0

@@ -11,8 +11,7 @@ import pytest
 from ropewalk.cli.app import main
 from ropewalk.rope import METHODS, Default, DynamicNtk, longrope_attention_factor, method_for_target
 from ropewalk.rope.theory import context_bound
-
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+from tests.places import CONFIGS
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import typer
 
-from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import app as program
 from ropewalk.cli import probe
 from ropewalk.evaluation.probe import ProbeResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.reporting import rope_probe
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from byte_checkpoint import save_byte_checkpoint
 from ropewalk.cli import search as search_module
 from ropewalk.cli.app import main
 from ropewalk.cli.search_text import beginning, search_text
@@ -17,7 +16,8 @@ from ropewalk.rope import LongRope, longrope_attention_factor
 from ropewalk.search import ALGORITHMS, needles, read_factors
 from ropewalk.search.finding import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
 from ropewalk.search.objective import ModelEvaluator
-from verify_command_cases import command
+from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.cli.verify_command_cases import command
 
 PAIRS = 4
 """Of the tiny checkpoint: heads of eight dimensions."""

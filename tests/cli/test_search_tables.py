@@ -1,7 +1,5 @@
 """``ropewalk search import``, and what the command says of a table; neither needs a search."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,9 @@ from ropewalk.cli.app import main
 from ropewalk.cli.search_output import objectives_table, rule_factors
 from ropewalk.search import Factors, read_factors
 from ropewalk.search.factors import HeldOut, perplexity_text
+from tests.places import CONFIGS
 
-PHI = Path(__file__).parents[1] / "configs" / "phi-3-mini-128k-instruct.json"
+PHI = CONFIGS / "phi-3-mini-128k-instruct.json"
 BASELINES = {"pi": None, "ntk": 8.0, "yarn": 8.5}
 SEARCH = {
     "objective": "perplexity",

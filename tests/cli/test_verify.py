@@ -10,7 +10,7 @@ import yaml
 
 import ropewalk.verification
 from ropewalk.cli.app import main
-from verify_command_cases import command, run_with_a_cast
+from tests.cli.verify_command_cases import command, run_with_a_cast
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tiny_tokenizer import make_tokenizer
-
-SHARED = Path(__file__).parents[3] / "shared"
+from tests.data.tiny_tokenizer import make_tokenizer
+from tests.places import SHARED
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from programs import Program
 from ropewalk.data import corpus as corpus_module
 from ropewalk.data import token_blocks
 from ropewalk.data.corpus import Corpus, tokenise_portions
@@ -26,7 +25,9 @@ from ropewalk.data.documents import Document, Record, SourceSpec, TokenisedDocum
 from ropewalk.data.portions import Portion
 from ropewalk.data.tokenise import load_tokenizer, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from tiny_tokenizer import TEXTS, make_tokenizer
+from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
+from tests.places import ROOT
+from tests.programs import Program
 
 Records = list[Record]
 
@@ -426,7 +427,7 @@ from ropewalk.data.portions import plan_portions
 from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
     _, _, inputs, output, workers, limit = sys.argv
-    from tiny_tokenizer import make_tokenizer
+    from tests.data.tiny_tokenizer import make_tokenizer
     token_blocks.BLOCK_TOKENS = 3000
     portions = plan_portions([SourceSpec(str(path)) for path in sorted(Path(inputs).iterdir())])
     if int(limit):
@@ -446,7 +447,7 @@ def run(tmp_path: Path) -> Callable[..., Program]:
     (tmp_path / "inputs").mkdir()
 
     def start(output: str, workers: int = 1, limit: int = 0) -> Program:
-        return Program(SCRIPT, Path(__file__).parent, tmp_path / "inputs", tmp_path / output, workers, limit)
+        return Program(SCRIPT, ROOT, tmp_path / "inputs", tmp_path / output, workers, limit)
 
     return start
 

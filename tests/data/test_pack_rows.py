@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from programs import Program
 from ropewalk.data import (
     InterleaveSettings,
     Job,
@@ -31,6 +30,7 @@ from ropewalk.data import corpus as corpus_module
 from ropewalk.data.accounting import imbalance, token_account
 from ropewalk.data.store import Part
 from ropewalk.errors import RopewalkError
+from tests.programs import Program
 
 SETTINGS = PackingSettings(64, "anchor")
 

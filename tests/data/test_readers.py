@@ -14,7 +14,7 @@ from ropewalk.data import ReadingCounts, SourceSpec, read_documents
 from ropewalk.data.documents import Document
 from ropewalk.data.portions import plan_portions, refuse_duplicates
 from ropewalk.errors import RopewalkError
-from tiny_tokenizer import TEXTS
+from tests.data.tiny_tokenizer import TEXTS
 
 
 def jsonl(texts: list[str], **fields: object) -> bytes:

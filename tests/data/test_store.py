@@ -27,7 +27,7 @@ from ropewalk.data import (
 from ropewalk.data.accounting import imbalance, token_account
 from ropewalk.data.tokenise import tokenise
 from ropewalk.errors import RopewalkError
-from tiny_tokenizer import make_tokenizer
+from tests.data.tiny_tokenizer import make_tokenizer
 
 SETTINGS = PackingSettings(64, "anchor", "reset")
 

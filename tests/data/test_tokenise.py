@@ -11,7 +11,6 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from programs import Program
 from ropewalk.data.documents import Document
 from ropewalk.data.split import text_hash
 from ropewalk.data.tokenise import (
@@ -24,7 +23,8 @@ from ropewalk.data.tokenise import (
     tokenizer_identity,
 )
 from ropewalk.errors import RopewalkError
-from tiny_tokenizer import TEXTS, make_tokenizer
+from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
+from tests.programs import Program
 
 DOCUMENTS = [Document(text, f"source {n}", "") for n, text in enumerate([*TEXTS, " ", "end"] * 3)]
 

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ruler_cases import prose
+from tests.evaluation.ruler_cases import prose
 
 
 def squad(articles: int = 8, seed: int = 0) -> dict[str, Any]:

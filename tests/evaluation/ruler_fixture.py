@@ -1,6 +1,6 @@
 """Writes ruler_upstream.json: digests of the prompts that NVIDIA/RULER's own scripts make.
 
-    python tests/evaluation/ruler_fixture.py --upstream CLONE --python PYTHON
+    python -m tests.evaluation.ruler_fixture --upstream CLONE --python PYTHON
 
 CLONE is a checkout of NVIDIA/RULER at c3f5e3b; PYTHON runs its scripts, with numpy, scipy, nltk, wonderwords, tqdm,
 yaml, tenacity and transformers installed. Essays are the made-up prose of ruler_cases.py and sentences are split by
@@ -77,7 +77,7 @@ def digest(prompt: str) -> str:
 
 def main() -> None:
     from ropewalk.evaluation.words import word_lists
-    from ruler_cases import prose, template_tokenizer
+    from tests.evaluation.ruler_cases import prose, template_tokenizer
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--upstream", type=Path, required=True)

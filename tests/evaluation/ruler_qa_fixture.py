@@ -1,6 +1,6 @@
 """Writes ruler_qa_upstream.json: digests of the qa prompts that NVIDIA/RULER's own script makes of made-up data.
 
-    python tests/evaluation/ruler_qa_fixture.py --upstream CLONE --python PYTHON
+    python -m tests.evaluation.ruler_qa_fixture --upstream CLONE --python PYTHON
 
 CLONE is a checkout of NVIDIA/RULER at c3f5e3b; PYTHON runs its scripts (see ruler_fixture.py).
 """
@@ -20,9 +20,9 @@ CASES = (
 
 
 def main() -> None:
-    from qa_cases import write
-    from ruler_cases import template_tokenizer
-    from ruler_fixture import digest, upstream
+    from tests.evaluation.qa_cases import write
+    from tests.evaluation.ruler_cases import template_tokenizer
+    from tests.evaluation.ruler_fixture import digest, upstream
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--upstream", type=Path, required=True)

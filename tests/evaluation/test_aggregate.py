@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_cases import answered, asked_sample, byte_tokenizer, percent_result, perplexity_result, through_json
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import (
@@ -29,6 +28,14 @@ from ropewalk.evaluation.statistics import (
     ratio_interval,
     score_interval,
     wilson_interval,
+)
+from tests.evaluation.core_cases import (
+    answered,
+    asked_sample,
+    byte_tokenizer,
+    percent_result,
+    perplexity_result,
+    through_json,
 )
 
 ENCODER = PromptEncoder(byte_tokenizer())

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_cases import NumberBackend, asked_sample, byte_tokenizer
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import answering
 from ropewalk.evaluation.answering import answer
 from ropewalk.evaluation.predictions import PredictionLog, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
+from tests.evaluation.core_cases import NumberBackend, asked_sample, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 ENCODER = PromptEncoder(TOKENIZER)

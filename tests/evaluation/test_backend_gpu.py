@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evaluation_cases import byte_tokenizer, tiny_llama
 from ropewalk.evaluation.backends import InMemoryBackend, Request
 from ropewalk.integrations.models import attach
+from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from completion_server import CompletionServer, Reply, completion, few_certificates, free_port, refusal, until
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer, Request, ServerBackend
 from ropewalk.evaluation.backends.completions import (
@@ -29,6 +28,15 @@ from ropewalk.evaluation.backends.completions import (
     public_address,
     read_completion,
     retry_after,
+)
+from tests.completion_server import (
+    CompletionServer,
+    Reply,
+    completion,
+    few_certificates,
+    free_port,
+    refusal,
+    until,
 )
 
 KEY = "sk-secret-123"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core_cases import percent_result, perplexity_result, through_json
 from ropewalk.data.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import overall_results
 from ropewalk.evaluation.comparison import RESAMPLES, Difference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.statistics import Z_95, ratio_interval
+from tests.evaluation.core_cases import percent_result, perplexity_result, through_json
 
 
 def exact_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:

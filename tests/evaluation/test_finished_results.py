@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from core_cases import WILD_TEXTS, percent_result, perplexity_result, through_json
-from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.finished import FinishedResults
 from ropewalk.evaluation.results import PositionBin, TaskResult
+from tests.disk_cases import files_no_larger_than
+from tests.evaluation.core_cases import WILD_TEXTS, percent_result, perplexity_result, through_json
 
 BINS = (PositionBin(0, 8, 16, 2, 3.5, (3.0, 4.0)),)
 RESULTS = [

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core_cases import CHAT, byte_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import fitting
 from ropewalk.evaluation.fitting import Draft, Form, LengthTooShort, fitted_samples, sample_random
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample
+from tests.evaluation.core_cases import CHAT, byte_tokenizer
 
 # What the project's page promises; not taken from the code, which must keep it.
 LEAST_FILL = 0.95

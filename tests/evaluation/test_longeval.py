@@ -18,7 +18,7 @@ from ropewalk.evaluation.subject import Subject
 from ropewalk.evaluation.suites import evaluate
 from ropewalk.evaluation.words import key_words
 from ropewalk.reporting.evaluation_tables import evaluation_tables
-from ruler_cases import TOKENIZERS, demo_tokenizer
+from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer
 
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "

@@ -21,7 +21,6 @@ from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from evaluation_cases import tiny_llama
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, ratio_interval
 from ropewalk.evaluation.longppl import (
@@ -37,7 +36,8 @@ from ropewalk.evaluation.longppl import (
 )
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import attach
-from ruler_cases import demo_tokenizer
+from tests.evaluation.evaluation_cases import tiny_llama
+from tests.evaluation.ruler_cases import demo_tokenizer
 
 BOS, VOCABULARY = 1, 97
 

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
-from longrope_cases import (
+from ropewalk import RopewalkError
+from ropewalk.evaluation.backends import decoding
+from ropewalk.evaluation.perplexity import causal_losses
+from ropewalk.integrations.losses import OutputHead
+from ropewalk.integrations.models import attach, generating, load_model, rope_of
+from ropewalk.rope import LongRope
+from tests.longrope_cases import (
     ORIGINAL,
     TARGET,
     ByHand,
@@ -22,12 +28,6 @@ from longrope_cases import (
     tiny,
     token_ids,
 )
-from ropewalk import RopewalkError
-from ropewalk.evaluation.backends import decoding
-from ropewalk.evaluation.perplexity import causal_losses
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach, generating, load_model, rope_of
-from ropewalk.rope import LongRope
 
 NEW = 12
 PROMPT = ORIGINAL - 5

@@ -12,7 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from qa_cases import hotpotqa, squad
 from ropewalk.data.embedded import embedded_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import material
@@ -26,6 +25,7 @@ from ropewalk.evaluation.material import (
 )
 from ropewalk.evaluation.questions import QuestionSet, read_hotpotqa, read_squad
 from ropewalk.integrations import hub_access
+from tests.evaluation.qa_cases import hotpotqa, squad
 
 
 def write(path: Path, value: Any) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from evaluation_cases import tiny_llama
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import material
 from ropewalk.evaluation.backends import Answer, argmax_matches
@@ -29,7 +28,8 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.subject import Subject
-from ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer, prose
+from tests.evaluation.evaluation_cases import tiny_llama
+from tests.evaluation.ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer, prose
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 WORDS = tuple(prose(4000).split(" "))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from evaluation_cases import word_tokenizer
 from ropewalk.evaluation import Settings, Subject, evaluate
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.prompt import PromptEncoder
@@ -17,6 +16,7 @@ from ropewalk.evaluation.ruler.tasks import PUBLISHED
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.settings import Materials
 from ropewalk.evaluation.tasks import generated_tasks
+from tests.evaluation.evaluation_cases import word_tokenizer
 
 LENGTH = 4000
 SAMPLES = 4

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from evaluation_cases import byte_tokenizer, word_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
-from ruler_cases import demo_tokenizer, metaspace_tokenizer
+from tests.evaluation.evaluation_cases import byte_tokenizer, word_tokenizer
+from tests.evaluation.ruler_cases import demo_tokenizer, metaspace_tokenizer
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation_cases import tiny_llama
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import default_bins, evaluation_rows, perplexity_by_position
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import attach, load_model
 from ropewalk.packing import PackedLayout, Row, next_token_labels
+from tests.evaluation.evaluation_cases import tiny_llama
 
 LENGTH, EDGES = 48, [0, 12, 16, 48]
 

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_cases import WILD_TEXTS, answered, asked_sample, byte_tokenizer, lines_of
-from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.predictions import (
@@ -21,6 +19,8 @@ from ropewalk.evaluation.predictions import (
     read_predictions,
 )
 from ropewalk.evaluation.prompt import PromptEncoder
+from tests.disk_cases import files_no_larger_than
+from tests.evaluation.core_cases import WILD_TEXTS, answered, asked_sample, byte_tokenizer, lines_of
 
 ENCODER = PromptEncoder(byte_tokenizer())
 SAMPLES = [asked_sample(ENCODER, index) for index in range(len(WILD_TEXTS))]

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evaluation_cases import tiny_llama
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.probe import ProbeResult, probe
@@ -21,6 +20,7 @@ from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import attach, load_model, rope_of, rotary_module, trained_length
 from ropewalk.packing import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
+from tests.evaluation.evaluation_cases import tiny_llama
 
 TRAINED, TARGET = 64, 160
 NAMES = ("current", "critical-dimension", "ntk", "linear", "yarn", "llama3", "theta=5e6")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import Lowercase
 from transformers import AutoTokenizer
 
-from core_cases import CHAT, byte_tokenizer, letter_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import ALPHABET, PromptEncoder, largest_that_fits
+from tests.evaluation.core_cases import CHAT, byte_tokenizer, letter_tokenizer
 
 TEXTS = st.text(st.sampled_from("ab <s>/\n\t é🧵"), max_size=30)
 ENCODERS = {

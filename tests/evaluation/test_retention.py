@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from harness_cases import DATA, Parrot, harness_model, harness_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import retention as module
 from ropewalk.evaluation.results import TaskResult
@@ -32,6 +31,8 @@ from ropewalk.evaluation.suites import evaluate
 from ropewalk.integrations.models import load_model
 from ropewalk.reporting.evaluation_tables import evaluation_tables
 from ropewalk.rope import Yarn
+from tests.harness_cases import DATA, Parrot, harness_model, harness_tokenizer
+from tests.places import ROOT
 
 pytest.importorskip("lm_eval")
 
@@ -620,7 +621,7 @@ def test_rows_that_do_not_fit_are_refused_before_the_first_forward(tokenizer, tm
 def test_nothing_is_printed_by_a_process_of_its_own():
     """Where no test runner sets up logging, and bars are not switched off."""
     program = (
-        "from harness_cases import *\n"
+        "from tests.harness_cases import *\n"
         "from ropewalk.evaluation.retention import *\n"
         "settings = RetentionSettings('short', ('mmlu',), {'mmlu': DATA / 'mmlu'})\n"
         "assert retention(harness_model(), harness_tokenizer(), settings)[0].n == 7\n"
@@ -631,7 +632,7 @@ def test_nothing_is_printed_by_a_process_of_its_own():
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**environment, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

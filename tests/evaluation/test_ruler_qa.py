@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from qa_cases import hotpotqa, squad, write
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.ruler.documents import filling, others_in_order
 from ropewalk.evaluation.ruler.qa import QuestionTask, qa_tasks, question_order
 from ropewalk.evaluation.ruler.qa_upstream import upstream_qa_samples
 from ropewalk.evaluation.scoring import METRICS
-from ruler_cases import TOKENIZERS, demo_tokenizer, template_tokenizer
-from ruler_fixture import digest
-from ruler_qa_fixture import FIXTURE
+from tests.evaluation.qa_cases import hotpotqa, squad, write
+from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, template_tokenizer
+from tests.evaluation.ruler_fixture import digest
+from tests.evaluation.ruler_qa_fixture import FIXTURE
 
 INSTRUCTION = (
     "Answer the question based on the given documents. "

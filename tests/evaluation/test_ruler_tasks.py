@@ -18,7 +18,7 @@ from ropewalk.evaluation.ruler.templates import NOISE_LINE
 from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.sentences import sentence_ends
 from ropewalk.evaluation.words import KeyNames, listed_words, words_unavailable
-from ruler_cases import TOKENIZERS, demo_tokenizer, prose, template_tokenizer
+from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, prose, template_tokenizer
 
 pytestmark = pytest.mark.skipif(words_unavailable() is not None, reason="wonderwords is not installed")
 

@@ -15,7 +15,7 @@ from ropewalk.evaluation.ruler.tasks import RULER, ruler_tasks
 from ropewalk.evaluation.ruler.upstream import upstream_samples, upstream_unavailable
 from ropewalk.evaluation.sentences import split_sentences
 from ropewalk.evaluation.words import listed_words, word_lists, words_unavailable
-from ruler_cases import byte_tokenizer, prose, template_tokenizer
+from tests.evaluation.ruler_cases import byte_tokenizer, prose, template_tokenizer
 
 FIXTURE = json.loads((Path(__file__).parent / "ruler_upstream.json").read_text())
 CASES = [key.split(" ") for key in FIXTURE["samples"]]

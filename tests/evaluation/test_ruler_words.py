@@ -13,7 +13,7 @@ from ropewalk.evaluation import words
 from ropewalk.evaluation.ruler.niah import uuid4
 from ropewalk.evaluation.sentences import Prose, sentence_ends, split_sentences
 from ropewalk.evaluation.words import KeyNames
-from ruler_cases import prose
+from tests.evaluation.ruler_cases import prose
 
 WORDS = st.lists(st.text("ab-", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 

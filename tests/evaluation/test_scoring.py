@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_cases import WILD_TEXTS
 from ropewalk.evaluation.scoring import (
     METRICS,
     any_reference,
@@ -13,6 +12,7 @@ from ropewalk.evaluation.scoring import (
     last_integer,
     share_of_references,
 )
+from tests.evaluation.core_cases import WILD_TEXTS
 
 # What RULER's clean-up, string_match_all and string_match_part (NVIDIA/RULER at c3f5e3b) gave for these answers.
 PUBLISHED = [

@@ -27,7 +27,15 @@ from ropewalk.integrations.models import load_model
 from ropewalk.packing import IGNORED
 from ropewalk.parallel import MeshShape
 from ropewalk.rope import Default, DynamicNtk, LongRope
-from sharded_evaluation_cases import command, damaged, evaluated, likeliest, losses, probed, without_memory
+from tests.evaluation.sharded_evaluation_cases import (
+    command,
+    damaged,
+    evaluated,
+    likeliest,
+    losses,
+    probed,
+    without_memory,
+)
 
 FOLDER = demo_model_path()
 MESHES = [{"sequence": 4}, {"shard": 2, "sequence": 2}, {"ring": 2, "sequence": 2}]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MistralConfig, MistralForCausalLM
 
-from evaluation_cases import tiny_llama
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, evaluation_rows, perplexity_by_position, ratio_interval
 from ropewalk.evaluation.perplexity import causal_losses, chunked_row_losses
@@ -28,6 +27,7 @@ from ropewalk.integrations import losses as losses_module
 from ropewalk.integrations.losses import OutputHead
 from ropewalk.integrations.models import attach
 from ropewalk.packing import IGNORED
+from tests.evaluation.evaluation_cases import tiny_llama
 
 BOS, VOCABULARY = 1, 97
 # Losses of about 5 nats in float32, 1e-6 each, averaged.

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
 from ropewalk.data import load_tokenizer
 from ropewalk.data.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
@@ -21,6 +20,7 @@ from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.ruler.tasks import PUBLISHED
 from ropewalk.evaluation.suites import check
 from ropewalk.integrations.models import attach
+from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
 
 DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90, 400)]
 BEYOND = Settings(beyond_config=True, samples=2, rows=3)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from completion_server import free_port
-from programs import Program
 from ropewalk.data import load_tokenizer
 from ropewalk.data.embedded import demo_model_path
 from ropewalk.evaluation.backends import InMemoryBackend, Request, ServerBackend
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.integrations.models import load_model
+from tests.completion_server import free_port
+from tests.programs import Program
 
 # Looked for, not imported: openai alone takes seconds, and only the server's own process needs it.
 MISSING = [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
-from checkpoint_cases import CASES, CheckpointCase, path_of
 from ropewalk.data.embedded import EMBEDDED, demo_model_path
 from ropewalk.errors import RopewalkError
 from ropewalk.integrations.checkpoint_config import read_checkpoint_config
 from ropewalk.integrations.loaded_rope import loaded_rope
 from ropewalk.rope import Default, Linear, LongRope, RopeMethod, Yarn, methods_from_config
 from ropewalk.rope.tensions import config_tensions
+from tests.checkpoint_cases import CASES, CheckpointCase, path_of
 
 # transformers computes in float32; what it rounds adds up to less, as in tests/rope/rope_cases.py.
 FLOAT32 = 1e-6

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness_cases import Parrot, harness_model, harness_tokenizer
+from tests.harness_cases import Parrot, harness_model, harness_tokenizer
 
 pytest.importorskip("lm_eval")
 

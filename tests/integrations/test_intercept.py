@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from families import COMMON, FAMILIES, tiny_model
 from ropewalk import EngineError, RopewalkError
 from ropewalk.integrations import intercept
 from ropewalk.integrations.intercept import intercepted, kept_in_float32
@@ -18,6 +17,7 @@ from ropewalk.integrations.rotary_swap import rotary_module
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision.arithmetic import EXACT, stock_arithmetic
 from ropewalk.precision.passes import Runner, shifted
+from tests.integrations.families import COMMON, FAMILIES, tiny_model
 
 LENGTH = 40
 SHIFTS = (0, 137)

@@ -13,12 +13,12 @@ import torch
 import transformers
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from checkpoint_cases import CASES, path_of
-from families import COMMON, FAMILIES
 from ropewalk.integrations.checkpoint_config import read_checkpoint_config
 from ropewalk.integrations.config_class import build, class_of
 from ropewalk.integrations.config_defaults import decoder_values
 from ropewalk.rope.layers import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, attention_of_layers, shortest_window
+from tests.checkpoint_cases import CASES, path_of
+from tests.integrations.families import COMMON, FAMILIES
 
 FOUR = {**COMMON, "num_hidden_layers": 4, "rope_theta": 1e4}
 F, S = "full_attention", "sliding_attention"

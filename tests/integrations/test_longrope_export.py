@@ -13,8 +13,6 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longrope_cases import FAMILIES, ORIGINAL, TARGET, factors, full_logits, rounding_allows, tiny, token_ids
-from programs import run_program
 from ropewalk import RopewalkError
 from ropewalk.integrations.models import (
     generating,
@@ -32,6 +30,17 @@ from ropewalk.rope import (
     longrope_attention_factor,
     methods_from_config,
 )
+from tests.longrope_cases import (
+    FAMILIES,
+    ORIGINAL,
+    TARGET,
+    factors,
+    full_logits,
+    rounding_allows,
+    tiny,
+    token_ids,
+)
+from tests.programs import run_program
 
 LENGTHS = (ORIGINAL - 5, ORIGINAL, ORIGINAL + 1, TARGET)
 PUBLISHED = longrope_attention_factor(TARGET / ORIGINAL, ORIGINAL)

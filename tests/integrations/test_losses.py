@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from families import FAMILIES, tiny_model
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.integrations import losses
 from ropewalk.integrations.losses import OutputHead, chunked_token_losses, token_losses
 from ropewalk.integrations.models import attach
 from ropewalk.packing import IGNORED, next_token_labels
+from tests.integrations.families import FAMILIES, tiny_model
 
 LAYOUT = PackedLayout.from_lengths([20, 1, 30, 12], "anchor")
 

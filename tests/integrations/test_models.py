@@ -7,8 +7,6 @@ import pytest
 import torch
 import transformers
 
-from families import COMMON, FAMILIES, tiny_model
-from programs import run_program
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.integrations import attention_hooks
 from ropewalk.integrations.models import (
@@ -28,6 +26,8 @@ from ropewalk.rope import (
     method_for_target,
     methods_from_config,
 )
+from tests.integrations.families import COMMON, FAMILIES, tiny_model
+from tests.programs import run_program
 
 LAYOUTS = {
     pattern: PackedLayout.from_lengths([20, 1, 30, 12], pattern, 1 if pattern == "anchor" else 0, positions)

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
-from families import COMMON, FAMILIES, tiny_model
 from ropewalk import RopewalkError
 from ropewalk.integrations.models import attach, rope_of, rope_of_rows, rotary_module
 from ropewalk.rope import Default, LongRope, Yarn, methods_from_config
+from tests.integrations.families import COMMON, FAMILIES, tiny_model
 
 LENGTHS = (48, 120)
 ORIGINAL = 64

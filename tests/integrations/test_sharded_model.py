@@ -9,7 +9,7 @@ from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.integrations.models import attach
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
 from ropewalk.testing import random_layout
-from sharded_model_cases import LONG, logits_on_shards, run_slice_by_slice, tiny_llama
+from tests.integrations.sharded_model_cases import LONG, logits_on_shards, run_slice_by_slice, tiny_llama
 
 
 def batches():

@@ -10,9 +10,9 @@ from itertools import product
 import pytest
 import torch
 
-from ranks_cases import dying, late, own_rank, refusing, threads_after, threads_after_refusals
 from ropewalk.parallel import MeshShape
 from ropewalk.testing.ranks import RankFailure, Ranks
+from tests.parallel.ranks_cases import dying, late, own_rank, refusing, threads_after, threads_after_refusals
 
 
 def test_a_pool_gives_results_in_order_and_outlives_its_failures():

@@ -6,7 +6,15 @@ from itertools import product
 import pytest
 import torch
 
-from ring_cases import (
+from ropewalk import attend
+from ropewalk.attention import AttentionSpec, check_engine
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.packing import PackedLayout
+from ropewalk.parallel import RowShards, ShardedLayouts
+from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel.ring import Merged, ring_attend
+from ropewalk.parallel.ring_blocks import Part
+from tests.parallel.ring_cases import (
     Case,
     autocast_changes,
     differences_from_attend,
@@ -17,14 +25,6 @@ from ring_cases import (
     with_empty_ranks,
     worst_shares,
 )
-from ropewalk import attend
-from ropewalk.attention import AttentionSpec, check_engine
-from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.packing import PackedLayout
-from ropewalk.parallel import RowShards, ShardedLayouts
-from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring import Merged, ring_attend
-from ropewalk.parallel.ring_blocks import Part
 
 SEEDS = range(12)
 EVEN, ODD = (*SEEDS[::2], 3), (*SEEDS[1::2], 4)

@@ -5,7 +5,6 @@ import random
 import pytest
 import torch
 
-from ring_cases import RanksInTurn
 from ropewalk.packing import PackedLayout
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
@@ -14,6 +13,7 @@ from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.parallel.ring_varlen import VarlenBlocks
 from ropewalk.testing import random_layout
 from ropewalk.testing.attention import attention_errors
+from tests.parallel.ring_cases import RanksInTurn
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,6 @@ import weakref
 import pytest
 import torch
 
-from ring_cases import RanksInTurn
 from ropewalk.errors import EngineError
 from ropewalk.packing import PackedLayout
 from ropewalk.parallel import ShardedLayouts, ring_varlen
@@ -17,6 +16,7 @@ from ropewalk.parallel.ring_plan import ring_plan, sent_on
 from ropewalk.parallel.ring_varlen import VarlenBlocks, layers_of, varlen_forward
 from ropewalk.testing import random_layout
 from ropewalk.testing.attention import attention_errors
+from tests.parallel.ring_cases import RanksInTurn
 
 
 def weights_of(q, k, cu_q, cu_k, causal, scale):

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from meta_cases import META, OneDevice
-from ring_cases import RanksInTurn
 from ropewalk import PackedLayout
 from ropewalk.packing import PATTERNS
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.parallel.ring_varlen import VarlenBlocks
+from tests.meta_cases import META, OneDevice
+from tests.parallel.ring_cases import RanksInTurn
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import torch
 
 from ropewalk.errors import EngineError
 from ropewalk.parallel.ulysses import ulysses
-from ulysses_cases import against_one_process, narrowed_heads
+from tests.parallel.ulysses_cases import against_one_process, narrowed_heads
 
 CASES = range(12)
 """Seeds of batches of 7 to 130 tokens: every pattern, one or two rows, interleaved or not, documents on all shards."""

@@ -7,7 +7,7 @@ import torch
 
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.parallel import World, joined, require_devices, world_from_environment
-from world_cases import gathered_from, gathered_ranks, led, refused_by, unexpectedly_failing
+from tests.parallel.world_cases import gathered_from, gathered_ranks, led, refused_by, unexpectedly_failing
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

@@ -27,7 +27,7 @@ from ropewalk.planning.communication import (
 from ropewalk.planning.memory import estimate_memory
 from ropewalk.planning.model_shape import ModelShape, ShardedRun
 from ropewalk.testing import random_layout
-from scaling_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
+from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
 
 GB = 10**9
 

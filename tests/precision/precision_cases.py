@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
+from tests.places import SHARED
+
 STORIES = SHARED / "models" / "stories260k"
 
 SHARP = 6.0

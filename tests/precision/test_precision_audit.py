@@ -6,13 +6,13 @@ import pytest
 import torch
 import transformers
 
-from precision_cases import sharp_llama, token_rows
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.integrations.rotary_swap import swap_rotary
 from ropewalk.integrations.subject import Subject
 from ropewalk.precision import AuditSettings, audit, finding, forward_passes
 from ropewalk.precision.summary import best_mend
 from ropewalk.rope import methods_from_config
+from tests.precision.precision_cases import sharp_llama, token_rows
 
 SETTINGS = AuditSettings(shifts=(0, 16, 1000), ladder_samples=2)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from precision_cases import STORIES, dense_attention, dense_received, sharp_llama, stories, token_rows
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.precision import (
     EXACT,
@@ -28,6 +27,14 @@ from ropewalk.precision.first_token import placements
 from ropewalk.precision.layouts import documents_of
 from ropewalk.precision.mends import changes
 from ropewalk.precision.rungs import moved
+from tests.precision.precision_cases import (
+    STORIES,
+    dense_attention,
+    dense_received,
+    sharp_llama,
+    stories,
+    token_rows,
+)
 
 FAR = 1_000_000
 LENGTH = 64

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from precision_cases import sharp_llama, token_rows
 from ropewalk.precision import AuditSettings, Runner, Series, Subject, audit, measure_drift, stock_arithmetic
 from ropewalk.precision.passes import logit_difference, shifted
+from tests.precision.precision_cases import sharp_llama, token_rows
 
 pytestmark = [
     pytest.mark.gpu,

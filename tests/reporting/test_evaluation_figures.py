@@ -13,7 +13,11 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.text import Text
 
-from evaluation_results import (
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.reporting import evaluation_bars, evaluation_figures, needle_grid
+from ropewalk.reporting.evaluation_figures import spaced
+from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,
     NO_QUESTIONS,
@@ -26,11 +30,7 @@ from evaluation_results import (
     scored,
     short,
 )
-from reporting_cases import drawing
-from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.results import TaskResult
-from ropewalk.reporting import evaluation_bars, evaluation_figures, needle_grid
-from ropewalk.reporting.evaluation_figures import spaced
+from tests.reporting.reporting_cases import drawing
 
 LONG = "meta-llama/Llama-3.1-8B-Instruct extended to 128k by YaRN, checkpoint 500"
 WIDE = "a title of many words that goes on and on " * 8

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evaluation_results import needle, retrieval, ruler, short
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import needle_figure, write_evaluation_report
 from ropewalk.reporting.evaluation_page import chosen_examples
-from test_page import Reader
+from tests.reporting.evaluation_results import needle, retrieval, ruler, short
+from tests.reporting.test_page import Reader
 
 RECORD: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

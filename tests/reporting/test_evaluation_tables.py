@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from evaluation_results import (
+from ropewalk.evaluation.comparison import compare
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.statistics import NO_INTERVAL
+from ropewalk.reporting import ResultTable, comparison_table, result_tables
+from ropewalk.reporting.evaluation_tables import evaluation_tables
+from ropewalk.reporting.grid_table import Cell, grid_tables
+from tests.reporting.evaluation_results import (
     DIFFERENCES,
     LENGTHS,
     NO_ESSAYS,
@@ -20,13 +26,7 @@ from evaluation_results import (
     scored,
     short,
 )
-from reporting_cases import BEFORE
-from ropewalk.evaluation.comparison import compare
-from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting import ResultTable, comparison_table, result_tables
-from ropewalk.reporting.evaluation_tables import evaluation_tables
-from ropewalk.reporting.grid_table import Cell, grid_tables
+from tests.reporting.reporting_cases import BEFORE
 
 
 def printed(table: ResultTable, width: int = 100) -> list[str]:

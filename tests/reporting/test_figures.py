@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from reporting_cases import AFTER, BEFORE, passkey, perplexity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult, default_bins
 from ropewalk.reporting import passkey_figure, perplexity_figure, training_figure
+from tests.reporting.reporting_cases import AFTER, BEFORE, passkey, perplexity
 
 
 def said(svg: Path) -> list[str]:

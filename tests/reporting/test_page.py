@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reporting_cases import AFTER, BEFORE
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import perplexity_figure, result_tables, write_report
 from ropewalk.reporting.page import Examples
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
+from tests.reporting.reporting_cases import AFTER, BEFORE
 
 NASTY = "<script>alert('x')</script> & \"quotes\""
 

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.text import Text
 
-from reporting_cases import drawing
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import precision_axes, precision_bars, precision_figures, precision_tokens
 from ropewalk.reporting.precision_axes import alone, number_text, shift_text, spread
+from tests.reporting.reporting_cases import drawing
 
 SHIFTS = (0, 16, 100, 1000, 10_000, 100_000, 1_000_000)
 SAME = 16

@@ -11,12 +11,12 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 
-from reporting_cases import drawing
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import rope_bases, rope_figures, rope_probe
 from ropewalk.reporting.figures import new_figure
 from ropewalk.reporting.rope_axes import envelope, length_axis, length_text, shown_name
 from ropewalk.reporting.rope_bases import band_polygons, base_text
+from tests.reporting.reporting_cases import drawing
 
 M = np.arange(1, 8193)
 PAIRS = np.arange(64)

@@ -5,10 +5,10 @@ import math
 
 from rich.console import Console
 
-from reporting_cases import AFTER, BEFORE, passkey, perplexity
 from ropewalk.evaluation import TaskResult
 from ropewalk.reporting import ResultTable, result_tables
 from ropewalk.reporting.tables import interval, marks_of, number, percent
+from tests.reporting.reporting_cases import AFTER, BEFORE, passkey, perplexity
 
 SKIPPED = TaskResult.not_run("passkey", "passkey", 2048, "the model has no tokenizer")
 

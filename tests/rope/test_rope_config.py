@@ -17,15 +17,6 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from rope_cases import (
-    FLOAT32_ORACLE,
-    FLOAT64_ORACLE,
-    PUBLISHED,
-    examples,
-    llama_config,
-    methods,
-    transformers_in_float64,
-)
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
     ROPE_KEYS,
@@ -46,6 +37,15 @@ from ropewalk.rope import (
     replace_methods,
 )
 from ropewalk.rope.tensions import config_tensions
+from tests.rope.rope_cases import (
+    FLOAT32_ORACLE,
+    FLOAT64_ORACLE,
+    PUBLISHED,
+    examples,
+    llama_config,
+    methods,
+    transformers_in_float64,
+)
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
 LENGTH = {"max_position_embeddings": 4096}

@@ -14,7 +14,23 @@ from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from rope_cases import (
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import (
+    METHODS,
+    Default,
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    Ntk,
+    RopeMethod,
+    Theta,
+    Yarn,
+    config_entries,
+    longrope_attention_factor,
+    unscaled_inv_freq,
+)
+from tests.rope.rope_cases import (
     FLOAT32_ORACLE,
     FLOAT64_ORACLE,
     PUBLISHED,
@@ -31,22 +47,6 @@ from rope_cases import (
     thetas,
     transformers_in_float64,
     yarns,
-)
-from ropewalk.errors import RopewalkError
-from ropewalk.rope import (
-    METHODS,
-    Default,
-    DynamicNtk,
-    Linear,
-    Llama3,
-    LongRope,
-    Ntk,
-    RopeMethod,
-    Theta,
-    Yarn,
-    config_entries,
-    longrope_attention_factor,
-    unscaled_inv_freq,
 )
 
 

@@ -18,7 +18,6 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from rope_cases import examples, methods
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
     Default,
@@ -31,6 +30,7 @@ from ropewalk.rope import (
     config_entries,
     unscaled_inv_freq,
 )
+from tests.rope.rope_cases import examples, methods
 
 X = torch.empty(0)
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_cases import examples
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import STYLES, Default, DynamicNtk, Linear, LongRope, RotaryEmbedding, RotaryRows, Yarn
+from tests.rope.rope_cases import examples
 
 X = torch.empty(0)
 DIM = 16

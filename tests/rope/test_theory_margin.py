@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_cases import examples, methods
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, Llama3, LongRope, Yarn, unscaled_inv_freq
 from ropewalk.rope.theory import (
@@ -24,7 +23,8 @@ from ropewalk.rope.theory import (
     violations,
 )
 from ropewalk.rope.theory.screen import screen, screen_error
-from theory_cases import inv_freq, margins
+from tests.rope.rope_cases import examples, methods
+from tests.rope.theory_cases import inv_freq, margins
 
 # The paper's table 4: one base of 5e6, and its "method 2", piecewise with interpolated slow pairs.
 PAIR = np.arange(64)

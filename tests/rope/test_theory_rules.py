@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,9 +27,10 @@ from ropewalk.rope.theory import (
     theta_by_rule,
 )
 from ropewalk.rope.theory.recommend import KNOWN_FLOORS
-from theory_cases import inv_freq
+from tests.places import ROOT
+from tests.rope.theory_cases import inv_freq
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ropewalk.search import (
     goal_of,
     search,
 )
-from toy_objective import ToyEvaluator
+from tests.search.toy_objective import ToyEvaluator
 
 TRAINED, TARGET = 32, 96
 CONFIG: dict[str, Any] = {

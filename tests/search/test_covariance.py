@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.search import START_TOKENS, Candidate, Measured, Space, evolve, search
 from ropewalk.search.covariance import CovarianceSettings, _decoder, covariance
-from toy_objective import ToyEvaluator
+from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)
 OPTIMUM = Candidate((1.0, 1.5, 2.25, 3.0))

@@ -1,7 +1,6 @@
 """Factors from elsewhere come in number by number; what is left out is said, and what does not fit is refused."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from ropewalk.integrations.checkpoint_config import CheckpointConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
 from ropewalk.search.imports import checkpoint, for_model, from_config, from_csv, is_config, method_of
+from tests.places import CONFIGS
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 PHI = ["phi-3-mini-128k-instruct-april-2024", "phi-3-mini-128k-instruct", "phi-3.5-mini-instruct"]
 PAIRS = 64
 FACTORS = np.round(np.linspace(1, 32, PAIRS) ** 0.9, 2)

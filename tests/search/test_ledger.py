@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.lock import locked
 from ropewalk.search import Candidate, Job
 from ropewalk.search.ledger import read_log, search_log
-from test_space import placed
+from tests.disk_cases import files_no_larger_than
+from tests.search.test_space import placed
 
 HEADER = {"seed": 3, "start_tokens": (0, 4)}
 JOB = Job(Candidate((1.0, 1.5)), 0)

@@ -13,7 +13,7 @@ from ropewalk.integrations.models import attach, load_model, rotary_module
 from ropewalk.packing import IGNORED, PackedLayout, Row
 from ropewalk.rope import Default, LongRope
 from ropewalk.search import Candidate, Job, ModelEvaluator, ShortPenalty, goal_of
-from search_rank_cases import FAMILIES, TARGET, TRAINED, tiny_goal, tiny_model, tiny_rows
+from tests.search.search_rank_cases import FAMILIES, TARGET, TRAINED, tiny_goal, tiny_model, tiny_rows
 
 UNIT = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)}
 ROUNDINGS = {torch.float32: 100 * UNIT[torch.float32], torch.bfloat16: UNIT[torch.bfloat16] / 5}

@@ -20,8 +20,8 @@ from ropewalk.search import (
     mutate,
     search,
 )
-from test_space import is_member, placed
-from toy_objective import ToyEvaluator
+from tests.search.test_space import is_member, placed
+from tests.search.toy_objective import ToyEvaluator
 
 OPERATIONS = st.lists(st.sampled_from(["mutate", "crossover", "nearest"]), max_size=12)
 

@@ -11,7 +11,7 @@ from ropewalk.search import Candidate, Space, evolve, search
 from ropewalk.search.algorithm import Ask
 from ropewalk.search.covariance import covariance
 from ropewalk.search.running import MARGIN
-from toy_objective import ToyEvaluator
+from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(1, 11.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from ropewalk.search import Candidate, Job, Measured, SearchResult
 from ropewalk.search.running import Trace
-from toy_objective import ToyEvaluator
+from tests.search.toy_objective import ToyEvaluator
 
 benchmark = pytest.importorskip(
     "benchmarks.search", reason="benchmarks are found from the root of the checkout only"

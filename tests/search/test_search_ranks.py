@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropewalk.search import ALGORITHMS
-from search_rank_cases import (
+from tests.search.search_rank_cases import (
     failing_search,
     model_search,
     shared_search,

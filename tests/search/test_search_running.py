@@ -7,7 +7,7 @@ import pytest
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.search import Candidate, Job, Ledger, Space, evolve, search
 from ropewalk.search.ledger import read_log, search_log
-from toy_objective import ToyEvaluator
+from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)
 OPTIMUM = Candidate((1.0, 1.5, 2.25, 3.0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from tiny import WORDS, save_tokenizer
+from tests.training.tiny import WORDS, save_tokenizer
 
 
 @pytest.fixture(scope="session")

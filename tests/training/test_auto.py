@@ -12,7 +12,6 @@ import yaml
 import ropewalk.training.choice as choice
 import ropewalk.training.run as run
 import ropewalk.training.stage as stage
-from programs import ROPEWALK, run_program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
@@ -26,6 +25,7 @@ from ropewalk.training.preflight import plan
 from ropewalk.training.recipe_file import dump_recipe, parse_recipe
 from ropewalk.training.report import write_run_report
 from ropewalk.training.reporter import Silent
+from tests.programs import ROPEWALK, run_program
 
 CANDIDATES = ["theta=2", "critical-dimension", "ntk", "current"]
 

@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 
 import ropewalk.search.ledger as ledger
 import ropewalk.training.factor_search as factor_search
-from longrope_run_cases import extended
-from programs import run_program
 from ropewalk import load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
@@ -26,6 +24,8 @@ from ropewalk.training import extend
 from ropewalk.training.factor_search import checkpoint_digest
 from ropewalk.training.recipe_file import parse_recipe
 from ropewalk.training.report import write_run_report
+from tests.programs import run_program
+from tests.training.longrope_run_cases import extended
 
 ORIGINAL, TARGET = 32, 256
 PAIRS = 4

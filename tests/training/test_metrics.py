@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from disk_cases import files_no_larger_than
 from ropewalk.errors import RopewalkError
 from ropewalk.training.metrics import LOST, MetricsLog
+from tests.disk_cases import files_no_larger_than
 
 STEPS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]
 """The second stage changes only RoPE."""

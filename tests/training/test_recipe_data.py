@@ -23,7 +23,7 @@ from ropewalk.training.documents import _in_storage_order
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.report import write_run_report
 from ropewalk.training.run import extend
-from test_run import losses, recipe_of
+from tests.training.test_run import losses, recipe_of
 
 STAGE = {"context": 64, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "anchor"}
 

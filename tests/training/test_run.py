@@ -12,7 +12,6 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from programs import ROPEWALK, Program
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.training import extend
@@ -21,7 +20,8 @@ from ropewalk.training.preflight import plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_file import parse_recipe
 from ropewalk.training.reporter import Silent
-from tiny import save_tokenizer
+from tests.programs import ROPEWALK, Program
+from tests.training.tiny import save_tokenizer
 
 
 def recipe_of(values) -> Recipe:

@@ -9,22 +9,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from checkpoint_rank_cases import (
-    ALONE,
-    Trainee,
-    checked_on_ranks,
-    files_of,
-    go_on,
-    killed,
-    latest_on_ranks,
-    on_a_full_disk,
-    on_disks_apart,
-    only_weights,
-    refused_on_ranks,
-    resumed,
-    saved,
-    sentence,
-)
 from ropewalk import RopewalkError
 from ropewalk.files import remove_left_overs
 from ropewalk.testing.ranks import RankFailure
@@ -44,7 +28,23 @@ from ropewalk.training.sharded_checkpoint import (
     load_checkpoint,
     load_weights,
 )
-from sharded_cases import packed_rows, save_tied_llama
+from tests.training.checkpoint_rank_cases import (
+    ALONE,
+    Trainee,
+    checked_on_ranks,
+    files_of,
+    go_on,
+    killed,
+    latest_on_ranks,
+    on_a_full_disk,
+    on_disks_apart,
+    only_weights,
+    refused_on_ranks,
+    resumed,
+    saved,
+    sentence,
+)
+from tests.training.sharded_cases import packed_rows, save_tied_llama
 
 MESH = {"shard": 2, "sequence": 2}
 POSITION = Position(0, 2, 999)

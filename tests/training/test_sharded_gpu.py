@@ -15,7 +15,7 @@ from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe import Optimizer
 from ropewalk.training.step import train_step
-from sharded_cases import packed_rows, save_tied_llama
+from tests.training.sharded_cases import packed_rows, save_tied_llama
 
 GPU = [
     pytest.mark.gpu,

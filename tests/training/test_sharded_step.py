@@ -8,7 +8,7 @@ import torch
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.communication import fsdp_bytes, replica_bytes, ulysses_bytes
 from ropewalk.planning.model_shape import ModelShape
-from sharded_cases import (
+from tests.training.sharded_cases import (
     packed_rows,
     save_tied_llama,
     step_traffic,

@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers
 
-from meta_cases import META, OneDevice
 from ropewalk import PackedLayout, Row
 from ropewalk.attention import varlen
 from ropewalk.integrations import attention_hooks
@@ -17,6 +16,7 @@ from ropewalk.rope import LongRope
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe import Optimizer
+from tests.meta_cases import META, OneDevice
 
 LENGTH = 40
 SIZES = {

@@ -15,7 +15,7 @@ from ropewalk.training.preflight import plan
 from ropewalk.training.recipe import Recipe
 from ropewalk.training.recipe_file import parse_recipe
 from ropewalk.training.team import Team
-from sharded_cases import too_short
+from tests.training.sharded_cases import too_short
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
 

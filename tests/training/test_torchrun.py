@@ -11,10 +11,10 @@ import torch
 import yaml
 
 import ropewalk
-from longrope_run_cases import extended
-from programs import ROPEWALK, run_program, run_together
 from ropewalk.training import extend
 from ropewalk.training.recipe_file import parse_recipe
+from tests.programs import ROPEWALK, run_program, run_together
+from tests.training.longrope_run_cases import extended
 
 PROGRAM = """
 import os, signal, sys

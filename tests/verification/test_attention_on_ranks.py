@@ -11,7 +11,7 @@ from ropewalk.testing import oracle_attention
 from ropewalk.verification import Planned, planned_checks
 from ropewalk.verification.engines import attended_of, engine_equals_reference
 from ropewalk.verification.exactness import expected_of, values_of
-from verification_cases import run_with
+from tests.verification.verification_cases import run_with
 
 TWO = [MeshShape(ring=2), MeshShape(sequence=2)]
 FOUR = [MeshShape(ring=2, sequence=2), MeshShape(shard=2, ring=2), MeshShape(replicate=2, sequence=2)]

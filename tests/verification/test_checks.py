@@ -19,7 +19,7 @@ from ropewalk.verification.labels import labels_of_rows
 from ropewalk.verification.meshes import uneven_rows
 from ropewalk.verification.rounding import largest_difference, rounding_budget
 from ropewalk.verification.running import reason_of
-from verification_cases import OTHER_FAULTS
+from tests.verification.verification_cases import OTHER_FAULTS
 
 
 def with_layouts(case, layouts):

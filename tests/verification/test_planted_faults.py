@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk.parallel import MeshShape
 from ropewalk.verification import Planned, planned_checks, verify
-from verification_cases import FAULTS, reached_by, run_with, shifted_rows
+from tests.verification.verification_cases import FAULTS, reached_by, run_with, shifted_rows
 
 
 def failing(ranks, case, planned, fault=None):

@@ -12,7 +12,13 @@ from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, World
 from ropewalk.testing.ranks import _serve
 from ropewalk.verification import Planned, run_in, running, verify
-from verification_cases import failing_alone, failing_on_all, failing_unheard, groups_after, once_on_some
+from tests.verification.verification_cases import (
+    failing_alone,
+    failing_on_all,
+    failing_unheard,
+    groups_after,
+    once_on_some,
+)
 
 
 def test_what_one_rank_alone_knows_leaves_its_process(two_ranks):
