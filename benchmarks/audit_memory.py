@@ -25,14 +25,14 @@ import torch
 import transformers
 
 from benchmarks.common import write
-from ropewalk.integrations.subject import Subject
-from ropewalk.lengths import parse_length
-from ropewalk.precision.arithmetic import DTYPES, stock_arithmetic
-from ropewalk.precision.cost import peak_bytes
-from ropewalk.precision.drift import cut_lengths
-from ropewalk.precision.first_token import first_token_effects
-from ropewalk.precision.passes import LOGITS_BYTES, Runner, shifted
-from ropewalk.precision.streamed import BLOCK_BYTES
+from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
+from ropewalk.audit.blockwise import BLOCK_BYTES
+from ropewalk.audit.drift import cut_lengths
+from ropewalk.audit.first_token import first_token_effects
+from ropewalk.audit.mitigation_costs import peak_bytes
+from ropewalk.audit.passes import LOGITS_BYTES, Runner, shifted
+from ropewalk.io.lengths import parse_length
+from ropewalk.models.model_under_test import Subject
 from ropewalk.versions import software_versions
 
 GIB = 2**30

@@ -58,7 +58,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.pr
 PACKING = """
 import json, os, resource, sys, time
 from ropewalk.data import Job, PackingSettings, SourceSpec, load_tokenizer, pack_rows
-import pyarrow, ropewalk.data.mixture, ropewalk.data.stats
+import pyarrow, ropewalk.data.mixture.mixture, ropewalk.data.stats.stats
 path, name, out, context, workers = sys.argv[1:]
 if __name__ == "__main__":
     tokenizer = load_tokenizer(name)
@@ -94,7 +94,7 @@ def corpus(path: Path, size: int, short: bool) -> None:
 
 
 def _texts(short: bool) -> Iterator[str]:
-    from ropewalk.data.embedded import embedded_documents
+    from ropewalk.data.read.embedded import embedded_documents
 
     texts = [document.text for document in embedded_documents("all")]
     if short:
@@ -173,7 +173,7 @@ def bpe32k(folder: Path) -> str:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    from ropewalk.data.embedded import embedded_documents
+    from ropewalk.data.read.embedded import embedded_documents
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

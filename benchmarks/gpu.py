@@ -88,8 +88,8 @@ def audit_passes(length: int = 4096) -> list[dict[str, Any]]:
     """A forward pass of the precision audit in each arithmetic, for random weights in Llama 2 7B's shape."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from ropewalk.precision import Runner, Subject, stock_arithmetic
-    from ropewalk.precision.passes import shifted
+    from ropewalk.audit import Runner, Subject, stock_arithmetic
+    from ropewalk.audit.passes import shifted
 
     config = LlamaConfig(
         hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32

@@ -10,7 +10,7 @@ figure stands its bound:
   ``ropewalk.testing.attention_errors`` and one process's own error;
 - loss and gradient norm: what the tests grant gradients summed in another order, and for the norm also twice the error
   of torch's own float32 norm of the same gradients;
-- bytes: the formulas of ``ropewalk.planning.communication`` and ``ropewalk.parallel.ring_plan``, which are exact.
+- bytes: the formulas of ``ropewalk.planning.sizing.traffic`` and ``ropewalk.parallel.ring_plan``, which are exact.
 
 Seconds are relative to one process on one thread in the same run, timed in turn with each mesh. Eight processes share
 the machine's cores, so the figure says what parallelism costs in extra work, and nothing about scaling: with 2 cores
@@ -36,22 +36,22 @@ from torch import Tensor
 
 from benchmarks.common import write
 from ropewalk import PackedLayout, Row, attend
-from ropewalk.data.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import load_model
-from ropewalk.integrations.sharding import load_sharded
-from ropewalk.packing import next_token_labels
+from ropewalk.attention.layout import next_token_labels
+from ropewalk.data.read.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
+from ropewalk.models.load import load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, joined, make_mesh, sharded_attend
 from ropewalk.parallel.balance import ring_chunks, ring_work
 from ropewalk.parallel.ring_plan import ring_bytes, ring_plan
 from ropewalk.parallel.ulysses import replicated_kv_heads
-from ropewalk.planning.communication import fsdp_bytes, replica_bytes, ulysses_bytes
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
 from ropewalk.testing import attention_errors
 from ropewalk.testing.ranks import Ranks
 from ropewalk.testing.traffic import counted_traffic
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import Batch, train_step
 
 WORLD = 8

@@ -29,17 +29,17 @@ from torch import Tensor
 from benchmarks.attention_cpu import document_lengths
 from ropewalk import EngineError, PackedLayout, Row, attend
 from ropewalk.attention import AttentionSpec, check_engine
-from ropewalk.integrations import losses
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import attach, checkpoint_activations, load_model
-from ropewalk.integrations.sharding import load_sharded
-from ropewalk.packing import next_token_labels
+from ropewalk.attention.layout import next_token_labels
+from ropewalk.models import losses
+from ropewalk.models.load import attach, checkpoint_activations, load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, World, joined, make_mesh
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.parallel.ring_varlen import VarlenBlocks
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import StepResult, train_step
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -34,11 +34,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common import write
-from ropewalk.data.embedded import embedded_documents
+from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.ruler.tasks import RULER
 from ropewalk.evaluation.sample import Sample
-from ropewalk.lengths import parse_length
+from ropewalk.evaluation.tasks.ruler.tasks import RULER
+from ropewalk.io.lengths import parse_length
 
 TASKS = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
 VOCABULARY = 16384

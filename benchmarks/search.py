@@ -26,9 +26,9 @@ import torch
 
 from benchmarks.common import write
 from ropewalk.data import SourceSpec, read_documents
-from ropewalk.data.embedded import demo_model_path
-from ropewalk.data.tokenise import load_tokenizer, tokenise
-from ropewalk.integrations.models import load_model
+from ropewalk.data.read.embedded import demo_model_path
+from ropewalk.data.tokens.tokenise import load_tokenizer, tokenise
+from ropewalk.models.load import load_model
 from ropewalk.rope import Default, method_from_config
 from ropewalk.search import (
     START_TOKENS,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import transformers
 
-from ropewalk.integrations.models import attach
-from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
+from ropewalk.models.load import attach
 from ropewalk.rope import Default
 from ropewalk.search import Job, ModelEvaluator, goal_of, mutate
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import write
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 from ropewalk.rope import unscaled_inv_freq
 from ropewalk.rope.theory import CEILING, context_bound, feasible_bases, safe_base
 

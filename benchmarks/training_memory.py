@@ -17,11 +17,11 @@ import transformers
 from benchmarks.attention_cpu import document_lengths
 from benchmarks.common import write
 from ropewalk import PackedLayout, Row
-from ropewalk.integrations.losses import LOGITS_BYTES, LossModel, OutputHead
-from ropewalk.integrations.models import attach
-from ropewalk.packing import next_token_labels
+from ropewalk.attention.layout import next_token_labels
+from ropewalk.models.load import attach
+from ropewalk.models.losses import LOGITS_BYTES, LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import train_step
 
 GIB = 2**30

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ropewalk.lengths import format_length
+from ropewalk.io.lengths import format_length
 from ropewalk.rope.theory import SAFE_CEILING, FeasibleBases, feasible_bases
 from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
 

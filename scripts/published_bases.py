@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ropewalk.planning.settings import WIDE
+from ropewalk.planning.rules import WIDE
 from ropewalk.rope.theory import EXTENSIONS, SAFE_CEILING, Extension, feasible_bases, recommended_theta
 from ropewalk.rope.theory.scaling import scaled_theta
 

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ropewalk.training import recipe, recipe_changes
-from ropewalk.training.recipe_changes import is_group
-from ropewalk.training.recipe_data import Strict
+from ropewalk.training.recipe import changes as recipe_changes
+from ropewalk.training.recipe import recipe
+from ropewalk.training.recipe.changes import is_group
+from ropewalk.training.recipe.data import Strict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"

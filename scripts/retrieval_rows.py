@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.evaluation.longeval import HEADER, LARGEST_VALUE, LINE, TAIL
-from ropewalk.evaluation.passkey import LARGEST_KEY, NOISE_SENTENCES, passkey_text
-from ropewalk.evaluation.ruler.templates import NOISE_LINE, needle_line, niah_prompt
-from ropewalk.evaluation.words import key_names
+from ropewalk.evaluation.tasks.longeval import HEADER, LARGEST_VALUE, LINE, TAIL
+from ropewalk.evaluation.tasks.passkey import LARGEST_KEY, NOISE_SENTENCES, passkey_text
+from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
+from ropewalk.evaluation.tasks.words import key_names
 
 BARE_SHARE, SEVERAL_SHARE = 0.2, 0.7
 """Shares of exams without instructions, and of the others those that have several questions."""

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import format_length
+from ropewalk.io.lengths import format_length
 from ropewalk.planning import H100, ModelShape, ShardedRun, choose_mesh, estimate_memory, estimate_step
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"

@@ -45,7 +45,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropewalk.evaluation.words import words_unavailable
+from ropewalk.evaluation.tasks.words import words_unavailable
 
 CONTEXT = 512
 VOCAB_SIZE = 2048
@@ -206,10 +206,10 @@ def train(model: LlamaForCausalLM, maker: RowMaker, steps: int, minutes: float |
 
 def quick_check(folder: Path, samples: int) -> None:
     """Print the scores of the saved folder, at the context and at twice and four times its length."""
+    from ropewalk.evaluation.model_under_test import Subject
+    from ropewalk.evaluation.run import evaluate
     from ropewalk.evaluation.settings import Settings
-    from ropewalk.evaluation.subject import Subject
-    from ropewalk.evaluation.suites import evaluate
-    from ropewalk.integrations.models import load_model
+    from ropewalk.models.load import load_model
 
     settings = Settings(
         suites=("passkey", "longeval", "ruler"),

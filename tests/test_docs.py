@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 from tests.places import ROOT
 
 PAGES = [

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.benchmark_files import read_rows
 from ropewalk.evaluation.record import read_record as read_results
-from ropewalk.files import (
+from ropewalk.evaluation.tasks.benchmark_files import read_rows
+from ropewalk.io.files import (
     check_model_place,
     new_folder,
     parse_json,
@@ -23,7 +23,7 @@ from ropewalk.files import (
     remove_left_overs,
     write_json,
 )
-from ropewalk.integrations.config_file import read_config_file
+from ropewalk.models.config_file import read_config_file
 from ropewalk.search import read_factors
 
 MANIFEST = Path("part/manifest.json")
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_cleared_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("ropewalk.files.shutil.rmtree", refuse)
+    monkeypatch.setattr("ropewalk.io.files.shutil.rmtree", refuse)
     with pytest.raises(RopewalkError, match="Permission denied"):
         remove_left_overs(tmp_path)
 

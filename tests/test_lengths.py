@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import format_length, parse_length
+from ropewalk.io.lengths import format_length, parse_length
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropewalk.evaluation.longeval import LinesTask
-from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.ruler.niah import NeedleTask
 from ropewalk.evaluation.scoring import METRICS
-from ropewalk.evaluation.words import words_unavailable
+from ropewalk.evaluation.tasks.longeval import LinesTask
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.tasks.ruler.niah import NeedleTask
+from ropewalk.evaluation.tasks.words import words_unavailable
 from tests.places import ROOT
 
 SCRIPTS = ROOT / "scripts"

@@ -9,19 +9,19 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.attention import attend
+    from ropewalk.attention.layout import PackedLayout, Row
     from ropewalk.errors import EngineError, RopewalkError
-    from ropewalk.integrations.models import load_model
-    from ropewalk.packing import PackedLayout, Row
+    from ropewalk.models.load import load_model
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "EngineError": "errors",
-    "PackedLayout": "packing",
+    "PackedLayout": "attention.layout",
     "RopewalkError": "errors",
-    "Row": "packing",
+    "Row": "attention.layout",
     "attend": "attention",
-    "load_model": "integrations.models",
+    "load_model": "models.load",
 }
 
 __all__ = ["EngineError", "PackedLayout", "RopewalkError", "Row", "__version__", "attend", "load_model"]

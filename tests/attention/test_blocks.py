@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 from ropewalk import PackedLayout
-from ropewalk.attention import flex
-from ropewalk.attention.blocks import padded_lists, touched_blocks
+from ropewalk.attention.engines import flex
+from ropewalk.attention.engines.blocks import padded_lists, touched_blocks
 from ropewalk.testing import cut_row, oracle_attention, random_layout
 
 

@@ -11,16 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, attend
-from ropewalk.attention import (
-    ENGINES,
-    AttentionSpec,
-    check_engine,
-    prepare,
-    resolve_engine,
-    varlen,
-    why_not,
-)
-from ropewalk.packing import PATTERNS
+from ropewalk.attention import ENGINES, AttentionSpec, check_engine, prepare, resolve_engine, why_not
+from ropewalk.attention.engines import varlen
+from ropewalk.attention.layout import PATTERNS
 from ropewalk.testing import (
     attention_errors,
     cut_row,
@@ -210,7 +203,7 @@ def test_layouts_must_match_the_batch():
 
 
 def test_plans_are_made_once_a_row_not_once_a_layer(monkeypatch):
-    from ropewalk.attention import segments
+    from ropewalk.attention.engines import segments
 
     calls = []
     monkeypatch.setattr(segments, "plan", lambda *a, plan=segments.plan: calls.append(1) or plan(*a))

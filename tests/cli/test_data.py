@@ -171,7 +171,7 @@ def test_ctrl_c_says_where_the_work_lies_and_how_it_goes_on(
 
     def interrupted_in(place: str, *options: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr(f"ropewalk.data.store.{place}", interrupt)
+            patch.setattr(f"ropewalk.data.rows.store.{place}", interrupt)
             assert main([*command, *options]) == 130
         return capsys.readouterr().err
 

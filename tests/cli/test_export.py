@@ -18,10 +18,10 @@ from ropewalk.cli import app as program
 from ropewalk.cli.text import rows_of
 from ropewalk.data import load_tokenizer
 from ropewalk.evaluation.identity import model_digest
-from ropewalk.evaluation.perplexity import perplexity_by_position
-from ropewalk.integrations.config_file import read_config_file
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import load_model, rope_of
+from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
+from ropewalk.models.config_file import read_config_file
+from ropewalk.models.load import load_model, rope_of
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
 from ropewalk.rope.readers import notes_on
 from tests.cli.byte_checkpoint import save_byte_checkpoint

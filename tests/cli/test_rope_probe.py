@@ -166,7 +166,7 @@ def test_bad_input_is_one_sentence_before_the_model_is_loaded(
     arguments: list[str],
     message: str,
 ) -> None:
-    from ropewalk.integrations import models
+    from ropewalk.models import load as models
 
     monkeypatch.setattr(models, "load_model", None)
     assert run(checkpoint, "--to", "128", "--text", text, *arguments) == 2

@@ -5,17 +5,17 @@ import math
 
 import pytest
 
+from ropewalk.attention.layout import IGNORED
 from ropewalk.cli import search as search_module
 from ropewalk.cli.app import main
 from ropewalk.cli.search_text import beginning, search_text
 from ropewalk.data import load_tokenizer
-from ropewalk.integrations import models
 from ropewalk.io.lock import locked
-from ropewalk.packing import IGNORED
+from ropewalk.models import load as models
 from ropewalk.rope import LongRope, longrope_attention_factor
 from ropewalk.search import ALGORITHMS, needles, read_factors
-from ropewalk.search.finding import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
 from ropewalk.search.objective import ModelEvaluator
+from ropewalk.search.run import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.verify_command_cases import command
 
@@ -93,7 +93,7 @@ def test_perplexities_are_those_of_the_model(search, checkpoint, text, tmp_path)
     """The file's numbers, computed again by nothing but transformers' loss on the same rows."""
     import torch
 
-    from ropewalk.integrations.models import load_model
+    from ropewalk.models.load import load_model
     from ropewalk.rope import Linear
 
     assert search() == 0
@@ -194,7 +194,7 @@ def test_ctrl_c_before_the_first_loss_says_that_nothing_is_lost(search, monkeypa
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropewalk.integrations.models.load_model", interrupt)
+    monkeypatch.setattr("ropewalk.models.load.load_model", interrupt)
     assert search() == 130
     said = "error: interrupted: nothing is measured yet; the same command starts again"
     assert capsys.readouterr().err.splitlines()[-1] == said

@@ -5,10 +5,10 @@ import io
 
 import pytest
 
-import ropewalk.verification.effective_rope as effective_rope
+import ropewalk.verification.checks.effective_rope as effective_rope
 from ropewalk.cli.app import main
 from ropewalk.verification import Check
-from ropewalk.verification.running import run_planned
+from ropewalk.verification.run import run_planned
 
 
 def command(arguments):

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.assemble import PADDING, PackedRow, assemble_rows, pack_documents
-from ropewalk.data.documents import TokenisedDocument
-from ropewalk.data.framing import DocumentEnds, PackingCounts
-from ropewalk.data.settings import InterleaveSettings, PackingSettings
-from ropewalk.data.tokenise import SpecialTokens
-from ropewalk.data.training_row import training_row
+from ropewalk.attention.layout import IGNORED, PATTERNS, POSITIONS
+from ropewalk.data.read.documents import TokenisedDocument
+from ropewalk.data.rows.assemble import PADDING, PackedRow, assemble_rows, pack_documents
+from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
+from ropewalk.data.rows.special_tokens import DocumentEnds, PackingCounts
+from ropewalk.data.rows.training_row import training_row
+from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import IGNORED, PATTERNS, POSITIONS
 
 BOS, EOS = 1, 2
 SPECIAL = SpecialTokens(BOS, EOS, BOS)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.attention_share import (
+from ropewalk.attention.layout import PATTERNS, PackedLayout
+from ropewalk.data.stats.attention_share import (
     cut,
     ideal_speedup,
     share_of_documents,
@@ -17,7 +18,6 @@ from ropewalk.data.attention_share import (
     visible_pairs,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PATTERNS, PackedLayout
 from ropewalk.testing.layouts import random_layout
 
 

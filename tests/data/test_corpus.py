@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data import corpus as corpus_module
-from ropewalk.data import token_blocks
-from ropewalk.data.corpus import Corpus, tokenise_portions
-from ropewalk.data.documents import Document, Record, SourceSpec, TokenisedDocument
-from ropewalk.data.portions import Portion
-from ropewalk.data.tokenise import load_tokenizer, tokenizer_identity
+from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.input_splits import Portion
+from ropewalk.data.tokens import corpus as corpus_module
+from ropewalk.data.tokens import token_shards as token_blocks
+from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
+from ropewalk.data.tokens.tokenise import load_tokenizer, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
 from tests.places import ROOT
@@ -421,9 +421,9 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ropewalk.data import token_blocks
-from ropewalk.data.corpus import tokenise_portions
-from ropewalk.data.documents import SourceSpec
-from ropewalk.data.portions import plan_portions
+from ropewalk.data.tokens.corpus import tokenise_portions
+from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.read.input_splits import plan_portions
 from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
     _, _, inputs, output, workers, limit = sys.argv

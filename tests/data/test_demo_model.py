@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropewalk.data.embedded import demo_model_path, embedded_documents
+from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 PASSKEY_PARTS = (

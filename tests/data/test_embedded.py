@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.data import embedded
-from ropewalk.data.embedded import demo_model_path, embedded_documents, embedded_split
+from ropewalk.data.read import embedded
+from ropewalk.data.read.embedded import demo_model_path, embedded_documents, embedded_split
 from ropewalk.errors import RopewalkError
 
 

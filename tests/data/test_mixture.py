@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ropewalk.data.mixture import Mixture, MixtureReport, MixtureSettings, explain, mix
+from ropewalk.data.mixture.mixture import Mixture, MixtureReport, MixtureSettings, explain, mix
 from ropewalk.errors import RopewalkError
 
 NAMES = ("arxiv", "wiki", "books")

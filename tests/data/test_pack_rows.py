@@ -26,9 +26,9 @@ from ropewalk.data import (
     open_rows,
     pack_rows,
 )
-from ropewalk.data import corpus as corpus_module
-from ropewalk.data.accounting import imbalance, token_account
-from ropewalk.data.store import Part
+from ropewalk.data.rows.accounting import imbalance, token_account
+from ropewalk.data.rows.store import Part
+from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError
 from tests.programs import Program
 
@@ -51,7 +51,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many files of rows from few tokens."""
-    monkeypatch.setattr("ropewalk.data.store.LEAST_FILE_TOKENS", 1024)
+    monkeypatch.setattr("ropewalk.data.rows.store.LEAST_FILE_TOKENS", 1024)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -269,7 +269,7 @@ def test_kept_tokens_are_not_made_again(
     def fail(*_: object) -> None:
         raise AssertionError("tokenised again")
 
-    monkeypatch.setattr("ropewalk.data.tokenise._encode", fail)
+    monkeypatch.setattr("ropewalk.data.tokens.tokenise._encode", fail)
     with pytest.raises(AssertionError, match="tokenised again"):
         pack_rows(longer, tmp_path / "third")
     pack_rows(longer, tmp_path / "second", tokens=tmp_path / "tokens")
@@ -278,11 +278,11 @@ def test_kept_tokens_are_not_made_again(
 
 COMMAND = """
 import sys
-import ropewalk.data.store
-import ropewalk.data.token_blocks
+import ropewalk.data.rows.store
+import ropewalk.data.tokens.token_shards
 from ropewalk.cli.app import main
-ropewalk.data.store.LEAST_FILE_TOKENS = 1024
-ropewalk.data.token_blocks.BLOCK_TOKENS = 2000
+ropewalk.data.rows.store.LEAST_FILE_TOKENS = 1024
+ropewalk.data.tokens.token_shards.BLOCK_TOKENS = 2000
 main(sys.argv[1:])
 """
 

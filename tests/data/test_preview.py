@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data import InterleaveSettings, PackedRow, PackingSettings
-from ropewalk.data.assemble import assemble_rows, pack_documents
-from ropewalk.data.framing import DocumentEnds
-from ropewalk.data.preview import Chunk, RowPreview, Span, preview_row
-from ropewalk.data.tokenise import SpecialTokens
+from ropewalk.data.rows.assemble import assemble_rows, pack_documents
+from ropewalk.data.rows.special_tokens import DocumentEnds
+from ropewalk.data.stats.preview import Chunk, RowPreview, Span, preview_row
+from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 
 BOS, EOS = 1, 2

@@ -11,8 +11,8 @@ import pytest
 import zstandard
 
 from ropewalk.data import ReadingCounts, SourceSpec, read_documents
-from ropewalk.data.documents import Document
-from ropewalk.data.portions import plan_portions, refuse_duplicates
+from ropewalk.data.read.documents import Document
+from ropewalk.data.read.input_splits import plan_portions, refuse_duplicates
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import TEXTS
 
@@ -158,9 +158,9 @@ def test_sources_follow_each_other_and_files_are_opened_late(tmp_path: Path) -> 
 
 
 def test_embedded_corpus_is_wired_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = type(sys)("ropewalk.data.embedded")
+    module = type(sys)("ropewalk.data.read.embedded")
     module.embedded_documents = lambda split="train": iter([Document(split, "python-docs", "x")])
-    monkeypatch.setitem(sys.modules, "ropewalk.data.embedded", module)
+    monkeypatch.setitem(sys.modules, "ropewalk.data.read.embedded", module)
     assert read("embedded") == [Document("train", "python-docs", "x")]
     assert read("embedded:all", name="mine") == [Document("all", "mine", "x")]
     with pytest.raises(RopewalkError, match="choose one of train, validation, all"):

@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ropewalk.data import portions as module
-from ropewalk.data.documents import Document, SourceSpec
-from ropewalk.data.portions import plan_portions, read_portion
+from ropewalk.data.read import input_splits as module
+from ropewalk.data.read.documents import Document, SourceSpec
+from ropewalk.data.read.input_splits import plan_portions, read_portion
 from ropewalk.errors import RopewalkError
 
 Texts = list[tuple[str, str]]
@@ -327,8 +327,8 @@ def test_odd_names_of_sources_are_refused(tmp_path: Path) -> None:
 GROWN = """
 import resource, sys
 from pathlib import Path
-from ropewalk.data.documents import SourceSpec
-from ropewalk.data.portions import plan_portions, read_portion
+from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.read.input_splits import plan_portions, read_portion
 count = sum(len(r.documents) for p in plan_portions([SourceSpec(sys.argv[1])]) for r in read_portion(p))
 status = Path("/proc/self/status")
 if status.exists():  # ru_maxrss counts from before exec, when this was a copy of the tests' own process

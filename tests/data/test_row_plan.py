@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ropewalk.data import row_plan
-from ropewalk.data.row_plan import Pieces, RowPlan, plan_rows
-from ropewalk.data.settings import PACKINGS, REMAINDERS
+from ropewalk.data.rows import plan as row_plan
+from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
+from ropewalk.data.rows.settings import PACKINGS, REMAINDERS
 from ropewalk.errors import RopewalkError
 
 Piece = tuple[int, int, int]

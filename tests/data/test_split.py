@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.split import ValidationSettings, split_documents, text_hash
+from ropewalk.data.tokens.split import ValidationSettings, split_documents, text_hash
 from ropewalk.errors import RopewalkError
 
 # Few letters and short texts, so that copies are common.

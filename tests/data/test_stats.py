@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import PATTERNS, PackedLayout
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
-from ropewalk.data.documents import Document, SourceSpec, TokenisedDocument
-from ropewalk.data.stats import (
+from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.stats.stats import (
     LONG_LENGTHS,
     LengthBin,
     Repeats,
@@ -24,7 +25,6 @@ from ropewalk.data.stats import (
     statistics_report,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PATTERNS, PackedLayout
 
 ONCE = {"repeated_documents": 0, "repeated_tokens": 0, "most_times": 1}
 

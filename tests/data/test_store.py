@@ -24,8 +24,8 @@ from ropewalk.data import (
     read_documents,
     tokenizer_identity,
 )
-from ropewalk.data.accounting import imbalance, token_account
-from ropewalk.data.tokenise import tokenise
+from ropewalk.data.rows.accounting import imbalance, token_account
+from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import make_tokenizer
 
@@ -149,7 +149,7 @@ def test_anything_that_matters_makes_other_rows(corpus: Path, tokenizer: PreTrai
 def test_a_large_file_is_known_by_size_and_time(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropewalk.data.identity.HASHED_BYTES", 10)
+    monkeypatch.setattr("ropewalk.data.rows.identity.HASHED_BYTES", 10)
     first = prepare(corpus, tokenizer)
     assert prepare(corpus, tokenizer).folder == first.folder
     os.utime(corpus, ns=(1, 1))

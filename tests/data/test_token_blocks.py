@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data import token_blocks
-from ropewalk.data.token_blocks import (
+from ropewalk.data.tokens import token_shards as token_blocks
+from ropewalk.data.tokens.token_shards import (
     Block,
     PortionWriter,
     TokenFile,

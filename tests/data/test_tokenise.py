@@ -11,9 +11,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.documents import Document
-from ropewalk.data.split import text_hash
-from ropewalk.data.tokenise import (
+from ropewalk.data.read.documents import Document
+from ropewalk.data.tokens.split import text_hash
+from ropewalk.data.tokens.tokenise import (
     SpecialTokens,
     TokenisedDocument,
     encode_batches,
@@ -137,8 +137,8 @@ ORPHANS = """
 import multiprocessing, os, sys, time
 # What the workers inherit.
 os.dup2(os.open(sys.argv[2], os.O_WRONLY), 1)
-from ropewalk.data.documents import Document
-from ropewalk.data.tokenise import tokenise
+from ropewalk.data.read.documents import Document
+from ropewalk.data.tokens.tokenise import tokenise
 if __name__ == "__main__":
     stream = tokenise((Document("x", "", "") for _ in range(1000)), sys.argv[1], workers=2, batch_documents=1)
     next(stream)

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.identity import digest
+from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.predictions import Prediction, predicted

@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropewalk.evaluation.passkey import NEEDLE, NOISE_WORDS, QUESTION, TASK
+from ropewalk.evaluation.tasks.passkey import NEEDLE, NOISE_WORDS, QUESTION, TASK
 
 
 def byte_tokenizer(bos: str | None = "<s>", template: bool = False) -> PreTrainedTokenizerFast:

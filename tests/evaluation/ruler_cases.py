@@ -8,9 +8,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import ropewalk
-from ropewalk.evaluation.ruler.templates import CWE, FWE, NIAH, NOISE_LINE, QA, VT
+from ropewalk.evaluation.tasks.ruler.templates import CWE, FWE, NIAH, NOISE_LINE, QA, VT
 
-DEMO = Path(ropewalk.__file__).parent / "data" / "demo_model"
+DEMO = Path(ropewalk.__file__).parent / "data" / "read" / "demo_model"
 
 
 @cache

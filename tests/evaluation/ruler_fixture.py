@@ -50,7 +50,7 @@ def upstream(
     scripts: Path, python: str, task: str, length: int, count: int, tokenizer: Path, timeout: float = 120
 ) -> list[dict[str, object]] | None:
     """Upstream's samples; None where its script does not end, or ends in an error."""
-    import ropewalk.evaluation.sentences as sentences
+    import ropewalk.evaluation.tasks.sentences as sentences
 
     with tempfile.TemporaryDirectory() as out:
         arguments = ["--save_dir", out, "--tokenizer_type", "hf", "--tokenizer_path", str(tokenizer)]
@@ -76,7 +76,7 @@ def digest(prompt: str) -> str:
 
 
 def main() -> None:
-    from ropewalk.evaluation.words import word_lists
+    from ropewalk.evaluation.tasks.words import word_lists
     from tests.evaluation.ruler_cases import prose, template_tokenizer
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

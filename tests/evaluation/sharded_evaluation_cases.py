@@ -12,7 +12,7 @@ from ropewalk.errors import Echo, RunFailure
 from ropewalk.evaluation.probe import probe
 from ropewalk.evaluation.sharded import evaluate_sharded
 from ropewalk.evaluation.sharded_rows import forced_row, row_losses_of, sharded_likeliest, sharded_losses
-from ropewalk.integrations.sharding import load_sharded
+from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, joined, make_mesh
 
 

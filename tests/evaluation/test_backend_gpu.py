@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ropewalk.evaluation.backends import InMemoryBackend, Request
-from ropewalk.integrations.models import attach
+from ropewalk.models.load import attach
 from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama
 
 pytestmark = [

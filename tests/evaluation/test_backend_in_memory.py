@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import InMemoryBackend, Request, argmax_matches, decoding
-from ropewalk.integrations.models import attach
+from ropewalk.models.load import attach
 from ropewalk.rope import RotaryEmbedding
 
 

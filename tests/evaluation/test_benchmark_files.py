@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.benchmark_files import BenchmarkFiles, covers, read_rows
+from ropewalk.evaluation.tasks.benchmark_files import BenchmarkFiles, covers, read_rows
 
 ROWS = [{"q": 1, "s": "é"}, {"q": 2, "s": None}]
 
@@ -120,7 +120,8 @@ def test_each_file_is_read_once(tmp_path, monkeypatch):
     file = save(tmp_path / "all.jsonl", [{"q": 1, "subject": "a"}, {"q": 2, "subject": "b"}])
     read = []
     monkeypatch.setattr(
-        "ropewalk.evaluation.benchmark_files.read_rows", lambda path: read.append(path) or read_rows(path)
+        "ropewalk.evaluation.tasks.benchmark_files.read_rows",
+        lambda path: read.append(path) or read_rows(path),
     )
     files = BenchmarkFiles(file)
     for config in "ab":

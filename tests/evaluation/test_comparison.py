@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.data.identity import digest
+from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import overall_results
 from ropewalk.evaluation.comparison import RESAMPLES, Difference, compare

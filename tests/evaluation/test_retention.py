@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import retention as module
+from ropewalk.evaluation.model_under_test import Subject
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.retention import RetentionSettings, check_retention, retention
+from ropewalk.evaluation.run import evaluate
 from ropewalk.evaluation.settings import Materials, Settings
 from ropewalk.evaluation.sharded import ShardedBackend
 from ropewalk.evaluation.statistics import (
@@ -26,9 +26,9 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
-from ropewalk.evaluation.subject import Subject
-from ropewalk.evaluation.suites import evaluate
-from ropewalk.integrations.models import load_model
+from ropewalk.evaluation.tasks.lm_eval import retention as module
+from ropewalk.evaluation.tasks.lm_eval.retention import RetentionSettings, check_retention, retention
+from ropewalk.models.load import load_model
 from ropewalk.reporting.evaluation_tables import evaluation_tables
 from ropewalk.rope import Yarn
 from tests.harness_cases import DATA, Parrot, harness_model, harness_tokenizer
@@ -501,7 +501,7 @@ def test_without_lm_eval_every_task_is_not_run(model, tokenizer, monkeypatch):
 
 
 def test_without_network_and_data_a_task_is_not_run_and_the_others_go_on(tokenizer, monkeypatch):
-    monkeypatch.setattr("ropewalk.integrations.hub_access.hub_reachable", lambda: False)
+    monkeypatch.setattr("ropewalk.data.read.hub_access.hub_reachable", lambda: False)
     settings = replace(HELLASWAG, tasks=("arc_challenge", "hellaswag", "mmlu"))
     results = retention(Parrot(tokenizer, told_hellaswag()), tokenizer, settings)
     assert [result.status for result in results] == ["not run", "ok", "not run"]
@@ -622,7 +622,7 @@ def test_nothing_is_printed_by_a_process_of_its_own():
     """Where no test runner sets up logging, and bars are not switched off."""
     program = (
         "from tests.harness_cases import *\n"
-        "from ropewalk.evaluation.retention import *\n"
+        "from ropewalk.evaluation.tasks.lm_eval.retention import *\n"
         "settings = RetentionSettings('short', ('mmlu',), {'mmlu': DATA / 'mmlu'})\n"
         "assert retention(harness_model(), harness_tokenizer(), settings)[0].n == 7\n"
     )
@@ -639,7 +639,7 @@ def test_nothing_is_printed_by_a_process_of_its_own():
 
 def test_importing_it_loads_no_torch():
     program = (
-        "import sys, ropewalk.evaluation.retention as r; "
+        "import sys, ropewalk.evaluation.tasks.lm_eval.retention as r; "
         "r.check_retention.__name__; print('torch' in sys.modules, 'lm_eval' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,13 +11,13 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.ruler import cwe, fwe, niah
-from ropewalk.evaluation.ruler.haystack import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
-from ropewalk.evaluation.ruler.tasks import EMBEDDED, PUBLISHED, RULER, ruler_tasks
-from ropewalk.evaluation.ruler.templates import NOISE_LINE
 from ropewalk.evaluation.scoring import METRICS
-from ropewalk.evaluation.sentences import sentence_ends
-from ropewalk.evaluation.words import KeyNames, listed_words, words_unavailable
+from ropewalk.evaluation.tasks.ruler import cwe, fwe, niah
+from ropewalk.evaluation.tasks.ruler.haystack import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
+from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED, PUBLISHED, RULER, ruler_tasks
+from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE
+from ropewalk.evaluation.tasks.sentences import sentence_ends
+from ropewalk.evaluation.tasks.words import KeyNames, listed_words, words_unavailable
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, prose, template_tokenizer
 
 pytestmark = pytest.mark.skipif(words_unavailable() is not None, reason="wonderwords is not installed")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ropewalk.evaluation.ruler.cwe import answered_example, numbered
-from ropewalk.evaluation.ruler.templates import (
+from ropewalk.evaluation.tasks.ruler.cwe import answered_example, numbered
+from ropewalk.evaluation.tasks.ruler.templates import (
     CWE,
     FWE,
     NOISE_LINE,
@@ -12,7 +12,7 @@ from ropewalk.evaluation.ruler.templates import (
     needle_line,
     niah_prompt,
 )
-from ropewalk.evaluation.ruler.vt import answered, chain_statements, tracking_prompt
+from ropewalk.evaluation.tasks.ruler.vt import answered, chain_statements, tracking_prompt
 
 
 def test_noise_line():

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import words
-from ropewalk.evaluation.ruler.niah import uuid4
-from ropewalk.evaluation.sentences import Prose, sentence_ends, split_sentences
-from ropewalk.evaluation.words import KeyNames
+from ropewalk.evaluation.tasks import words
+from ropewalk.evaluation.tasks.ruler.niah import uuid4
+from ropewalk.evaluation.tasks.sentences import Prose, sentence_ends, split_sentences
+from ropewalk.evaluation.tasks.words import KeyNames
 from tests.evaluation.ruler_cases import prose
 
 WORDS = st.lists(st.text("ab-", min_size=1, max_size=4), min_size=1, max_size=6, unique=True)

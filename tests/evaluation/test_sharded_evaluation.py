@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.attention.layout import IGNORED
 from ropewalk.cli.evaluate_sharded import check_processes, degrees_in, shape_for
 from ropewalk.cli.text import documents_of
 from ropewalk.data import load_tokenizer
-from ropewalk.data.embedded import demo_model_path
+from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import PromptEncoder, Settings, Subject, evaluate, evaluation_rows
 from ropewalk.evaluation.backends import argmax_matches
 from ropewalk.evaluation.backends.decoding import greedy_ids
-from ropewalk.evaluation.needle import forced_ids
-from ropewalk.evaluation.passkey import PasskeyTask
-from ropewalk.evaluation.perplexity import row_losses
 from ropewalk.evaluation.probe import probe
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.sharded import ShardedBackend, check_sharded, chosen_suites
 from ropewalk.evaluation.sharded_rows import row_losses_of
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import load_model
-from ropewalk.packing import IGNORED
+from ropewalk.evaluation.tasks.needle import forced_ids
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.tasks.perplexity import row_losses
+from ropewalk.models.load import load_model
+from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape
 from ropewalk.rope import Default, DynamicNtk, LongRope
 from tests.evaluation.sharded_evaluation_cases import (

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MistralConfig, MistralForCausalLM
 
+from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, evaluation_rows, perplexity_by_position, ratio_interval
-from ropewalk.evaluation.perplexity import causal_losses, chunked_row_losses
-from ropewalk.evaluation.sliding import (
+from ropewalk.evaluation.tasks.perplexity import causal_losses, chunked_row_losses
+from ropewalk.evaluation.tasks.sliding import (
     SlidingPerplexity,
     document_windows,
     sliding_perplexity,
     sliding_task,
     window_row,
 )
-from ropewalk.integrations import losses as losses_module
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import attach
-from ropewalk.packing import IGNORED
+from ropewalk.models import losses as losses_module
+from ropewalk.models.load import attach
+from ropewalk.models.losses import OutputHead
 from tests.evaluation.evaluation_cases import tiny_llama
 
 BOS, VOCABULARY = 1, 97

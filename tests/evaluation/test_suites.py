@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from ropewalk.data import load_tokenizer
-from ropewalk.data.embedded import demo_model_path, embedded_documents
+from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation import SUITES, Settings, Stores, Subject, TaskResult, check_suites, evaluate
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.finished import FinishedResults
 from ropewalk.evaluation.predictions import PredictionLog
-from ropewalk.evaluation.ruler.tasks import PUBLISHED
-from ropewalk.evaluation.suites import check
-from ropewalk.integrations.models import attach
+from ropewalk.evaluation.run import check
+from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
+from ropewalk.models.load import attach
 from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
 
 DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90, 400)]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ropewalk.data import load_tokenizer
-from ropewalk.data.embedded import demo_model_path
+from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.evaluation.backends import InMemoryBackend, Request, ServerBackend
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.integrations.models import load_model
+from ropewalk.models.load import load_model
 from tests.completion_server import free_port
 from tests.programs import Program
 

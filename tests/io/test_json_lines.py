@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.files import parse_json
+from ropewalk.io.files import parse_json
 from ropewalk.io.json_lines import BLOCK, append_line, read_lines
 
 LINES = [{"step": 1, "text": "é\ud800\n\u2028"}, {"step": 2, "text": ""}, {"step": 3, "text": "x" * 200}]

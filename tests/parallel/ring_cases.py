@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk import attend
-from ropewalk.packing import PackedLayout
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, sharded_attend
 from ropewalk.parallel.ring import Ring, ring_attend_merging, ring_backward, ring_forward
 from ropewalk.parallel.ring_blocks import Final, Scoring, wide_dtype

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout
 from ropewalk.parallel import BALANCES, ShardedLayouts, row_shards
 from ropewalk.parallel.balance import TIE, ring_chunks, ring_work
 from ropewalk.parallel.mesh import SequenceGroups

@@ -8,8 +8,8 @@ import torch
 
 from ropewalk import attend
 from ropewalk.attention import AttentionSpec, check_engine
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.packing import PackedLayout
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring import Merged, ring_attend

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from ropewalk.packing import PackedLayout
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring import ring_attend

@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import EngineError
-from ropewalk.packing import PackedLayout
 from ropewalk.parallel import ShardedLayouts, ring_varlen
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring_blocks import PlainBlocks

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
+from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import EngineError
-from ropewalk.packing import IGNORED
 from ropewalk.parallel import NO_TOKEN, MeshShape, RowShards, SequenceGroups, ShardedLayouts, row_shards
 from ropewalk.parallel.ulysses import check_heads, replicated_kv_heads
 from ropewalk.testing import random_layout

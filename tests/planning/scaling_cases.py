@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ropewalk import PackedLayout
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, sharded_attend
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
 LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)

@@ -12,7 +12,7 @@ import yaml
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
 from ropewalk.planning.checkpoint import of_checkpoint
-from ropewalk.planning.settings import bound_at
+from ropewalk.planning.rules import bound_at
 from ropewalk.rope import (
     CANDIDATES,
     Default,
@@ -25,8 +25,8 @@ from ropewalk.rope import (
     trained_length,
 )
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, recommended_theta
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.ropes import possible_methods
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.stage_rope.methods import possible_methods
 
 LLAMA_2 = Default(128, 1e4)
 LLAMA_3 = Default(128, 5e5)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ropewalk import EngineError, RopewalkError
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.memory import estimate_memory
-from ropewalk.planning.mesh_choice import USABLE, WORTH, check_mesh, choose_mesh
-from ropewalk.planning.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.scaling import H100, estimate_step
+from ropewalk.planning.sizing.memory import estimate_memory
+from ropewalk.planning.sizing.mesh_choice import USABLE, WORTH, check_mesh, choose_mesh
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.time import H100, estimate_step
 from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B
 
 SMALL = ModelShape(4, 256, 512, 12, 4, 32, 1000)

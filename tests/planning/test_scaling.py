@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.model_shape import ModelShape, ShardedRun, numel
-from ropewalk.planning.scaling import H100, Cluster, estimate_step, flops, visible_pairs
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun, numel
+from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
 from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B, SMALL
 
 

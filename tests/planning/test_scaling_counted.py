@@ -3,8 +3,8 @@
 import pytest
 
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.communication import fsdp_bytes, ulysses_bytes
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.traffic import fsdp_bytes, ulysses_bytes
 from tests.planning.scaling_cases import SMALL, counted_fsdp_bytes, counted_ulysses_bytes
 
 SHAPE = ModelShape.from_config(SMALL)

@@ -9,13 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk import EngineError, PackedLayout
-from ropewalk.integrations import losses
+from ropewalk.models import losses
 from ropewalk.parallel import BALANCES, MeshShape, row_shards
 from ropewalk.parallel.ring_keys import most_ring_keys
 from ropewalk.parallel.ring_plan import ring_bytes as planned_ring_bytes
 from ropewalk.parallel.ring_plan import ring_plan
-from ropewalk.planning import memory as memory_module
-from ropewalk.planning.communication import (
+from ropewalk.planning.sizing import memory as memory_module
+from ropewalk.planning.sizing.memory import estimate_memory
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.traffic import (
     fsdp_bytes,
     packed_ring_bytes,
     replica_bytes,
@@ -24,8 +26,6 @@ from ropewalk.planning.communication import (
     step_communication,
     ulysses_bytes,
 )
-from ropewalk.planning.memory import estimate_memory
-from ropewalk.planning.model_shape import ModelShape, ShardedRun
 from ropewalk.testing import random_layout
 from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
 

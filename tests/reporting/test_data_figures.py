@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from ropewalk.data.stats import length_statistics, statistics_report
+from ropewalk.data.stats.stats import length_statistics, statistics_report
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting import data_tables
 from ropewalk.reporting.data_figures import SourceLengths, length_figure, source_lengths

@@ -36,7 +36,7 @@ from ropewalk.rope import (
     methods_from_config,
     replace_methods,
 )
-from ropewalk.rope.tensions import config_tensions
+from ropewalk.rope.config_warnings import config_tensions
 from tests.rope.rope_cases import (
     FLOAT32_ORACLE,
     FLOAT64_ORACLE,

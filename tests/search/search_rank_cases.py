@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import transformers
 
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.integrations.models import attach
-from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.models.load import attach
 from ropewalk.parallel import World, joined
 from ropewalk.rope import Default
 from ropewalk.search import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.checkpoint_config import CheckpointConfig
+from ropewalk.models.checkpoint_config import CheckpointConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
 from ropewalk.search.imports import checkpoint, for_model, from_config, from_csv, is_config, method_of

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import IGNORED
 from ropewalk.data import load_tokenizer
-from ropewalk.data.embedded import demo_model_path, embedded_documents
+from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import words as word_lists
-from ropewalk.packing import IGNORED
+from ropewalk.evaluation.tasks import words as word_lists
 from ropewalk.search.documents import rows_digest
 from ropewalk.search.needles import _Text, needle_rows
 

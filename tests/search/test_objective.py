@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.integrations.models import attach, load_model, rotary_module
-from ropewalk.packing import IGNORED, PackedLayout, Row
+from ropewalk.models.load import attach, load_model, rotary_module
 from ropewalk.rope import Default, LongRope
 from ropewalk.search import Candidate, Job, ModelEvaluator, ShortPenalty, goal_of
 from tests.search.search_rank_cases import FAMILIES, TARGET, TRAINED, tiny_goal, tiny_model, tiny_rows

@@ -10,7 +10,7 @@ import pytest
 from ropewalk.search import Candidate, Space, evolve, search
 from ropewalk.search.algorithm import Ask
 from ropewalk.search.covariance import covariance
-from ropewalk.search.running import MARGIN
+from ropewalk.search.loop import MARGIN
 from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(1, 11.0)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ropewalk.search import Candidate, Job, Measured, SearchResult
-from ropewalk.search.running import Trace
+from ropewalk.search.loop import Trace
 from tests.search.toy_objective import ToyEvaluator
 
 benchmark = pytest.importorskip(

@@ -13,20 +13,20 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import load_model
-from ropewalk.integrations.sharding import gathered_state, load_sharded
+from ropewalk.models.load import load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
-from ropewalk.training import sharded_checkpoint
-from ropewalk.training.checkpoint_files import Position, check_checkpoint, latest_whole
-from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
-from ropewalk.training.sharded_checkpoint import (
+from ropewalk.training.checkpoint import sharded as sharded_checkpoint
+from ropewalk.training.checkpoint.files import Position, check_checkpoint, latest_whole
+from ropewalk.training.checkpoint.sharded import (
     ShardedCheckpoints,
     export_model,
     load_checkpoint,
     load_weights,
 )
+from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import train_step
 
 ALONE = World()

@@ -4,7 +4,7 @@ import yaml
 
 from ropewalk.parallel import joined
 from ropewalk.training import extend
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 
 
 def extended(values, resume=False):

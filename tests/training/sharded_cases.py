@@ -6,17 +6,17 @@ import torch
 import transformers
 
 from ropewalk import PackedLayout, RopewalkError, Row
+from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.evaluation.fitting import LengthTooShort
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import checkpoint_activations, load_model
-from ropewalk.integrations.sharding import gathered_state, load_sharded
-from ropewalk.packing import IGNORED, next_token_labels
+from ropewalk.models.load import checkpoint_activations, load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.testing import random_layout
 from ropewalk.testing.traffic import counted_traffic
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import train_step
 
 VOCABULARY = 503

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-import ropewalk.training.choice as choice
 import ropewalk.training.run as run
 import ropewalk.training.stage as stage
+import ropewalk.training.stage_rope.auto as choice
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
-from ropewalk.integrations.losses import OutputHead
+from ropewalk.io.progress import Silent
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, scaled_theta
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training import extend
 from ropewalk.training.announcement import announcement
 from ropewalk.training.preflight import plan
-from ropewalk.training.recipe_file import dump_recipe, parse_recipe
+from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.report import write_run_report
-from ropewalk.training.reporter import Silent
 from tests.programs import ROPEWALK, run_program
 
 CANDIDATES = ["theta=2", "critical-dimension", "ntk", "current"]
@@ -230,7 +230,7 @@ def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypat
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, tiny_checkpoint, tiny_documents):
     """The recipe of a run that broke off after the first checkpoint of its auto stage, and the file of its choice."""
-    import ropewalk.training.checkpointing as checkpointing
+    import ropewalk.training.checkpoint.writing as checkpointing
 
     stage = {"context": 128, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "rope": "auto"}
     values = {

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from ropewalk.training import extend
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 
 
 @pytest.mark.gpu

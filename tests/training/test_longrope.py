@@ -11,19 +11,19 @@ import yaml
 from safetensors.torch import load_file
 
 import ropewalk.search.ledger as ledger
-import ropewalk.training.factor_search as factor_search
+import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.identity import model_digest
-from ropewalk.integrations.losses import OutputHead
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors
 from ropewalk.search.documents import rows_digest, search_rows
 from ropewalk.training import extend
-from ropewalk.training.factor_search import checkpoint_digest
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.report import write_run_report
+from ropewalk.training.stage_rope.search import checkpoint_digest
 from tests.programs import run_program
 from tests.training.longrope_run_cases import extended
 
@@ -79,7 +79,7 @@ class Told:
         self.lines.append(text)
 
     def bar(self, label, total):
-        from ropewalk.training.reporter import Silent
+        from ropewalk.io.progress import Silent
 
         return Silent().bar(label, total)
 

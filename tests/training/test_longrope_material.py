@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 import ropewalk.training.documents as documents_room
-import ropewalk.training.material as material_room
+import ropewalk.training.stage_rope.search_data as material_room
 from ropewalk import RopewalkError
 from ropewalk.evaluation import evaluation_rows
 from ropewalk.evaluation.rows import take_documents
 from ropewalk.training import extend
-from ropewalk.training.material import check_materials, evaluated_documents, search_material
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.stage_rope.search_data import check_materials, evaluated_documents, search_material
 
 ORIGINAL = 32
 BOS, EOS = 100_000, 100_001

@@ -12,9 +12,9 @@ from ropewalk import RopewalkError
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.search import read_factors
 from ropewalk.training import extend
-from ropewalk.training.factor_search import describe_search, search_summary
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.report import write_run_report
+from ropewalk.training.stage_rope.search import describe_search, search_summary
 
 
 def recipe_of(values):
@@ -117,14 +117,14 @@ class Told:
         self.lines.append(text)
 
     def bar(self, label, total):
-        from ropewalk.training.reporter import Silent
+        from ropewalk.io.progress import Silent
 
         return Silent().bar(label, total)
 
 
 def test_note_summary_and_report_say_where_a_rule_is_better(own, monkeypatch):
     """As if NTK were better than what the search found on its own rows."""
-    import ropewalk.training.factor_search as factor_search
+    import ropewalk.training.stage_rope.search as factor_search
 
     found_factors = factor_search.found_factors
 

@@ -11,12 +11,12 @@ from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.rope import Default, LongRope
 from ropewalk.search.factors import Factors, write_factors
-from ropewalk.search.finding import BUDGET, DOCUMENTS
+from ropewalk.search.run import BUDGET, DOCUMENTS
 from ropewalk.training import extend
 from ropewalk.training.preflight import plan
-from ropewalk.training.recipe_file import dump_recipe, load_recipe, parse_recipe
-from ropewalk.training.recipe_rope import Search, ShortContext
-from ropewalk.training.tables import with_tables
+from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
+from ropewalk.training.recipe.rope import Search, ShortContext
+from ropewalk.training.stage_rope.tables import with_tables
 
 ORIGINAL, PAIRS = 32, 4
 LONG = (1.0, 1.5, 2.25, 4.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 
 SETTINGS = Optimizer()
 

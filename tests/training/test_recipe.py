@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from ropewalk import RopewalkError
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_file import dump_recipe, load_recipe, parse_recipe
+from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
 
 MINIMAL = """
 model: some/model

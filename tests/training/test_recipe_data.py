@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ropewalk.attention.layout import IGNORED, PackedLayout
 from ropewalk.data import (
     InterleaveSettings,
     Job,
@@ -18,9 +19,8 @@ from ropewalk.data import (
     pack_rows,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import IGNORED, PackedLayout
 from ropewalk.training.documents import _in_storage_order
-from ropewalk.training.recipe import Recipe
+from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.report import write_run_report
 from ropewalk.training.run import extend
 from tests.training.test_run import losses, recipe_of

@@ -10,18 +10,18 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-import ropewalk.data.store as store
-import ropewalk.training.checkpointing as checkpointing
+import ropewalk.data.rows.store as store
+import ropewalk.training.checkpoint.writing as checkpointing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.io.lock import locked
 from ropewalk.training import extend
-from ropewalk.training.checkpoint_files import EXPORT_RECORD
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_changes import Progress, changes, is_group, on_resume
-from ropewalk.training.recipe_data import Strict
-from ropewalk.training.recipe_file import model_in, parse_recipe
-from ropewalk.training.team import Team
+from ropewalk.training.checkpoint.files import EXPORT_RECORD
+from ropewalk.training.context import Team
+from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume
+from ropewalk.training.recipe.data import Strict
+from ropewalk.training.recipe.file import model_in, parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
 
 HEX = "0123456789abcdef" * 2
 
@@ -62,7 +62,7 @@ class Notes:
         self.told.append(line)
 
     def bar(self, label, total):
-        from ropewalk.training.reporter import Silent
+        from ropewalk.io.progress import Silent
 
         return Silent().bar(label, total)
 

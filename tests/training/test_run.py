@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
+from ropewalk.io.progress import Silent
 from ropewalk.training import extend
 from ropewalk.training.metrics import LOST
 from ropewalk.training.preflight import plan
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_file import parse_recipe
-from ropewalk.training.reporter import Silent
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
 from tests.programs import ROPEWALK, Program
 from tests.training.tiny import save_tokenizer
 
@@ -338,7 +338,7 @@ def test_an_output_that_is_taken_is_refused_and_untouched(finished, tmp_path, ca
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(recipe_values, tmp_path, capsys, monkeypatch):
     """A limit on the size of a file stands for the full disk: the weights no longer fit, small files do."""
-    import ropewalk.training.checkpointing as checkpointing
+    import ropewalk.training.checkpoint.writing as checkpointing
 
     save = checkpointing.save_checkpoint
 
@@ -431,7 +431,7 @@ def test_validation_sources_hold_nothing_out(recipe_values, tiny_documents):
 
 def unfinished(recipe_values) -> Path:
     """The folder of a run whose training was cut off after its second step."""
-    import ropewalk.training.checkpointing as checkpointing
+    import ropewalk.training.checkpoint.writing as checkpointing
 
     save = checkpointing.save_checkpoint
 

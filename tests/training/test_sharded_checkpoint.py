@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ropewalk import RopewalkError
-from ropewalk.files import remove_left_overs
+from ropewalk.io.files import remove_left_overs
 from ropewalk.testing.ranks import RankFailure
-from ropewalk.training.checkpoint import Position, checkpoints_in, read_position, restore, save_checkpoint
-from ropewalk.training.checkpoint_files import (
+from ropewalk.training.checkpoint.files import (
     RECORD,
     FileDigest,
     Record,
@@ -22,11 +21,18 @@ from ropewalk.training.checkpoint_files import (
     read_record,
     write_record,
 )
-from ropewalk.training.sharded_checkpoint import (
+from ropewalk.training.checkpoint.sharded import (
     ShardedCheckpoints,
     export_model,
     load_checkpoint,
     load_weights,
+)
+from ropewalk.training.checkpoint.single import (
+    Position,
+    checkpoints_in,
+    read_position,
+    restore,
+    save_checkpoint,
 )
 from tests.training.checkpoint_rank_cases import (
     ALONE,

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import checkpoint_activations, load_model
-from ropewalk.integrations.sharding import gathered_state, load_sharded
+from ropewalk.models.load import checkpoint_activations, load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import train_step
 from tests.training.sharded_cases import packed_rows, save_tied_llama
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.communication import fsdp_bytes, replica_bytes, ulysses_bytes
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
 from tests.training.sharded_cases import (
     packed_rows,
     save_tied_llama,

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 import transformers
 
 from ropewalk import PackedLayout, RopewalkError, Row
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import attach
-from ropewalk.packing import IGNORED, next_token_labels
+from ropewalk.attention.layout import IGNORED, next_token_labels
+from ropewalk.models.load import attach
+from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.stage import made_ahead
 from ropewalk.training.step import train_step
 

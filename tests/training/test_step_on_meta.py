@@ -5,17 +5,16 @@ import torch
 import transformers
 
 from ropewalk import PackedLayout, Row
-from ropewalk.attention import varlen
-from ropewalk.integrations import attention_hooks
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import attach, cast_parameters, checkpoint_activations
-from ropewalk.integrations.rotary_swap import rope_of
-from ropewalk.packing import PATTERNS, next_token_labels
-from ropewalk.packing.layout import POSITIONS
+from ropewalk.attention.engines import varlen
+from ropewalk.attention.layout import PATTERNS, POSITIONS, next_token_labels
+from ropewalk.models import attention_hooks
+from ropewalk.models.load import attach, cast_parameters, checkpoint_activations
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.rotary import rope_of
 from ropewalk.rope import LongRope
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from tests.meta_cases import META, OneDevice
 
 LENGTH = 40
@@ -94,7 +93,7 @@ def test_a_step_waits_for_its_device_once(read, pattern, positions, rows_per_bat
 def test_a_step_with_masters_and_checkpointing(read, monkeypatch, dtype, again):
     if dtype == torch.float32:
         # Its engine on a GPU is flex, which torch knows no meta kernel of; segments stands in for it.
-        monkeypatch.setattr("ropewalk.attention.engines.PREFERRED", ("segments",))
+        monkeypatch.setattr("ropewalk.attention.engines.capabilities.PREFERRED", ("segments",))
     model, optimizer = model_on(META, dtype=dtype)
     if again:
         checkpoint_activations(model.model)

@@ -11,10 +11,10 @@ import yaml
 from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import Mesh, MeshShape, SequenceGroups, World
+from ropewalk.training.context import Team
 from ropewalk.training.preflight import plan
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_file import parse_recipe
-from ropewalk.training.team import Team
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
 from tests.training.sharded_cases import too_short
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)

@@ -12,7 +12,7 @@ import yaml
 
 import ropewalk
 from ropewalk.training import extend
-from ropewalk.training.recipe_file import parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 from tests.programs import ROPEWALK, run_program, run_together
 from tests.training.longrope_run_cases import extended
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.packing import PackedLayout, Row, next_token_labels
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.rope import Default
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.verification import Case
 
 VOCABULARY = 61

@@ -9,7 +9,7 @@ import torch
 from ropewalk.parallel import MeshShape
 from ropewalk.testing import oracle_attention
 from ropewalk.verification import Planned, planned_checks
-from ropewalk.verification.engines import attended_of, engine_equals_reference
+from ropewalk.verification.checks.engines import attended_of, engine_equals_reference
 from ropewalk.verification.exactness import expected_of, values_of
 from tests.verification.verification_cases import run_with
 
@@ -54,7 +54,7 @@ def test_the_scale_is_the_models_own(two_ranks, granite_case):
 
 
 def test_an_engine_that_loses_the_scale_is_found(granite_case, monkeypatch):
-    import ropewalk.verification.engines as engines
+    import ropewalk.verification.checks.engines as engines
 
     sound = engines.attend
 

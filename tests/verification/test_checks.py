@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RunFailure
-from ropewalk.packing import PackedLayout, Row, next_token_labels
 from ropewalk.parallel import MeshShape
 from ropewalk.testing.ranks import RankFailure
 from ropewalk.verification import Check, Outcome, Planned, planned_checks, run_planned, summary, verify
+from ropewalk.verification.checks.documents import packed_equals_separate
+from ropewalk.verification.checks.effective_rope import rope_as_loaded
+from ropewalk.verification.checks.labels import labels_of_rows
+from ropewalk.verification.checks.meshes import uneven_rows
 from ropewalk.verification.computing import load_whole, packed_losses, row_losses
-from ropewalk.verification.documents import packed_equals_separate
-from ropewalk.verification.effective_rope import rope_as_loaded
-from ropewalk.verification.labels import labels_of_rows
-from ropewalk.verification.meshes import uneven_rows
 from ropewalk.verification.rounding import largest_difference, rounding_budget
-from ropewalk.verification.running import reason_of
+from ropewalk.verification.run import reason_of
 from tests.verification.verification_cases import OTHER_FAULTS
 
 

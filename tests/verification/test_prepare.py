@@ -11,9 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ropewalk.verification.case as cases
-from ropewalk.data.embedded import demo_model_path
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.parallel import MeshShape
 from ropewalk.training import Recipe
 from ropewalk.verification.case import _shortened, prepare

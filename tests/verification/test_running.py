@@ -11,7 +11,8 @@ import torch
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, World
 from ropewalk.testing.ranks import _serve
-from ropewalk.verification import Planned, run_in, running, verify
+from ropewalk.verification import Planned, run_in, verify
+from ropewalk.verification import run as running
 from tests.verification.verification_cases import (
     failing_alone,
     failing_on_all,

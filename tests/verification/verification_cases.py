@@ -8,25 +8,24 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-import ropewalk.attention.segments as segments
-import ropewalk.integrations.models as models
+import ropewalk.attention.engines.segments as segments
+import ropewalk.models.load as models
 import ropewalk.parallel.ring as ring
-import ropewalk.training.sharded_checkpoint as sharded_checkpoint
+import ropewalk.training.checkpoint.sharded as sharded_checkpoint
 import ropewalk.training.step as step
+import ropewalk.verification.checks.effective_rope as effective_rope
 import ropewalk.verification.computing as computing
-import ropewalk.verification.effective_rope as effective_rope
-import ropewalk.verification.running as running
+import ropewalk.verification.run as running
 from ropewalk.attention import api
+from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import next_token_labels
-from ropewalk.packing.row import IGNORED
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.training.step import Batch
 from ropewalk.verification import Outcome, Planned, run_in
 from ropewalk.verification.computing import once, once_together
-from ropewalk.verification.running import run_planned
+from ropewalk.verification.run import run_planned
 
 
 def run_with(fault, planned, case):
@@ -199,7 +198,7 @@ def _bfloat16_inv_freq(patch):
                 module._loaded = True
         return torch.nn.Module.train(model, mode)
 
-    from ropewalk.integrations.losses import LossModel
+    from ropewalk.models.losses import LossModel
 
     patch.setattr(RotaryEmbedding, "_on_device", on_device)
     patch.setattr(LossModel, "train", cast)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.attention.engines import AttentionSpec, EngineName, check_engine
+from ropewalk.attention.engines.capabilities import AttentionSpec, EngineName, check_engine
 from ropewalk.attention.kept import kept
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout
 
 log = logging.getLogger("ropewalk")
 
@@ -128,4 +128,4 @@ def _module(engine: str) -> ModuleType:
     # Imported when asked for: flex pulls in torch's compiler, which a CPU user never needs.
     from importlib import import_module
 
-    return import_module(f"ropewalk.attention.{engine}")
+    return import_module(f"ropewalk.attention.engines.{engine}")

@@ -61,7 +61,7 @@ def print_bases(advice: Advice) -> None:
     """The bases that the rules and the similarity margin give, beside what published models took."""
     from rich.table import Table
 
-    from ropewalk.planning.settings import WIDE
+    from ropewalk.planning.rules import WIDE
 
     console = results()
     found = advice.recommendation

@@ -13,7 +13,7 @@ from ropewalk.cli.text import rows_of
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.precision import Audit
+    from ropewalk.audit import Audit
 
 LONGEST_DEFAULT = 4096
 """Tokens of a row where the option is not given and the model is trained for as many."""
@@ -56,12 +56,12 @@ def audit_command(
     as_json: JsonOption = False,
 ) -> None:
     """Measure how far arithmetic breaks relative positions in a model, which step does it, and what mends it."""
+    from ropewalk.audit import AuditSettings, audit, finding, forward_passes, rope_findings
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.embedded import resolve_model
-    from ropewalk.integrations.models import choose_device, load_model, read_config, trained_length
-    from ropewalk.lengths import parse_length
-    from ropewalk.precision import AuditSettings, audit, finding, forward_passes, rope_findings
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.io.lengths import parse_length
+    from ropewalk.models.load import choose_device, load_model, read_config, trained_length
     from ropewalk.versions import software_versions
 
     settings = AuditSettings(
@@ -135,7 +135,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _shift(text: str, option: str) -> int:
-    from ropewalk.lengths import parse_length
+    from ropewalk.io.lengths import parse_length
 
     try:
         return 0 if text.strip() == "0" else parse_length(text)

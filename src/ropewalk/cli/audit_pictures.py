@@ -10,7 +10,7 @@ from ropewalk.cli.audit_tables import SHIFTED_NAMES, series_name
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.precision import Audit
+    from ropewalk.audit import Audit
 
 STEP_LABELS = {
     "none": "none",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ropewalk.precision.summary import STEP_NAMES
+from ropewalk.audit.summary import STEP_NAMES
 
 if TYPE_CHECKING:
-    from ropewalk.precision import Audit
+    from ropewalk.audit import Audit
     from ropewalk.reporting import ResultTable
 
 SHIFTED_NAMES = {"first": "the first token", "others": "all others", "all": "the whole row"}
@@ -133,7 +133,7 @@ def _mends(found: Audit) -> ResultTable:
 
 
 def _rope(found: Audit) -> ResultTable:
-    from ropewalk.precision import angle_error_with_turns
+    from ropewalk.audit import angle_error_with_turns
     from ropewalk.reporting import ResultTable
 
     position = found.rope[0].position

@@ -28,7 +28,7 @@ from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.data import PackedRows
-    from ropewalk.data.store import Part
+    from ropewalk.data.rows.store import Part
 
 _CHUNK_DEFAULTS = ("64", "2048", "2,3", "0.2,0.8")
 _ROWS, _CHUNKS, _MIXTURE, _WORK = "Rows", "Interleaved chunks", "Mixture", "Work"
@@ -175,9 +175,9 @@ def pack_command(
 ) -> None:
     """Pack documents into rows of exactly LENGTH tokens; run it again to go on where it was interrupted."""
     from ropewalk.data import InterleaveSettings, MixtureSettings, PackingSettings, ValidationSettings
-    from ropewalk.data.rows import is_packed
-    from ropewalk.data.store import Job, pack_rows
-    from ropewalk.lengths import parse_length
+    from ropewalk.data.rows.store import Job, pack_rows
+    from ropewalk.data.rows.stored import is_packed
+    from ropewalk.io.lengths import parse_length
 
     chunks = None
     if not interleave and (chunk_min, chunk_max, chunk_parts, chunk_cuts) != _CHUNK_DEFAULTS:
@@ -233,7 +233,7 @@ def pack_command(
 
 
 def _so_far(out: Path, token_store: Path | None) -> str:
-    from ropewalk.data.rows import WORK
+    from ropewalk.data.rows.stored import WORK
 
     if not (out.expanduser() / WORK).is_dir():
         return "nothing is packed yet; the same command starts again"
@@ -249,14 +249,14 @@ def merge_command(
     as_json: JsonOption = False,
 ) -> None:
     """Put the parts that several machines packed into folders of their own together."""
-    from ropewalk.data.publish import merge_parts
+    from ropewalk.data.rows.publish import merge_parts
 
     _show(merge_parts([part.expanduser() for part in parts], out.expanduser()), False, as_json)
 
 
 def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
     from ropewalk.data import PackedRows
-    from ropewalk.data.accounting import summary
+    from ropewalk.data.rows.accounting import summary
 
     if not isinstance(rows, PackedRows):
         if as_json:
@@ -280,7 +280,7 @@ def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
 
 
 def _print_packed(rows: PackedRows) -> None:
-    from ropewalk.data.accounting import token_account
+    from ropewalk.data.rows.accounting import token_account
 
     counts, settings = rows.manifest["counts"], rows.settings
     account, packing, split, reading = (
@@ -331,7 +331,7 @@ def _print_packed(rows: PackedRows) -> None:
 
 
 def _print_mixture(rows: PackedRows) -> None:
-    from ropewalk.data.mixture_report import MixtureReport, explain
+    from ropewalk.data.mixture.report import MixtureReport, explain
 
     report = rows.manifest["mixture"]
     if report is not None:

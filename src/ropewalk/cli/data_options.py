@@ -11,7 +11,7 @@ import typer
 
 from ropewalk.cli.output import notes
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 PathsArgument = Annotated[
     list[str],

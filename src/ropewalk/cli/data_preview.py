@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ropewalk.data import PackedRows
-    from ropewalk.data.preview import Chunk, RowPreview, Span
+    from ropewalk.data.stats.preview import Chunk, RowPreview, Span
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
 """Of the documents of a row in turn; each also has a header line, so that colour is no more than a help."""
@@ -37,9 +37,9 @@ def preview_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show the first packed rows: documents, chunks, tags, anchor, padding, and what is never a target."""
-    from ropewalk.data.preview import preview_row
-    from ropewalk.data.rows import open_rows
-    from ropewalk.data.tokenise import load_tokenizer, tokenizer_identity
+    from ropewalk.data.rows.stored import open_rows
+    from ropewalk.data.stats.preview import preview_row
+    from ropewalk.data.tokens.tokenise import load_tokenizer, tokenizer_identity
 
     if rows < 1:
         raise RopewalkError(f"--rows must be 1 or more, got {rows}")
@@ -79,7 +79,7 @@ def register(data_app: typer.Typer) -> None:
 
 
 def _refuse_unpacked(folder: Path) -> None:
-    from ropewalk.data.rows import holds_rows
+    from ropewalk.data.rows.stored import holds_rows
 
     place = folder.expanduser()
     if not place.exists():

@@ -53,7 +53,7 @@ def stats_command(
     as_json: JsonOption = False,
 ) -> None:
     """Count documents and tokens by source, with lengths, repeats, and what attention leaves out."""
-    from ropewalk.data.rows import open_rows
+    from ropewalk.data.rows.stored import open_rows
 
     check_plot(plot)
     folder = _rows_among(paths)
@@ -87,7 +87,7 @@ def register(data_app: typer.Typer) -> None:
 
 def _rows_among(paths: list[str]) -> Path | None:
     """The folder of packed rows, if that is what is meant."""
-    from ropewalk.data.rows import holds_rows
+    from ropewalk.data.rows.stored import holds_rows
 
     packed = [folder for folder in (Path(path).expanduser() for path in paths) if holds_rows(folder)]
     if packed and len(paths) > 1:
@@ -97,7 +97,7 @@ def _rows_among(paths: list[str]) -> Path | None:
 
 def _report_of_rows(rows: PackedRows) -> dict[str, Any]:
     from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.data.stats import rows_report
+    from ropewalk.data.stats.stats import rows_report
 
     # In a log file a bar that knows its end says when it is there, and the result says as much.
     with ConsoleReporter(notes).bar("rows", len(rows) if notes.is_terminal else None) as advance:
@@ -109,10 +109,10 @@ def _report_of_documents(
     specs: list[Any], tokenizer: str | None, length: str | None, workers: int
 ) -> dict[str, Any]:
     from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.data.embedded import EMBEDDED
-    from ropewalk.data.stats import source_documents, statistics_report, tokenised_statistics
-    from ropewalk.data.tokenise import tokenise
-    from ropewalk.lengths import parse_length
+    from ropewalk.data.read.embedded import EMBEDDED
+    from ropewalk.data.stats.stats import source_documents, statistics_report, tokenised_statistics
+    from ropewalk.data.tokens.tokenise import tokenise
+    from ropewalk.io.lengths import parse_length
 
     row_length = _trained_length(tokenizer) if length is None else parse_length(length)
     if row_length is not None and row_length < 2:
@@ -132,7 +132,7 @@ def _report_of_documents(
 def _trained_length(tokenizer: str | None) -> int | None:
     """Tokens that the model beside a tokenizer is trained for; None where no model with RoPE lies there."""
     from ropewalk.cli.inspect import read_config
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.rope import methods_from_config, trained_length
 
     if tokenizer is None or not (Path(resolve_model(tokenizer)) / "config.json").is_file():

@@ -279,10 +279,10 @@ def evaluate_command(
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
     from ropewalk.cli.evaluate_run import Loading, Output, Serving, measure
     from ropewalk.cli.evaluate_sharded import check_processes, measure_sharded
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.settings import Materials, Settings, check_settings
-    from ropewalk.integrations.models import choose_device
-    from ropewalk.lengths import parse_length
+    from ropewalk.io.lengths import parse_length
+    from ropewalk.models.load import choose_device
     from ropewalk.parallel import World, joined, require_devices
 
     def asked(world: World) -> tuple[Settings, Loading, Serving | None, Output]:
@@ -390,7 +390,7 @@ def whole_numbers(text: str | None) -> list[int]:
 
 def lengths_in(text: str | None) -> list[int]:
     """The lengths of an option, each once; none if it was not given."""
-    from ropewalk.lengths import parse_length
+    from ropewalk.io.lengths import parse_length
 
     if text is None:
         return []

@@ -48,7 +48,7 @@ def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str
 
 def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     """How long a context every task was good for, a line each."""
-    from ropewalk.lengths import format_length
+    from ropewalk.io.lengths import format_length
 
     for each in summary["effective_length"]:
         task = (
@@ -88,7 +88,7 @@ def write(
         checkpoints: what each one is known by and its own results, where ``found`` is their mean.
     """
     from ropewalk.evaluation.record import summarise
-    from ropewalk.files import write_json
+    from ropewalk.io.files import write_json
     from ropewalk.reporting import write_evaluation_report
 
     for known, each in checkpoints:
@@ -112,7 +112,7 @@ def _plain(value: Mapping[str, Any]) -> Any:
 
 def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> Iterator[Path]:
     """Figures where there is something to draw; their paths in the order of the page."""
-    from ropewalk.files import plain_name
+    from ropewalk.io.files import plain_name
     from ropewalk.reporting import (
         needle_figure,
         perplexity_figure,

@@ -74,7 +74,7 @@ def measure(
     output: Output,
 ) -> None:
     """Measure one model, or the mean of the last checkpoints of a folder; write and print what came out."""
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.aggregate import mean_over_checkpoints
 
     path = resolve_model(model)
@@ -198,7 +198,7 @@ def _one(
     from ropewalk.cli.inspect import read_config
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
-    from ropewalk.evaluation.suites import check, measured
+    from ropewalk.evaluation.run import check, measured
 
     if serving is None:
         read_config(path)
@@ -255,7 +255,7 @@ def _subject(
         told = {"notes": backend.notes} if backend.notes else {}
         return Subject(tokenizer, backend, None, _stated(path)), {"backend": backend.description, **told}
     from ropewalk.attention import check_engine
-    from ropewalk.integrations.models import attention_spec, choose_device, load_model
+    from ropewalk.models.load import attention_spec, choose_device, load_model
 
     where = choose_device(loading.device)
     table = loading.table(path)
@@ -322,8 +322,8 @@ def stores_of(
     """Where this run keeps what it has, and what its folder is known by."""
     from ropewalk.cli.factor_table import other_checkpoint
     from ropewalk.data import SourceSpec
-    from ropewalk.data.identity import digest, inputs_identity
-    from ropewalk.data.tokenise import tokenizer_identity
+    from ropewalk.data.rows.identity import digest, inputs_identity
+    from ropewalk.data.tokens.tokenise import tokenizer_identity
     from ropewalk.evaluation import Stores
     from ropewalk.evaluation.finished import FinishedResults
     from ropewalk.evaluation.identity import model_digest
@@ -368,8 +368,8 @@ def materials_identity(settings: Settings) -> dict[str, Any]:
     from importlib.metadata import version
 
     from ropewalk.evaluation.identity import model_digest, path_digest
-    from ropewalk.evaluation.retention import harness_installed
     from ropewalk.evaluation.settings import HARNESS_SUITES
+    from ropewalk.evaluation.tasks.lm_eval.retention import harness_installed
 
     given = settings.materials
     paths = {"essays": given.essays, "harness_tasks": given.harness_tasks, **dict(given.harness)}

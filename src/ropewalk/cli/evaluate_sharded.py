@@ -41,7 +41,7 @@ def check_processes(
                 f"{torchrun_line(shape.world_size, parallel)}"
             )
         return
-    from ropewalk.integrations.models import choose_device
+    from ropewalk.models.load import choose_device
 
     for option, given in (("--average", average), ("--server", server is not None)):
         if given:
@@ -139,7 +139,7 @@ def measure_sharded(
     from ropewalk.cli.evaluate_run import finish, rope_facts
     from ropewalk.data import load_tokenizer
     from ropewalk.evaluation.sharded import ShardedBackend, evaluate_sharded
-    from ropewalk.integrations.sharding import load_sharded
+    from ropewalk.models.sharding import load_sharded
     from ropewalk.parallel import make_mesh
 
     with ExitStack() as stack:
@@ -188,9 +188,9 @@ def _prepared(
     from ropewalk.cli.inspect import read_config as read_values
     from ropewalk.cli.text import documents_of
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.sharded import check_sharded, chosen_suites
-    from ropewalk.integrations.models import choose_device, read_config
+    from ropewalk.models.load import choose_device, read_config
 
     # Before any text is read, which may take long.
     chosen_suites(settings)
@@ -223,7 +223,7 @@ def _bar(stack: ExitStack) -> Any:
 def _device(name: str, world: World) -> torch.device:
     import torch
 
-    from ropewalk.integrations.models import choose_device
+    from ropewalk.models.load import choose_device
 
     device = choose_device(name)
     return torch.device("cuda", world.local_rank) if device.type == "cuda" else device
@@ -242,7 +242,7 @@ def _dtype(path: str, config: Any, name: str) -> torch.dtype:
 def _engine(engine: str, device: torch.device, dtype: torch.dtype, config: Any, shape: MeshShape) -> str:
     """The attention engine that ``engine`` comes to on this mesh."""
     from ropewalk.attention import check_engine
-    from ropewalk.integrations.models import attention_spec
+    from ropewalk.models.load import attention_spec
 
     spec = attention_spec(config, device, dtype, backward=False, ring=shape.ring > 1)
     return check_engine(engine, spec)

@@ -36,9 +36,9 @@ def export(
     The last lines say which other programs read it.
     """
     from ropewalk.cli.factor_table import fitted_table, other_checkpoint
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.identity import model_digest
-    from ropewalk.integrations.config_file import read_config_file
+    from ropewalk.models.config_file import read_config_file
     from ropewalk.rope.readers import notes_on
 
     if out.exists() or out.is_symlink():
@@ -69,9 +69,9 @@ def export(
 def write_folder(path: str, table: FittedTable, out: Path) -> None:
     """Write weights and tokenizer of a checkpoint with another config beside them, whole or not at all."""
     from ropewalk.data import load_tokenizer
-    from ropewalk.files import new_folder, remove_left_overs
-    from ropewalk.integrations.models import load_model, save_model
+    from ropewalk.io.files import new_folder, remove_left_overs
     from ropewalk.io.lock import locked
+    from ropewalk.models.load import load_model, save_model
 
     tokenizer = load_tokenizer(path)
     # A tokenizer that truncates at the old length would take the new context away again.

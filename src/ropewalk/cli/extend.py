@@ -55,14 +55,14 @@ def extend(
     # The imports take seconds, in which people press Ctrl-C too.
     with on_interrupt(so_far):
         from ropewalk.cli.progress import ConsoleReporter
-        from ropewalk.integrations.config_file import read_config_file
+        from ropewalk.models.config_file import read_config_file
         from ropewalk.parallel import joined
         from ropewalk.rope.readers import notes_on
         from ropewalk.training import extend as run
         from ropewalk.training import load_recipe
         from ropewalk.training.measurement import describe_short_context
         from ropewalk.training.report import run_tables, write_run_report
-        from ropewalk.training.tables import with_tables
+        from ropewalk.training.stage_rope.tables import with_tables
 
         with joined(go_on=GO_ON) as world:
             read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))

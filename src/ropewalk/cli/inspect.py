@@ -13,11 +13,11 @@ import typer
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 if TYPE_CHECKING:
-    from ropewalk.integrations.checkpoint_config import CheckpointConfig
-    from ropewalk.integrations.loaded_rope import LoadedRope
+    from ropewalk.models.checkpoint_config import CheckpointConfig
+    from ropewalk.models.loaded_rope import LoadedRope
     from ropewalk.planning import Advice
     from ropewalk.planning.checkpoint import Checkpoint
     from ropewalk.rope import RopeMethod
@@ -61,7 +61,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
-    from ropewalk.integrations.loaded_rope import loaded_rope
+    from ropewalk.models.loaded_rope import loaded_rope
     from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import config_tensions
 
@@ -107,10 +107,10 @@ def read_config(model: str) -> CheckpointConfig:
     """The config of a folder, of a path to the file itself, of a model on the Hub, or of the embedded one.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.integrations.checkpoint_config.read_checkpoint_config`.
+        RopewalkError: as :func:`ropewalk.models.checkpoint_config.read_checkpoint_config`.
     """
-    from ropewalk.data.embedded import resolve_model
-    from ropewalk.integrations.checkpoint_config import read_checkpoint_config
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.models.checkpoint_config import read_checkpoint_config
 
     path = resolve_model(model)
     return read_checkpoint_config(model, None if str(path) == model else path)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 RotaryDimOption = Annotated[
     int, typer.Option("--rotary-dim", help="Rotated dimensions of a head: head_dim, or a part of it.")

@@ -54,11 +54,11 @@ def probe_command(
     """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows."""
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation import candidate_methods
     from ropewalk.evaluation.probe import probe
-    from ropewalk.integrations.models import choose_device, load_model, read_config, trained_length
-    from ropewalk.lengths import parse_length
+    from ropewalk.io.lengths import parse_length
+    from ropewalk.models.load import choose_device, load_model, read_config, trained_length
     from ropewalk.rope import check_candidate
     from ropewalk.versions import software_versions
 
@@ -124,7 +124,7 @@ def _only_method(config: Any) -> Any:
 
 
 def _bound(result: ProbeResult, target: int) -> int | None:
-    from ropewalk.planning.settings import bound_at
+    from ropewalk.planning.rules import bound_at
 
     return None if result.method is None else bound_at(result.method, target)
 

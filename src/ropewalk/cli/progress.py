@@ -18,8 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ropewalk.io.progress import Advance
 from ropewalk.reporting.shown_text import shown
-from ropewalk.training.reporter import Advance
 
 SECONDS_BETWEEN_LINES = 10.0
 """How often a bar becomes a line where there is no terminal."""

@@ -16,8 +16,8 @@ from ropewalk.cli.options import FromOption, PlotOption, RotaryDimOption, ThetaO
 from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.cli.rope_pictures import decay_path, draw_bases, draw_bound, draw_periods, draw_theta
 from ropewalk.errors import RopewalkError
-from ropewalk.files import parse_json
-from ropewalk.lengths import parse_length
+from ropewalk.io.files import parse_json
+from ropewalk.io.lengths import parse_length
 
 rope_app = typer.Typer(no_args_is_help=True, help="How far a RoPE setting reaches, and what a length needs.")
 
@@ -191,7 +191,7 @@ def theta_command(
     as_json: JsonOption = False,
 ) -> None:
     """The base for a longer context by a rule, and how far that base reaches."""
-    from ropewalk.planning.settings import bound_at, origin_of, tokens_text
+    from ropewalk.planning.rules import bound_at, origin_of, tokens_text
     from ropewalk.rope import Default
     from ropewalk.rope.theory import (
         SEARCH_LIMIT,
@@ -267,7 +267,7 @@ def frequencies_command(
     as_json: JsonOption = False,
 ) -> None:
     """The frequencies of a method for a target length: inv_freq in rad/token, and the attention factor."""
-    from ropewalk.planning.settings import bound_at
+    from ropewalk.planning.rules import bound_at
     from ropewalk.rope import Default, DynamicNtk, MethodParameters, method_for_target
 
     check_plot(plot)
@@ -316,7 +316,7 @@ def _factor_lists(path: Path | None) -> tuple[tuple[float, ...] | None, tuple[fl
 def _print_frequencies(result: dict[str, Any], trained: int, target: int) -> None:
     from rich.table import Table
 
-    from ropewalk.planning.settings import tokens_text
+    from ropewalk.planning.rules import tokens_text
 
     console = results()
     console.print(

@@ -10,7 +10,7 @@ from ropewalk.cli.inspect import advise_on, default_notes, read_config
 from ropewalk.cli.options import ToOption
 from ropewalk.cli.output import JsonOption, print_json, results, searching
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 
 def register(group: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from ropewalk.cli.evaluate import DTYPES
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption, on_interrupt
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 RUN = "run"
 """The command that ``ropewalk search MODEL`` means."""
@@ -143,7 +143,7 @@ def search_command(
     from ropewalk.cli.search_run import Request, run
     from ropewalk.parallel import joined
     from ropewalk.search.algorithms import DEFAULT_ALGORITHM
-    from ropewalk.search.finding import SearchSettings
+    from ropewalk.search.run import SearchSettings
 
     def asked() -> Request:
         check_plot(plot)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ropewalk.parallel import World
     from ropewalk.search.algorithm import Job
     from ropewalk.search.factors import Factors, FactorsModel
-    from ropewalk.search.finding import Found, SearchSettings
     from ropewalk.search.goal import Goal
+    from ropewalk.search.run import Found, SearchSettings
 
 LOG_FORMAT = "ropewalk-search/1"
 
@@ -71,7 +71,7 @@ class Prepared:
 def run(asked: Request, world: World) -> None:
     """Search, and on the first process write and print what was found."""
     from ropewalk.cli.search_output import finish
-    from ropewalk.integrations.models import load_model
+    from ropewalk.models.load import load_model
 
     ready = world.lead(lambda: _prepared(asked, world))
     device = _device(asked.device, world)
@@ -86,8 +86,8 @@ def run(asked: Request, world: World) -> None:
 def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, world: World) -> Found:
     """The search itself, with its log and its progress."""
     from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.search.finding import find
     from ropewalk.search.ledger import Ledger, search_log
+    from ropewalk.search.run import find
     from ropewalk.training.reporter import search_progress
 
     text = ready.text
@@ -126,13 +126,13 @@ def _prepared(asked: Request, world: World) -> Prepared:
     """All that can be refused without the model is refused here."""
     from ropewalk.cli.search_text import search_text
     from ropewalk.data import load_tokenizer
-    from ropewalk.data.embedded import resolve_model
-    from ropewalk.integrations.models import choose_device, read_config
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.models.load import choose_device, read_config
     from ropewalk.parallel import require_devices
     from ropewalk.rope import trained_length
     from ropewalk.search.goal import goal_of
     from ropewalk.search.imports import checkpoint, method_of
-    from ropewalk.search.running import check_budget
+    from ropewalk.search.loop import check_budget
 
     _check_files(asked)
     device = choose_device(asked.device)
@@ -176,7 +176,7 @@ def _prepared(asked: Request, world: World) -> Prepared:
 
 def _check_files(asked: Request) -> None:
     """Raise for what would be overwritten, for what is missing, and for what cannot be written."""
-    from ropewalk.files import check_writable
+    from ropewalk.io.files import check_writable
 
     if asked.out.suffix != ".json":
         raise RopewalkError(f"--out {asked.out} is a factor table, whose name ends in .json")
@@ -209,7 +209,7 @@ def _check_goal(goal: Goal, settings: SearchSettings) -> None:
 def _device(name: str, world: World) -> torch.device:
     import torch
 
-    from ropewalk.integrations.models import choose_device
+    from ropewalk.models.load import choose_device
 
     device = choose_device(name)
     if device.type == "cuda" and world.size > 1:

@@ -10,7 +10,7 @@ import typer
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption, print_json, print_whole
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import parse_length
+from ropewalk.io.lengths import parse_length
 
 if TYPE_CHECKING:
     from ropewalk.reporting import ResultTable

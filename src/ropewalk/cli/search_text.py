@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.packing import Row
+    from ropewalk.attention.layout import Row
 
 CHARACTERS = 32
 """Read for a token that needle rows of both kinds hold: more than enough of any language."""
@@ -71,7 +71,7 @@ def beginning(row: Row, length: int) -> Row:
     """The first ``length`` tokens of a row, with the targets of all of them."""
     import torch
 
-    from ropewalk.packing import PackedLayout, Row, next_token_labels
+    from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 
     ids = row.input_ids[:length].clone()
     counts: list[int] = torch.unique_consecutive(row.layout.document_ids[:length], return_counts=True)[

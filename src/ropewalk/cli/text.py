@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ropewalk.packing import Row
+    from ropewalk.attention.layout import Row
 
 
 def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]:
     """As many tokenised documents as rows of a length need."""
     from ropewalk.data import SourceSpec, read_documents
-    from ropewalk.data.tokenise import tokenise
+    from ropewalk.data.tokens.tokenise import tokenise
     from ropewalk.evaluation import take_documents
 
     stream = tokenise(read_documents([SourceSpec(text)]), tokenizer)

@@ -17,7 +17,7 @@ from ropewalk.errors import RopewalkError, RunFailure
 
 if TYPE_CHECKING:
     from ropewalk.parallel import MeshShape, World
-    from ropewalk.training.recipe import Recipe
+    from ropewalk.training.recipe.recipe import Recipe
     from ropewalk.verification import Case, Check
 
 SECONDS_A_CHECK = 1800.0
@@ -59,7 +59,7 @@ def verify_command(
 
     Example: [bold]ropewalk verify recipe.yaml --layers 2 --length 4k --out verify.json[/bold]
     """
-    from ropewalk.lengths import parse_length
+    from ropewalk.io.lengths import parse_length
     from ropewalk.parallel import joined
     from ropewalk.training import load_recipe
     from ropewalk.verification import summary
@@ -89,7 +89,7 @@ def verify_command(
         "checks": [check.to_json() for check in checks],
     }
     if out is not None:
-        from ropewalk.files import write_json
+        from ropewalk.io.files import write_json
 
         write_json(out, record)
     if as_json:
@@ -123,7 +123,7 @@ def _on_own_ranks(
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel import MeshShape
     from ropewalk.testing.ranks import Ranks
-    from ropewalk.training.recipe import Parallel
+    from ropewalk.training.recipe.recipe import Parallel
     from ropewalk.verification import planned_checks, prepare, run_planned, verify
 
     own = MeshShape(**recipe.parallel.model_dump()) if isinstance(recipe.parallel, Parallel) else None

@@ -9,61 +9,56 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.data.assemble import PackedRow, assemble_rows, pack_documents
-    from ropewalk.data.corpus import Corpus, tokenise_portions
-    from ropewalk.data.documents import Document, SourceSpec, TokenisedDocument
-    from ropewalk.data.framing import PackingCounts
-    from ropewalk.data.mixture import MixtureSettings, mix
-    from ropewalk.data.order import row_order, rows_for_step
-    from ropewalk.data.publish import merge_parts
-    from ropewalk.data.readers import ReadingCounts, read_documents
-    from ropewalk.data.rows import PackedRows, ValidationDocuments, open_rows
-    from ropewalk.data.settings import InterleaveSettings, PackingSettings
-    from ropewalk.data.split import ValidationSettings
-    from ropewalk.data.stats import DataStatistics, packed_statistics, tokenised_statistics
-    from ropewalk.data.store import Job, pack_rows, prepare_rows
-    from ropewalk.data.tokenise import (
-        SpecialTokens,
-        load_tokenizer,
-        special_ids,
-        tokenizer_identity,
-    )
-    from ropewalk.data.training_row import training_row
+    from ropewalk.data.mixture.mixture import MixtureSettings, mix
+    from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+    from ropewalk.data.read.readers import ReadingCounts, read_documents
+    from ropewalk.data.rows.assemble import PackedRow, assemble_rows, pack_documents
+    from ropewalk.data.rows.order import row_order, rows_for_step
+    from ropewalk.data.rows.publish import merge_parts
+    from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
+    from ropewalk.data.rows.special_tokens import PackingCounts
+    from ropewalk.data.rows.store import Job, pack_rows, prepare_rows
+    from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, open_rows
+    from ropewalk.data.rows.training_row import training_row
+    from ropewalk.data.stats.stats import DataStatistics, packed_statistics, tokenised_statistics
+    from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
+    from ropewalk.data.tokens.split import ValidationSettings
+    from ropewalk.data.tokens.tokenise import SpecialTokens, load_tokenizer, special_ids, tokenizer_identity
 
 _HOMES = {
-    "Corpus": "corpus",
-    "DataStatistics": "stats",
-    "Document": "documents",
-    "InterleaveSettings": "settings",
-    "Job": "store",
-    "MixtureSettings": "mixture",
-    "PackedRow": "assemble",
-    "PackedRows": "rows",
-    "PackingCounts": "framing",
-    "PackingSettings": "settings",
-    "ReadingCounts": "readers",
-    "SourceSpec": "documents",
-    "SpecialTokens": "tokenise",
-    "TokenisedDocument": "documents",
-    "ValidationDocuments": "rows",
-    "ValidationSettings": "split",
-    "assemble_rows": "assemble",
-    "load_tokenizer": "tokenise",
-    "merge_parts": "publish",
-    "mix": "mixture",
-    "open_rows": "rows",
-    "pack_documents": "assemble",
-    "pack_rows": "store",
-    "packed_statistics": "stats",
-    "prepare_rows": "store",
-    "read_documents": "readers",
-    "row_order": "order",
-    "rows_for_step": "order",
-    "special_ids": "tokenise",
-    "tokenise_portions": "corpus",
-    "tokenised_statistics": "stats",
-    "tokenizer_identity": "tokenise",
-    "training_row": "training_row",
+    "Corpus": "tokens.corpus",
+    "DataStatistics": "stats.stats",
+    "Document": "read.documents",
+    "InterleaveSettings": "rows.settings",
+    "Job": "rows.store",
+    "MixtureSettings": "mixture.mixture",
+    "PackedRow": "rows.assemble",
+    "PackedRows": "rows.stored",
+    "PackingCounts": "rows.special_tokens",
+    "PackingSettings": "rows.settings",
+    "ReadingCounts": "read.readers",
+    "SourceSpec": "read.documents",
+    "SpecialTokens": "tokens.tokenise",
+    "TokenisedDocument": "read.documents",
+    "ValidationDocuments": "rows.stored",
+    "ValidationSettings": "tokens.split",
+    "assemble_rows": "rows.assemble",
+    "load_tokenizer": "tokens.tokenise",
+    "merge_parts": "rows.publish",
+    "mix": "mixture.mixture",
+    "open_rows": "rows.stored",
+    "pack_documents": "rows.assemble",
+    "pack_rows": "rows.store",
+    "packed_statistics": "stats.stats",
+    "prepare_rows": "rows.store",
+    "read_documents": "read.readers",
+    "row_order": "rows.order",
+    "rows_for_step": "rows.order",
+    "special_ids": "tokens.tokenise",
+    "tokenise_portions": "tokens.corpus",
+    "tokenised_statistics": "stats.stats",
+    "tokenizer_identity": "tokens.tokenise",
+    "training_row": "rows.training_row",
 }
 
 __all__ = [

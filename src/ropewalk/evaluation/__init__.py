@@ -10,11 +10,12 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.evaluation.aggregate import EffectiveLength, effective_length, mean_over_checkpoints
     from ropewalk.evaluation.comparison import Difference, compare
-    from ropewalk.evaluation.perplexity import PerplexityResult, default_bins, perplexity_by_position
+    from ropewalk.evaluation.model_under_test import Subject
     from ropewalk.evaluation.probe import ProbeResult, candidate_methods
     from ropewalk.evaluation.prompt import PromptEncoder
     from ropewalk.evaluation.results import PositionBin, TaskResult
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
+    from ropewalk.evaluation.run import Stores, evaluate
     from ropewalk.evaluation.sample import Sample, Task
     from ropewalk.evaluation.settings import SUITES, Materials, Settings, check_suites
     from ropewalk.evaluation.statistics import (
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
         score_interval,
         wilson_interval,
     )
-    from ropewalk.evaluation.subject import Subject
-    from ropewalk.evaluation.suites import Stores, evaluate
+    from ropewalk.evaluation.tasks.perplexity import PerplexityResult, default_bins, perplexity_by_position
 
 # The function probe bears its module's name and is imported from there.
 _HOMES = {
@@ -33,14 +33,14 @@ _HOMES = {
     "EffectiveLength": "aggregate",
     "EvaluationRows": "rows",
     "Materials": "settings",
-    "PerplexityResult": "perplexity",
+    "PerplexityResult": "tasks.perplexity",
     "PositionBin": "results",
     "ProbeResult": "probe",
     "PromptEncoder": "prompt",
     "Sample": "sample",
     "Settings": "settings",
-    "Stores": "suites",
-    "Subject": "subject",
+    "Stores": "run",
+    "Subject": "model_under_test",
     "Task": "sample",
     "TaskResult": "results",
     "mean_score_interval": "statistics",
@@ -49,12 +49,12 @@ _HOMES = {
     "candidate_methods": "probe",
     "check_suites": "settings",
     "compare": "comparison",
-    "default_bins": "perplexity",
+    "default_bins": "tasks.perplexity",
     "effective_length": "aggregate",
-    "evaluate": "suites",
+    "evaluate": "run",
     "evaluation_rows": "rows",
     "mean_over_checkpoints": "aggregate",
-    "perplexity_by_position": "perplexity",
+    "perplexity_by_position": "tasks.perplexity",
     "take_documents": "rows",
     "wilson_interval": "statistics",
 }

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.data.identity import digest
+from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
-from ropewalk.evaluation.ruler.tasks import EMBEDDED
 from ropewalk.evaluation.statistics import (
     Interval,
     exp_nats,
@@ -23,6 +22,7 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
+from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED
 
 OVERALL = "overall"
 EFFECTIVE_THRESHOLD = 85.6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ropewalk.data.identity import digest
+from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 
 

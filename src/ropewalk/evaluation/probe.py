@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.perplexity import RowLosses, check_rows, has_target, row_losses
 from ropewalk.evaluation.results import Status
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, ratio_interval
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import rope_of
-from ropewalk.packing import Row
+from ropewalk.evaluation.tasks.perplexity import RowLosses, check_rows, has_target, row_losses
+from ropewalk.models.load import rope_of
+from ropewalk.models.losses import OutputHead
 from ropewalk.rope import RopeMethod, candidate, check_candidate
 
 Floats = NDArray[np.float64]

@@ -16,10 +16,10 @@ from ropewalk.evaluation.aggregate import (
     task_result,
     weighted_averages,
 )
-from ropewalk.evaluation.needle import depth_details
 from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.files import parse_json, write_json
+from ropewalk.evaluation.tasks.needle import depth_details
+from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.json_lines import check_types
 
 RUN = "run.json"

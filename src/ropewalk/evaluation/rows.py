@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout, Row, next_token_labels
 
 Ids = NDArray[np.integer[Any]]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data.identity import digest
-from ropewalk.data.tokenise import tokenizer_identity
+from ropewalk.data.rows.identity import digest
+from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample, Task
-from ropewalk.files import parse_json, replacing
+from ropewalk.io.files import parse_json, replacing
 
 FORMAT = 1
 """Of the files and of the generators: what changes the prompts of a task raises it."""

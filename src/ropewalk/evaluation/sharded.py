@@ -18,21 +18,21 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.backends.decoding import check_ids, pinned, refuse_unpinned
 from ropewalk.evaluation.fitting import LengthTooShort
-from ropewalk.evaluation.needle import forced_ids, forced_task, next_group
-from ropewalk.evaluation.passkey import PasskeyTask
-from ropewalk.evaluation.perplexity import default_bins, perplexity_of, perplexity_task
+from ropewalk.evaluation.model_under_test import Subject
 from ropewalk.evaluation.predictions import prompt_digest
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import EvaluationRows, Ids, evaluation_rows
+from ropewalk.evaluation.run import Stores, SuiteProgress, check_stated
 from ropewalk.evaluation.sample import Sample, Task
 from ropewalk.evaluation.sample_store import stored_samples
 from ropewalk.evaluation.settings import GENERATED_SUITES, Settings, check_names, check_settings
 from ropewalk.evaluation.sharded_rows import forced_row, sharded_likeliest, sharded_losses
-from ropewalk.evaluation.subject import Subject
-from ropewalk.evaluation.suites import Stores, SuiteProgress, check_stated
-from ropewalk.evaluation.tasks import FORCED, known_tasks, needle_grid
-from ropewalk.integrations.losses import LossModel
+from ropewalk.evaluation.tasks.needle import forced_ids, forced_task, next_group
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.tasks.perplexity import default_bins, perplexity_of, perplexity_task
+from ropewalk.evaluation.tasks.registry import FORCED, known_tasks, needle_grid
+from ropewalk.models.losses import LossModel
 from ropewalk.parallel import Mesh, World
 
 RUNS = {"perplexity": "perplexity", "passkey": FORCED, "needle": FORCED}

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import Echo, RunFailure
 from ropewalk.evaluation.backends.decoding import unless_out_of_memory
-from ropewalk.evaluation.perplexity import RowLosses
 from ropewalk.evaluation.running import evaluating
-from ropewalk.integrations.losses import NO_NUMBER, LossModel
-from ropewalk.packing import IGNORED, PackedLayout, Row
+from ropewalk.evaluation.tasks.perplexity import RowLosses
+from ropewalk.models.losses import NO_NUMBER, LossModel
 from ropewalk.parallel import Mesh, ShardedLayouts
 
 

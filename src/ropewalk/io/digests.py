@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.files import plain_name, write_json
+from ropewalk.io.files import plain_name, write_json
 
 
 @dataclass(frozen=True)

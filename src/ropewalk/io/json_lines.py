@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.files import parse_json
+from ropewalk.io.files import parse_json
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout
 
 Chunks = tuple[tuple[tuple[int, int], ...], ...]
 """For each rank of a ring its pieces as (start, end), ascending."""

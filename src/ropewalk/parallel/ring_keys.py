@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ropewalk.packing import PackedLayout
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel.balance import Chunks, ring_chunks
 
 

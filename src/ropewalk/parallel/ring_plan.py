@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.kept import kept
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout
 from ropewalk.parallel.balance import Spans
 from ropewalk.parallel.shards import RowShards
 

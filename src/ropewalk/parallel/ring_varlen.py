@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ropewalk.attention.engines.varlen import MAX_RUNS
 from ropewalk.attention.kept import kept
-from ropewalk.attention.varlen import MAX_RUNS
 from ropewalk.errors import EngineError
 from ropewalk.parallel.ring_blocks import Final, Gradients, Part, Scoring, wide_dtype
 from ropewalk.parallel.ring_plan import Range, Round, Run

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
-from ropewalk.packing import PackedLayout
 from ropewalk.parallel.mesh import SequenceGroups
 
 Balance = Literal["auto", "contiguous", "zigzag", "cost"]

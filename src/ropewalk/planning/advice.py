@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.planning.settings import (
+from ropewalk.planning.rules import (
     FeasibleSummary,
     Setting,
     bound_at,
@@ -16,7 +16,7 @@ from ropewalk.planning.settings import (
     setting_of,
     tokens_text,
 )
-from ropewalk.planning.settings import feasible_summary as summarised
+from ropewalk.planning.rules import feasible_summary as summarised
 from ropewalk.planning.stages import PlannedStage, is_unscaled, plan_stages
 from ropewalk.rope import Default, LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.lengths import format_length
-from ropewalk.planning.settings import bound_at, check_target, tokens_text
+from ropewalk.io.lengths import format_length
+from ropewalk.planning.rules import bound_at, check_target, tokens_text
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, RopeMethod, Yarn, candidate
 from ropewalk.rope.candidates import CURRENT, GIVEN
 from ropewalk.rope.target import recommended_base

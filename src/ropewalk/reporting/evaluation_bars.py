@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.lengths import format_length
+from ropewalk.io.lengths import format_length
 from ropewalk.reporting.comparison_tables import difference_words, task_words
 from ropewalk.reporting.evaluation_figures import key_above
 from ropewalk.reporting.figures import COLOURS, FILLS, HATCHES, INK, dress_axes, save_figure, series_style

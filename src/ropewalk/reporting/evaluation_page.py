@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.lengths import format_length
+from ropewalk.io.lengths import format_length
 from ropewalk.reporting.evaluation_tables import evaluation_tables
 from ropewalk.reporting.page import Examples, write_report
 from ropewalk.reporting.shown_text import shown

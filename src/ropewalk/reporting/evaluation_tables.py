@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.lengths import format_length
+from ropewalk.io.lengths import format_length
 from ropewalk.reporting.comparison_tables import checkpoint_tables, one_decimal
 from ropewalk.reporting.grid_table import Cell, cell_of, grid_tables
 from ropewalk.reporting.shown_text import shown

@@ -19,8 +19,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import PositionBin, TaskResult
-from ropewalk.files import replacing
-from ropewalk.lengths import format_length, parse_length
+from ropewalk.io.files import replacing
+from ropewalk.io.lengths import format_length, parse_length
 from ropewalk.reporting.shown_text import harmless
 
 FORMATS = (".png", ".svg")

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import write_text
+from ropewalk.io.files import write_text
 from ropewalk.reporting.shown_text import harmless
 from ropewalk.reporting.tables import ResultTable
 

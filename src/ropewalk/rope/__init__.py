@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         methods_from_config,
         replace_methods,
     )
+    from ropewalk.rope.config_warnings import config_tensions
     from ropewalk.rope.methods import (
         METHODS,
         Default,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ropewalk.rope.readers import for_all_readers, has_published_attention, reader_notes
     from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
     from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
-    from ropewalk.rope.tensions import config_tensions
     from ropewalk.rope.theory import critical_dimension, ntk_theta, scaled_theta
 
 _HOMES = {
@@ -63,7 +63,7 @@ _HOMES = {
     "candidate": "candidates",
     "check_candidate": "candidates",
     "config_entries": "config",
-    "config_tensions": "tensions",
+    "config_tensions": "config_warnings",
     "critical_dimension": "theory",
     "for_all_readers": "readers",
     "has_published_attention": "readers",

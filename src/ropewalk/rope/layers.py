@@ -44,7 +44,7 @@ def attention_of_layers(config: Mapping[str, Any]) -> tuple[LayerAttention, ...]
 
     Args:
         config: the decoder's config as a mapping. ``layer_types`` wins over everything else that says the same;
-            configs from :mod:`ropewalk.integrations` always have it, as transformers' class decided.
+            configs from :mod:`ropewalk.models` always have it, as transformers' class decided.
 
     Raises:
         RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens.

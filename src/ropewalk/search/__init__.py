@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ropewalk.search.factors import Factors, read_factors, write_factors
     from ropewalk.search.goal import Goal, goal_of, rescale_factors
     from ropewalk.search.ledger import Ledger
+    from ropewalk.search.loop import SearchResult, search
     from ropewalk.search.objective import ModelEvaluator, ShortPenalty
-    from ropewalk.search.running import SearchResult, search
     from ropewalk.search.space import START_TOKENS, Candidate, Space
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "Measured": "algorithm",
     "ModelEvaluator": "objective",
     "START_TOKENS": "space",
-    "SearchResult": "running",
+    "SearchResult": "loop",
     "ShortPenalty": "objective",
     "Space": "space",
     "algorithm_named": "algorithms",
@@ -44,7 +44,7 @@ _HOMES = {
     "mutate": "evolution",
     "read_factors": "factors",
     "rescale_factors": "goal",
-    "search": "running",
+    "search": "loop",
     "write_factors": "factors",
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ropewalk.data.identity import digest
+from ropewalk.attention.layout import Row
+from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, evaluation_rows
 from ropewalk.evaluation.rows import Ids
-from ropewalk.packing import Row
 
 
 def search_rows(

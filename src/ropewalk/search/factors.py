@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import parse_json, write_text
+from ropewalk.io.files import parse_json, write_text
 from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod, longrope_attention_factor
 from ropewalk.search.goal import TITLES
 
 if TYPE_CHECKING:
-    from ropewalk.search.finding import Found
+    from ropewalk.search.run import Found
 
 FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
 LARGEST_NATS = math.log(sys.float_info.max)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.checkpoint_config import CheckpointConfig, read_checkpoint_config
+from ropewalk.models.checkpoint_config import CheckpointConfig, read_checkpoint_config
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config, trained_length
 from ropewalk.search.factors import Factors, FactorsModel, Provenance
 from ropewalk.search.goal import Goal, goal_of
@@ -116,7 +116,7 @@ def for_model(imported: Imported, model: CheckpointConfig) -> Imported:
 
 def checkpoint(model: str) -> CheckpointConfig:
     """The config of a folder, of a JSON file, of a hub id, or of the embedded checkpoint."""
-    from ropewalk.data.embedded import resolve_model
+    from ropewalk.data.read.embedded import resolve_model
 
     path = resolve_model(model)
     return read_checkpoint_config(model, None if path == model else path)

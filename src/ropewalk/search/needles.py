@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import PromptEncoder
-from ropewalk.evaluation.ruler.niah import draw_word
-from ropewalk.evaluation.ruler.templates import NIAH_SINGLE, needle_line, niah_prompt
-from ropewalk.evaluation.sentences import sentence_ends
-from ropewalk.packing import IGNORED, PackedLayout, Row
+from ropewalk.evaluation.tasks.ruler.niah import draw_word
+from ropewalk.evaluation.tasks.ruler.templates import NIAH_SINGLE, needle_line, niah_prompt
+from ropewalk.evaluation.tasks.sentences import sentence_ends
 
 NEEDLES = 4
 """In a row: the answers' tokens are as many times more, at the cost of one forward."""

@@ -9,13 +9,13 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
+from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.decoding import unless_out_of_memory
-from ropewalk.evaluation.perplexity import causal_losses, check_prefill_chunk, check_rows
 from ropewalk.evaluation.running import evaluating
-from ropewalk.integrations.losses import OutputHead
-from ropewalk.integrations.models import rope_of_rows
-from ropewalk.packing import IGNORED, Row
+from ropewalk.evaluation.tasks.perplexity import causal_losses, check_prefill_chunk, check_rows
+from ropewalk.models.load import rope_of_rows
+from ropewalk.models.losses import OutputHead
 from ropewalk.parallel import World
 from ropewalk.rope import RopeMethod
 from ropewalk.search.algorithm import Job
@@ -51,7 +51,7 @@ class ModelEvaluator:
         rows: pattern ``full``, what the objective is measured on: mean loss of all their targets.
         penalty: for lengths that the checkpoint is trained for; none if None.
         batch: candidates in one forward pass.
-        prefill_chunk: as in :func:`~ropewalk.evaluation.perplexity.causal_losses`.
+        prefill_chunk: as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
         world: processes that share the forwards, each with the whole model; this one alone if None. A batch is the
             same whoever computes it, so the losses do not depend on how many there are.
 

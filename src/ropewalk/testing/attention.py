@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropewalk.attention.reference import plain_attention
-from ropewalk.packing import PackedLayout
+from ropewalk.attention.engines.reference import plain_attention
+from ropewalk.attention.layout import PackedLayout
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

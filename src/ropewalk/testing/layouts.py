@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ropewalk.packing import PATTERNS, POSITIONS, PackedLayout
+from ropewalk.attention.layout import PATTERNS, POSITIONS, PackedLayout
 
 
 def cut_row(total: int, documents: int, rng: random.Random) -> list[int]:

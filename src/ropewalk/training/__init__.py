@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.training.recipe import Recipe
-    from ropewalk.training.recipe_file import load_recipe
+    from ropewalk.training.recipe.file import load_recipe
+    from ropewalk.training.recipe.recipe import Recipe
     from ropewalk.training.run import extend
 
-_HOMES = {"Recipe": "recipe", "load_recipe": "recipe_file", "extend": "run"}
+_HOMES = {"Recipe": "recipe.recipe", "load_recipe": "recipe.file", "extend": "run"}
 
 __all__ = ["Recipe", "extend", "load_recipe"]
 

@@ -6,8 +6,8 @@ from ropewalk.evaluation.identity import model_digest
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.target import recommended_base
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.ropes import origin_after, takes_recommended_base
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.stage_rope.methods import origin_after, takes_recommended_base
 
 
 def announcement(recipe: Recipe, chosen: Plan) -> list[str]:

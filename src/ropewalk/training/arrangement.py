@@ -10,10 +10,10 @@ import torch
 
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import MeshShape, World, require_devices
-from ropewalk.planning.mesh_choice import check_mesh, choose_mesh
-from ropewalk.planning.model_shape import ModelShape
+from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
+from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.rope import RopeMethod
-from ropewalk.training.recipe import Parallel, Recipe, Stage
+from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
 
 
 def mesh_of(recipe: Recipe, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:

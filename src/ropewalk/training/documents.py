@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.data import (
     MixtureSettings,
     PackedRows,
@@ -20,19 +21,18 @@ from ropewalk.data import (
     read_documents,
     tokenizer_identity,
 )
-from ropewalk.data.identity import digest, inputs_identity
-from ropewalk.data.mixture import MixtureReport, explain
-from ropewalk.data.portions import is_blank, read_portion, refuse_duplicates, source_portions
-from ropewalk.data.rows import WORK, is_packed
-from ropewalk.data.tokenise import tokenise
+from ropewalk.data.mixture.mixture import MixtureReport, explain
+from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
+from ropewalk.data.rows.identity import digest, inputs_identity
+from ropewalk.data.rows.stored import WORK, is_packed
+from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
-from ropewalk.files import parse_json, write_json
-from ropewalk.packing import IGNORED, PackedLayout, Row
+from ropewalk.io.files import parse_json, write_json
+from ropewalk.io.progress import Reporter
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe import Recipe, Source
-from ropewalk.training.reporter import Reporter
+from ropewalk.training.recipe.recipe import Recipe, Source
 
 ROWS = "rows.json"
 DATA = "data"

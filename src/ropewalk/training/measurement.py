@@ -10,18 +10,18 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import Settings, Subject, TaskResult, evaluate
-from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sharded import evaluate_sharded
-from ropewalk.files import parse_json, write_text
-from ropewalk.integrations.losses import LossModel
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
+from ropewalk.io.files import parse_json, write_text
+from ropewalk.io.progress import Reporter
+from ropewalk.models.losses import LossModel
+from ropewalk.training.context import Team
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.reporter import Reporter
+from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.step import autocast
-from ropewalk.training.team import Team
 
 
 def evaluation_file(when: str) -> str:

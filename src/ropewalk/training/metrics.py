@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.files import replacing, write_text
-from ropewalk.integrations.trackers import Listener
+from ropewalk.io.files import replacing, write_text
 from ropewalk.io.json_lines import append_line, check_types, read_lines
+from ropewalk.training.trackers import Listener
 
 LOST = "metrics.lost.jsonl"
 """A file that the user puts beside the log to go on without steps that are missing from it."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ropewalk.training.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer
 
 Schedule = Literal["constant", "linear", "cosine"]
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")

@@ -10,26 +10,20 @@ import torch
 
 from ropewalk.attention import EngineName, check_engine
 from ropewalk.data import InterleaveSettings, PackingSettings, load_tokenizer, special_ids
-from ropewalk.data.embedded import resolve_model
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation.passkey import PasskeyTask
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.integrations.config_defaults import decoder_values
-from ropewalk.integrations.models import (
-    attention_spec,
-    choose_device,
-    read_config,
-    trained_length,
-    with_rope,
-)
-from ropewalk.integrations.trackers import require_trackers
+from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.models.config_defaults import decoder_values
+from ropewalk.models.load import attention_spec, choose_device, read_config, trained_length, with_rope
 from ropewalk.parallel import MeshShape, World
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config
 from ropewalk.rope.layers import training_refusals
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
-from ropewalk.training.recipe import Recipe, Stage
-from ropewalk.training.ropes import possible_methods
+from ropewalk.training.recipe.recipe import Recipe, Stage
+from ropewalk.training.stage_rope.methods import possible_methods
+from ropewalk.training.trackers import require_trackers
 
 
 @dataclass(frozen=True)

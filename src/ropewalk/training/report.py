@@ -9,8 +9,8 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
-from ropewalk.files import parse_json
-from ropewalk.lengths import format_length
+from ropewalk.io.files import parse_json
+from ropewalk.io.lengths import format_length
 from ropewalk.reporting import (
     ResultTable,
     passkey_figure,
@@ -22,12 +22,12 @@ from ropewalk.reporting import (
 from ropewalk.reporting.search_figures import FactorLines, search_figure
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
-from ropewalk.training.choice import describe_choice
 from ropewalk.training.documents import mixture_sentences
-from ropewalk.training.factor_search import describe_search
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
+from ropewalk.training.stage_rope.auto import describe_choice
+from ropewalk.training.stage_rope.search import describe_search
 
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:

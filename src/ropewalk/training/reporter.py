@@ -1,39 +1,15 @@
-"""What a run says while it works; the command line draws it, a library caller may ignore it."""
+"""The progress of a search, as a bar."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import ExitStack
 
-Advance = Callable[[int, str], None]
-"""Takes the number of units done so far and a short text beside the bar."""
-
+from ropewalk.io.progress import Advance, Reporter
 
 MOST_SHOWN = 20.0
 """Nats a token: beyond, a perplexity says nothing."""
-
-
-class Reporter(Protocol):
-    """Where a run's remarks and progress go."""
-
-    def note(self, text: str) -> None:
-        """One line, one fact."""
-
-    def bar(self, label: str, total: int | None) -> AbstractContextManager[Advance]:
-        """A progress bar of ``total`` units, unknown if None."""
-
-
-class Silent:
-    """A reporter that says nothing."""
-
-    def note(self, text: str) -> None:
-        return None
-
-    @contextmanager
-    def bar(self, label: str, total: int | None) -> Iterator[Advance]:
-        yield lambda done, text: None
 
 
 def search_progress(

@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 from ropewalk.data import PackedRows, open_rows
-from ropewalk.data.rows import is_packed
+from ropewalk.data.rows.stored import is_packed
 from ropewalk.errors import RopewalkError
-from ropewalk.files import parse_json, write_json, write_text
-from ropewalk.integrations.trackers import tracking
+from ropewalk.io.files import parse_json, write_json, write_text
 from ropewalk.io.lock import locked
+from ropewalk.io.progress import Reporter
 from ropewalk.parallel import World, make_mesh
 from ropewalk.rope import LongRope, RopeMethod, methods_from_config
 from ropewalk.search import Factors, goal_of, read_factors, write_factors
 from ropewalk.training.announcement import announcement
-from ropewalk.training.checkpoint_files import read_position
-from ropewalk.training.choice import Choice, choose_base
+from ropewalk.training.checkpoint.files import read_position
+from ropewalk.training.checkpoint.sharded import export_model, load_weights
+from ropewalk.training.context import Team
 from ropewalk.training.documents import (
     all_rows,
     began_with,
@@ -32,8 +33,6 @@ from ropewalk.training.documents import (
     validation_documents,
     write_began,
 )
-from ropewalk.training.factor_search import FactorSearch, candidate_of, search_summary, searched_factors
-from ropewalk.training.material import SHORT, SHORT_LABEL, check_materials, factors_file, stage_name
 from ropewalk.training.measurement import (
     asked_for,
     evaluation_file,
@@ -44,10 +43,8 @@ from ropewalk.training.measurement import (
 )
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.preflight import Plan, plan
-from ropewalk.training.recipe import Recipe, Stage
-from ropewalk.training.recipe_file import dump_recipe
-from ropewalk.training.reporter import Reporter
-from ropewalk.training.ropes import AUTO, auto_candidates, origin_after, search_goals, stage_method
+from ropewalk.training.recipe.file import dump_recipe
+from ropewalk.training.recipe.recipe import Recipe, Stage
 from ropewalk.training.run_folder import (
     CHECKPOINTS,
     EARLIER,
@@ -65,9 +62,24 @@ from ropewalk.training.run_folder import (
     set_aside,
     take_up,
 )
-from ropewalk.training.sharded_checkpoint import export_model, load_weights
 from ropewalk.training.stage import StageRun, run_stage
-from ropewalk.training.team import Team
+from ropewalk.training.stage_rope.auto import Choice, choose_base
+from ropewalk.training.stage_rope.methods import (
+    AUTO,
+    auto_candidates,
+    origin_after,
+    search_goals,
+    stage_method,
+)
+from ropewalk.training.stage_rope.search import FactorSearch, candidate_of, search_summary, searched_factors
+from ropewalk.training.stage_rope.search_data import (
+    SHORT,
+    SHORT_LABEL,
+    check_materials,
+    factors_file,
+    stage_name,
+)
+from ropewalk.training.trackers import tracking
 from ropewalk.versions import software_versions
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropewalk.data.embedded import resolve_model
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
-from ropewalk.files import is_left_over, remove_left_overs, writing
+from ropewalk.io.files import is_left_over, remove_left_overs, writing
 from ropewalk.parallel import World
-from ropewalk.training.checkpoint_files import (
+from ropewalk.training.checkpoint.files import (
     Position,
     check_export,
     checkpoint_name,
@@ -22,15 +22,15 @@ from ropewalk.training.checkpoint_files import (
     read_export_record,
     read_position,
 )
-from ropewalk.training.choice import choices_in
 from ropewalk.training.documents import DATA, ROWS, Began, read_began
-from ropewalk.training.material import SHORT, factors_file, stage_name
 from ropewalk.training.measurement import evaluation_file, evaluation_record
 from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.recipe_changes import Changes, Progress, changes
-from ropewalk.training.recipe_file import parse_recipe
-from ropewalk.training.ropes import AUTO
+from ropewalk.training.recipe.changes import Changes, Progress, changes
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.stage_rope.auto import choices_in
+from ropewalk.training.stage_rope.methods import AUTO
+from ropewalk.training.stage_rope.search_data import SHORT, factors_file, stage_name
 
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"

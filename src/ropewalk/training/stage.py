@@ -15,18 +15,18 @@ import torch
 
 from ropewalk.data import PackedRows, rows_for_step
 from ropewalk.errors import RunFailure
-from ropewalk.integrations.models import cast_parameters, checkpoint_activations
+from ropewalk.io.progress import Reporter, Silent
+from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.rope import RopeMethod
-from ropewalk.training.checkpoint_files import Position
-from ropewalk.training.checkpointing import checkpointing
+from ropewalk.training.checkpoint.files import Position
+from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
+from ropewalk.training.checkpoint.writing import checkpointing
+from ropewalk.training.context import Team
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe import Recipe
-from ropewalk.training.reporter import Reporter, Silent
-from ropewalk.training.sharded_checkpoint import load_checkpoint, load_weights
+from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.step import Batch, StepResult, micro_batches, prepare, train_step
-from ropewalk.training.team import Team
 
 Made = TypeVar("Made")
 

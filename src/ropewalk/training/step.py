@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from ropewalk.attention import EngineName
 from ropewalk.attention import prepare as prepare_attention
+from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.errors import Echo, RopewalkError
-from ropewalk.integrations.attention_hooks import positions_on
-from ropewalk.integrations.losses import LossModel
-from ropewalk.packing import IGNORED, Row
+from ropewalk.models.attention_hooks import positions_on
+from ropewalk.models.losses import LossModel
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.parallel.ring import prepare as prepare_ring
 from ropewalk.training.optimizer import MasterAdamW

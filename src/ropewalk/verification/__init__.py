@@ -7,19 +7,19 @@ from ropewalk.lazy import lazy_names
 if TYPE_CHECKING:
     from ropewalk.verification.case import Case, prepare
     from ropewalk.verification.result import Check, Outcome
-    from ropewalk.verification.running import Planned, planned_checks, run_in, run_planned, summary, verify
+    from ropewalk.verification.run import Planned, planned_checks, run_in, run_planned, summary, verify
 
 _HOMES = {
     "Case": "case",
     "Check": "result",
     "Outcome": "result",
-    "Planned": "running",
-    "planned_checks": "running",
+    "Planned": "run",
+    "planned_checks": "run",
     "prepare": "case",
-    "run_in": "running",
-    "run_planned": "running",
-    "summary": "running",
-    "verify": "running",
+    "run_in": "run",
+    "run_planned": "run",
+    "summary": "run",
+    "verify": "run",
 }
 
 __all__ = [

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ropewalk.attention import AttentionSpec
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.data import (
     PackingSettings,
     SourceSpec,
@@ -22,17 +23,15 @@ from ropewalk.data import (
     prepare_rows,
     read_documents,
 )
-from ropewalk.data.rows import PackedRows
-from ropewalk.data.tokenise import tokenise, tokenizer_identity
+from ropewalk.data.rows.stored import PackedRows
+from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from ropewalk.integrations.models import attention_spec, load_model, read_config
-from ropewalk.packing import PackedLayout, Row, next_token_labels
-from ropewalk.packing.row import IGNORED
+from ropewalk.models.load import attention_spec, load_model, read_config
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import Plan, plan
-from ropewalk.training.recipe import Optimizer, Recipe
-from ropewalk.training.ropes import auto_candidates, stand_in
+from ropewalk.training.recipe.recipe import Optimizer, Recipe
+from ropewalk.training.stage_rope.methods import auto_candidates, stand_in
 
 WORK = 6e8
 """Parameters times tokens of all rows: one pass forward and backward takes a CPU core about a second in float64."""

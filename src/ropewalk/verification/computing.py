@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from ropewalk.integrations.losses import LossModel, OutputHead
-from ropewalk.integrations.models import cast_parameters, checkpoint_activations, load_model
-from ropewalk.integrations.sharding import load_sharded
-from ropewalk.packing import Row
+from ropewalk.attention.layout import Row
+from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, World
-from ropewalk.training.checkpoint_files import told_to_all
+from ropewalk.training.checkpoint.files import told_to_all
 from ropewalk.training.step import train_step
 from ropewalk.verification.case import Case
 from ropewalk.verification.rounding import Values

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ropewalk.packing import PackedLayout
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.testing import oracle_attention
 from ropewalk.training.step import autocast
 

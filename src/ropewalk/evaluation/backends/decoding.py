@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.running import evaluating
-from ropewalk.integrations.generation import generating
+from ropewalk.models.generation import generating
 from ropewalk.rope import RotaryEmbedding, methods_from_config
 
 log = logging.getLogger("ropewalk")

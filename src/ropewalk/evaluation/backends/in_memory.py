@@ -40,7 +40,7 @@ class InMemoryBackend:
     size, down to 256 tokens. The next length begins with the settings again.
 
     Args:
-        model: a transformers decoder, as ``ropewalk.integrations.models.load_model`` gives it. It may be asked
+        model: a transformers decoder, as ``ropewalk.models.load.load_model`` gives it. It may be asked
             beyond the length of its config. Its mode is as it was after each batch.
         tokenizer: the model's own.
         batch_size: most prompts at once.

@@ -1,0 +1,135 @@
+"""The flex engine: FlexAttention with a block mask built in closed form. CUDA; forward only on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo import config as dynamo_config
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from ropewalk.attention.engines.blocks import padded_lists, touched_blocks
+from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
+from ropewalk.attention.layout import PackedLayout
+
+MOST_GRAPHS = 64
+"""Graphs that are compiled in one process; each takes seconds, and evaluations may have many lengths."""
+
+BLOCK_SIZE = 128
+"""FlexAttention's own block size; the last block of a row may be incomplete."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlexPlan:
+    """Attributes: the block mask; the sort by document, None where every row is in that order already."""
+
+    block_mask: BlockMask
+    by_document: Gather | None
+
+
+def plan(layouts: Sequence[PackedLayout], device: torch.device) -> FlexPlan:
+    return FlexPlan(block_mask_of(layouts, device), sort_by_document(layouts, device))
+
+
+def block_mask_of(layouts: Sequence[PackedLayout], device: torch.device) -> BlockMask:
+    """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order).
+
+    Its four tables have an entry for every pair of blocks, as FlexAttention documents them: narrower ones are refused
+    by its compiled CPU kernel, and each width would be a graph of its own. That is 16 bytes a pair of blocks and row:
+    16 MiB for a row of 128K tokens, 1 GiB for one of 1M.
+    """
+    blocks = [touched_blocks(layout, BLOCK_SIZE) for layout in layouts]
+    partial, full = [b.partial for b in blocks], [b.full for b in blocks]
+    num_blocks, total = blocks[0].num_blocks, layouts[0].total_length
+    fields: dict[str, Any] = {}
+    for by, side in ((0, "kv"), (1, "q")):
+        for pairs, name in ((partial, side), (full, f"full_{side}")):
+            counts, indices = padded_lists(pairs, num_blocks, by)
+            fields[f"{name}_num_blocks"] = torch.from_numpy(counts).to(device)
+            fields[f"{name}_indices"] = torch.from_numpy(indices).to(device)
+    return BlockMask(
+        seq_lengths=(total, total),
+        **fields,
+        BLOCK_SIZE=(BLOCK_SIZE, BLOCK_SIZE),
+        mask_mod=_mask_mod(layouts, device),
+    )
+
+
+def _mask_mod(
+    layouts: Sequence[PackedLayout], device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule of visibility for one pair of tokens; a full row is one whose tokens share a document."""
+    documents = torch.stack(
+        [
+            torch.zeros_like(layout.document_ids)
+            if layout.pattern == "full"
+            else layout.document_ids[layout.storage_in_order]
+            for layout in layouts
+        ]
+    ).to(device)
+    anchors = torch.tensor(
+        [layout.anchor_length if layout.pattern == "anchor" else 0 for layout in layouts], device=device
+    )
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & ((documents[b, q] == documents[b, k]) | (k < anchors[b]))
+
+    return visible
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, scale: float, softcap: float | None) -> Tensor:
+    if plan.by_document is not None:
+        q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
+    out: Tensor = _kernel(q.device.type)(
+        q,
+        k,
+        v,
+        score_mod=None if softcap is None else _soft_cap(softcap),
+        block_mask=plan.block_mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out if plan.by_document is None else unsort_rows(out, plan.by_document)
+
+
+@cache
+def _soft_cap(softcap: float) -> Callable[..., Tensor]:
+    """One function a value, so that a compiled kernel is found again."""
+
+    def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+@cache
+def _kernel(device_type: str) -> Callable[..., Any]:
+    return compiled() if device_type == "cuda" else _uncompiled
+
+
+def compiled(backend: str = "inductor") -> Callable[..., Any]:
+    """FlexAttention as torch compiles it: a graph for each length and number of rows, with gradients and without.
+
+    After eight graphs torch would run it uncompiled, which writes out the scores of all pairs; this one raises.
+    """
+    kernel = torch.compile(flex_attention, dynamic=False, backend=backend)
+
+    def call(*args: Any, **options: Any) -> Any:
+        limits = {"recompile_limit": MOST_GRAPHS, "fail_on_recompile_limit_hit": True}
+        with dynamo_config.patch(limits):
+            return kernel(*args, **options)
+
+    return call
+
+
+def _uncompiled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """FlexAttention's dense evaluation: right for a check on a CPU, where it has no backward at all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        # It refuses inputs that require a gradient even where none is recorded.
+        return flex_attention(q.detach(), k.detach(), v.detach(), **options)

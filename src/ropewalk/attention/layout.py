@@ -1,0 +1,256 @@
+"""PackedLayout: which token of a packed row belongs to which document, and what it may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopewalkError
+
+Pattern = Literal["full", "intra_document", "anchor"]
+Positions = Literal["continuous", "reset"]
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+POSITIONS: tuple[Positions, ...] = get_args(Positions)
+
+NO_DOCUMENT = -1
+"""``document_ids`` of the anchor tokens: they stand before the first document and belong to none."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayout:
+    """Everything that says which token of one packed row belongs where; nothing else may carry it.
+
+    Query *i* sees key *j* iff *j <= i* in order **and** (``pattern`` is ``full``, **or** they share a
+    document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
+    "In order" is storage order; where a document is stored in several segments (interleaved chunks), its
+    segments are stored in the document's own order, so storage order and document order agree inside it.
+
+    The anchor stands *before* the first segment: ``cu_seqlens[0] == anchor_length``, and its tokens belong
+    to no document (``document_ids == -1``), so that only the pattern ``anchor`` lets documents see it. Under
+    ``intra_document`` the anchor tokens see each other and nothing sees them.
+
+    Attributes:
+        cu_seqlens: int32 ``[num_segments + 1]`` on the CPU, strictly increasing token offsets of the
+            segments in the row; the first is ``anchor_length``, the last is the row's length.
+        segment_documents: int32 ``[num_segments]``, the document of each segment, numbered from 0.
+        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they say nothing of visibility.
+        anchor_length: number of leading tokens that every document sees under the pattern ``anchor``.
+        pattern: ``full``, ``intra_document`` or ``anchor``.
+
+    Raises:
+        RopewalkError: if the fields contradict each other; the message gives the offending value.
+
+    Source: AnchorAttention, arXiv:2411.13476, figures 2 and 5.
+    """
+
+    cu_seqlens: Tensor
+    segment_documents: Tensor
+    position_ids: Tensor
+    anchor_length: int
+    pattern: Pattern
+
+    def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise RopewalkError(f"unknown pattern {self.pattern!r}; choose one of {', '.join(PATTERNS)}")
+        if self.anchor_length < 0:
+            raise RopewalkError(f"anchor_length must be 0 or more, got {self.anchor_length}")
+        for name, dtype in (
+            ("cu_seqlens", torch.int32),
+            ("segment_documents", torch.int32),
+            ("position_ids", torch.int64),
+        ):
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype != dtype or tensor.dim() != 1 or tensor.device.type != "cpu":
+                raise RopewalkError(
+                    f"{name} must be a 1-dimensional {dtype} tensor on the CPU, got {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)} on {tensor.device}"
+                )
+        if self.cu_seqlens.numel() < 2 or self.segment_documents.numel() != self.cu_seqlens.numel() - 1:
+            raise RopewalkError(
+                f"cu_seqlens must have one entry more than segment_documents and at least 2, got "
+                f"{self.cu_seqlens.numel()} and {self.segment_documents.numel()}"
+            )
+        if int(self.cu_seqlens[0]) != self.anchor_length:
+            raise RopewalkError(
+                f"cu_seqlens must start at anchor_length {self.anchor_length}, got {int(self.cu_seqlens[0])}"
+            )
+        if bool((self.cu_seqlens.diff() <= 0).any()):
+            raise RopewalkError("cu_seqlens must be strictly increasing: a segment has no tokens")
+        if bool((self.segment_documents < 0).any()):
+            raise RopewalkError("segment_documents must be 0 or more")
+        if int(self.cu_seqlens[-1]) != self.position_ids.numel():
+            raise RopewalkError(
+                f"cu_seqlens ends at {int(self.cu_seqlens[-1])} but position_ids has "
+                f"{self.position_ids.numel()} entries"
+            )
+
+    @classmethod
+    def from_lengths(
+        cls,
+        lengths: Sequence[int],
+        pattern: Pattern = "anchor",
+        anchor_length: int = 1,
+        positions: Positions = "continuous",
+    ) -> PackedLayout:
+        """A row of whole documents, one segment each.
+
+        Args:
+            lengths: tokens of each document, the anchor not counted, all at least 1.
+            pattern: ``full``, ``intra_document`` or ``anchor``.
+            anchor_length: leading tokens before the first document; the row has
+                ``anchor_length + sum(lengths)`` tokens.
+            positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (restart in each document: at
+                ``anchor_length`` under the pattern ``anchor``, as if the anchor stood before each document,
+                else at 0).
+
+        Example:
+            >>> PackedLayout.from_lengths([3, 2]).cu_seqlens.tolist()
+            [1, 4, 6]
+        """
+        return cls.from_segments(lengths, range(len(lengths)), pattern, anchor_length, positions)
+
+    @classmethod
+    def from_segments(
+        cls,
+        lengths: Sequence[int],
+        documents: Sequence[int],
+        pattern: Pattern = "anchor",
+        anchor_length: int = 1,
+        positions: Positions = "continuous",
+    ) -> PackedLayout:
+        """A row of segments where a document may have several (interleaved chunks).
+
+        Args:
+            lengths: tokens of each segment in storage order, all at least 1.
+            documents: the document of each segment; equal numbers mean one document.
+            pattern, anchor_length, positions: as in :meth:`from_lengths`.
+        """
+        if len(lengths) == 0:
+            raise RopewalkError("a packed row needs at least one document, got none")
+        if len(lengths) != len(documents):
+            raise RopewalkError(f"got {len(lengths)} segment lengths but {len(documents)} segment documents")
+        if min(lengths) < 1:
+            raise RopewalkError(f"every segment needs at least 1 token, got {min(lengths)}")
+        if positions not in POSITIONS:
+            raise RopewalkError(f"unknown positions {positions!r}; choose one of {', '.join(POSITIONS)}")
+        if anchor_length < 0:
+            raise RopewalkError(f"anchor_length must be 0 or more, got {anchor_length}")
+        sizes = torch.tensor([anchor_length, *lengths], dtype=torch.int64)
+        cu_seqlens = sizes.cumsum(0).to(torch.int32)
+        segment_documents = torch.tensor(list(documents), dtype=torch.int32)
+        total = int(cu_seqlens[-1])
+        if positions == "continuous":
+            position_ids = torch.arange(total)
+        else:
+            start = anchor_length if pattern == "anchor" else 0
+            parts = [torch.arange(anchor_length)]
+            next_position: dict[int, int] = {}
+            for length, document in zip(lengths, documents, strict=True):
+                first = next_position.get(document, start)
+                parts.append(torch.arange(first, first + length))
+                next_position[document] = first + length
+            position_ids = torch.cat(parts)
+        return cls(cu_seqlens, segment_documents, position_ids, anchor_length, pattern)
+
+    @property
+    def total_length(self) -> int:
+        """Tokens of the row, the anchor included."""
+        return self.position_ids.numel()
+
+    @property
+    def num_segments(self) -> int:
+        return self.segment_documents.numel()
+
+    @cached_property
+    def document_ids(self) -> Tensor:
+        """int64 ``[total_length]``: the document of each token, ``-1`` for the anchor."""
+        anchor = torch.full((self.anchor_length,), NO_DOCUMENT)
+        return torch.cat(
+            [anchor, self.segment_documents.long().repeat_interleave(self.cu_seqlens.diff().long())]
+        )
+
+    @cached_property
+    def document_order(self) -> Tensor:
+        """int64 ``[total_length]``: storage indices sorted by (document, order), the anchor first."""
+        return torch.argsort(self.document_ids, stable=True)
+
+    @property
+    def storage_in_order(self) -> Tensor:
+        """int64 ``[total_length]``: :attr:`document_order`, but storage order itself where all is one run."""
+        return torch.arange(self.total_length) if self.pattern == "full" else self.document_order
+
+    @cached_property
+    def document_lengths(self) -> Tensor:
+        """int64: tokens of each document in ascending document number, the anchor not counted."""
+        lengths: Tensor = torch.unique(self.document_ids[self.anchor_length :], return_counts=True)[1]
+        return lengths
+
+    @cached_property
+    def is_interleaved(self) -> bool:
+        """Whether storage order differs from (document, order)."""
+        return bool((self.segment_documents.diff() < 0).any())
+
+    def dense_mask(self) -> Tensor:
+        """bool ``[total_length, total_length]``: whether query (row) sees key (column). The definition.
+
+        Memory is quadratic in the row's length: for oracles and pictures, not for training.
+        """
+        index = torch.arange(self.total_length)
+        causal: Tensor = index[None, :] <= index[:, None]
+        if self.pattern == "full":
+            return causal
+        allowed = self.document_ids[:, None] == self.document_ids[None, :]
+        if self.pattern == "anchor":
+            allowed = allowed | (index < self.anchor_length)[None, :]
+        return causal.logical_and(allowed)
+
+
+IGNORED = -100
+"""Label of a position whose target is not trained on, as in transformers and torch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One packed row.
+
+    Attributes:
+        input_ids: int64 ``[total_length]``.
+        labels: int64 ``[total_length]``, already shifted: ``labels[t]`` is the target *of* position t, or
+            ``IGNORED``. Shifted on the whole row, so a shard of the row is a plain slice.
+        layout: the row's PackedLayout.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    layout: PackedLayout
+
+
+def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor | None = None) -> Tensor:
+    """Shifted targets that never cross from one document into another.
+
+    The target of a token is the next token *of its own document*, which for an interleaved document may lie
+    in a later segment. A document's last token has none, and neither has the anchor: its successor belongs to
+    the first document, and no other document would train its first token from it.
+
+    Args:
+        input_ids: int64 ``[total_length]``.
+        layout: the row's layout.
+        trained: bool ``[total_length]``, False where a token must not be a target (a domain tag, say).
+
+    Returns:
+        int64 ``[total_length]`` with ``IGNORED`` where there is no target.
+    """
+    order = layout.document_order
+    documents = layout.document_ids[order]
+    here, following = order[:-1], order[1:]
+    has_target = (documents[:-1] == documents[1:]) & (documents[:-1] >= 0)
+    if trained is not None:
+        has_target &= trained[following]
+    labels = torch.full_like(input_ids, IGNORED)
+    labels[here[has_target]] = input_ids[following[has_target]]
+    return labels

@@ -1,0 +1,172 @@
+"""The ladder: the error of each step alone, by computing everything in float64 except that step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ropewalk.attention.layout import PackedLayout
+from ropewalk.audit.arithmetic import EXACT, STEPS, Arithmetic
+from ropewalk.audit.difference import Term, differences
+from ropewalk.audit.drift import Advance
+from ropewalk.audit.passes import LogitDifference, Pass, Runner, logit_difference, shifted
+from ropewalk.audit.results import Rung
+from ropewalk.errors import RopewalkError
+
+RUNGS = ("none", *STEPS, "all")
+"""The rows of a ladder: all in float64, each step alone in the audited arithmetic, and all of it."""
+
+
+def rung_arithmetic(step: str, audited: Arithmetic) -> Arithmetic:
+    """The arithmetic of a rung by its name in ``RUNGS``."""
+    if step == "none":
+        return EXACT
+    return audited if step == "all" else EXACT.with_step(step, of=audited)
+
+
+def ladder(
+    runner: Runner,
+    rows: Sequence[Tensor],
+    audited: Arithmetic,
+    shifts: Sequence[int],
+    delta2: int = 16,
+    advance: Advance | None = None,
+) -> tuple[Rung, ...]:
+    """D and the error of the logits with one step at a time in the audited arithmetic.
+
+    Args:
+        runner: of the model.
+        rows: int64 ``[length]`` each.
+        audited: the arithmetic to explain.
+        shifts: delta1 of each ladder, tokens; near and far, since angles fail far away only.
+        delta2: the shift compared with.
+        advance: called after each forward pass.
+
+    Returns:
+        A rung for each of ``RUNGS`` and shift, means over rows.
+
+    Raises:
+        RopewalkError: if a shift is beyond the runner's ``total_length``.
+    """
+    sums = {(step, shift): Comparison() for shift in shifts for step in RUNGS}
+    for row in rows:
+        exact: dict[int, Pass] = {}
+        for step in RUNGS:
+            used = rung_arithmetic(step, audited)
+            found = run_shifts(runner, row, used, [*shifts, delta2], advance)
+            exact = exact or found
+            changes = shift_changes(runner, found, shifts, delta2)
+            for shift in shifts:
+                sums[step, shift].add(runner, changes[shift], found[shift], found[delta2], exact[shift])
+    return tuple(
+        Rung(step, shift, delta2, total.D, total.logit_error, total.logit_difference, total.kl)
+        for (step, shift), total in sums.items()
+    )
+
+
+def passes_of_ladder(shifts: Sequence[int], delta2: int, rows: int) -> int:
+    """Forward passes that :func:`ladder` makes."""
+    return len(RUNGS) * len({*shifts, delta2}) * rows
+
+
+def dominant_step(rungs: Sequence[Rung], delta1: int) -> Rung:
+    """The step with the largest D of its own at a shift; one that overflows before all others.
+
+    Args:
+        rungs: of :func:`ladder`.
+        delta1: the shift, tokens.
+
+    Raises:
+        RopewalkError: if the ladder has no such shift.
+    """
+    single = [rung for rung in rungs if rung.delta1 == delta1 and rung.step in STEPS]
+    if not single:
+        raise RopewalkError(f"the ladder was not measured at a shift of {delta1}")
+    # What overflows is the worst of all.
+    return max(single, key=lambda rung: rung.D if math.isfinite(rung.D) else math.inf)
+
+
+def run_shifts(
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    shifts: Sequence[int],
+    advance: Advance | None,
+    layout: PackedLayout | None = None,
+) -> dict[int, Pass]:
+    """A pass of a row at each of some shifts; a layout's positions move as it moves in a longer row."""
+    found = {}
+    for shift in dict.fromkeys(shifts):
+        position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
+        found[shift] = runner.run(row, arithmetic, position_ids, layout, keep_layers=True)
+        if advance is not None:
+            advance()
+    return found
+
+
+def shift_changes(
+    runner: Runner,
+    found: Mapping[int, Pass],
+    shifts: Sequence[int],
+    delta2: int,
+    exact: Mapping[int, Pass] | None = None,
+) -> dict[int, float]:
+    """D between each shift and delta2; with passes in float64, less what changes in those."""
+    wanted: dict[int, list[Term]] = {}
+    for shift in shifts:
+        wanted[shift] = [(1, found[shift]), (-1, found[delta2])]
+        if exact is not None:
+            wanted[shift] += [(-1, exact[shift]), (1, exact[delta2])]
+    return {shift: change.D for shift, change in differences(runner, wanted).items()}
+
+
+def moved(layout: PackedLayout, shift: int) -> Tensor:
+    """Positions of a layout whose documents lie ``shift`` tokens further back in a longer row.
+
+    The anchor stays at the row's start. Positions that restart in each document do not change at all.
+    """
+    positions = layout.position_ids.clone()
+    restarts = bool((positions[layout.anchor_length :].diff() <= 0).any())
+    if not restarts:
+        positions[layout.anchor_length :] += shift
+    return positions
+
+
+@dataclass
+class Comparison:
+    """Sums over rows of what :class:`Rung` and :class:`~ropewalk.audit.results.Mend` report."""
+
+    rows: int = 0
+    sum_D: float = 0.0
+    sum_error: float = 0.0
+    sum_difference: float = 0.0
+    sum_kl: float = 0.0
+
+    def add(self, runner: Runner, D: float, first: Pass, second: Pass, exact: Pass) -> None:
+        """D of a row, its passes at delta1 and delta2, and the first in float64."""
+        error = logit_difference(runner, exact, first)
+        moved_by: LogitDifference = logit_difference(runner, second, first)
+        self.rows += 1
+        self.sum_D += D
+        self.sum_error += error.rms**2
+        self.sum_difference += moved_by.rms**2
+        self.sum_kl += error.kl
+
+    @property
+    def D(self) -> float:
+        return self.sum_D / self.rows
+
+    @property
+    def logit_error(self) -> float:
+        return math.sqrt(self.sum_error / self.rows)
+
+    @property
+    def logit_difference(self) -> float:
+        return math.sqrt(self.sum_difference / self.rows)
+
+    @property
+    def kl(self) -> float:
+        return self.sum_kl / self.rows

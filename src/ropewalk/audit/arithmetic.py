@@ -1,0 +1,171 @@
+"""Arithmetic: in which precision each step between hidden states and attention weights is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopewalkError
+
+Angles = Literal["exact", "model"]
+Product = Literal["float64", "float32", "tf32", "split", "bfloat16", "float16"]
+PRODUCTS: tuple[Product, ...] = get_args(Product)
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""The dtypes that can be audited, by name."""
+
+STEPS = ("angles", "cos_sin", "rotation", "product", "softmax", "rest")
+"""The steps of a forward pass in order, as the ladder takes them one by one."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A precision for every step of a forward pass.
+
+    Attributes:
+        angles: ``exact``: position times inv_freq, cos and sin in float64, from the config; ``model``: what the
+            model's own rotary module gives.
+        cos_sin: dtype that cos and sin are rounded to.
+        rotation: dtype that the four products of a rotation are rounded to. Their sum is what ``product`` rounds.
+        product: what the rotated queries and keys are rounded to before q·k: a dtype, ``tf32`` (10 mantissa bits)
+            or ``split`` (the sum of two bfloat16 numbers, of whose four products the three largest are taken).
+            Sums of products run in float32, as in the hardware's matrix units, and in float64 for ``float64``.
+        scores: dtype that q·k is rounded to, before and after scaling.
+        softmax: dtype that softmax is computed in.
+        weights: dtype that the attention weights are rounded to.
+        rest: dtype of the weights, hidden states, values and everything else.
+    """
+
+    angles: Angles
+    cos_sin: torch.dtype
+    rotation: torch.dtype
+    product: Product
+    scores: torch.dtype
+    softmax: torch.dtype
+    weights: torch.dtype
+    rest: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.product not in PRODUCTS:
+            raise RopewalkError(f"unknown product {self.product!r}; choose one of {', '.join(PRODUCTS)}")
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype in which steps run before their results are rounded: float32 unless one of them is wider."""
+        dtypes = (self.cos_sin, self.rotation, self.scores, self.softmax, self.weights, self.rest)
+        return torch.float64 if torch.float64 in dtypes or self.product == "float64" else torch.float32
+
+    def with_step(self, step: str, of: Arithmetic) -> Arithmetic:
+        """This arithmetic with one step, by its name in ``STEPS``, taken from another."""
+        fields = {
+            "angles": ("angles",),
+            "cos_sin": ("cos_sin",),
+            "rotation": ("rotation",),
+            "product": ("product", "scores"),
+            "softmax": ("softmax", "weights"),
+            "rest": ("rest",),
+        }
+        if step not in fields:
+            raise RopewalkError(f"unknown step {step!r}; choose one of {', '.join(STEPS)}")
+        return replace(self, **{name: getattr(of, name) for name in fields[step]})
+
+
+EXACT = Arithmetic(
+    "exact",
+    torch.float64,
+    torch.float64,
+    "float64",
+    torch.float64,
+    torch.float64,
+    torch.float64,
+    torch.float64,
+)
+"""Everything in float64: the reference."""
+
+
+def stock_arithmetic(
+    dtype: torch.dtype,
+    angles: Angles = "model",
+    cos_sin: torch.dtype | None = None,
+    rotation: torch.dtype | None = None,
+) -> Arithmetic:
+    """What transformers does with a model of a dtype under eager attention.
+
+    Angles in float32 by the model's rotary module; cos, sin and the rotation in the model's dtype; q·k rounded to it;
+    softmax in float32; its weights rounded.
+
+    Args:
+        dtype: of the model; float64 gives :data:`EXACT`.
+        angles: ``exact`` replaces the rotary module's angles alone.
+        cos_sin, rotation: dtype of cos and sin, and of the rotation, for models that compute them in another one than
+            their own (OLMo 2 and Cohere use float32); see :meth:`~ropewalk.audit.passes.Runner.stock`.
+    """
+    if dtype == torch.float64:
+        return EXACT
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise RopewalkError(f"unknown dtype {name}; choose one of {', '.join(DTYPES)}")
+    product: Product = name  # type: ignore[assignment]
+    return Arithmetic(
+        angles, cos_sin or dtype, rotation or dtype, product, dtype, torch.float32, dtype, dtype
+    )
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values rounded to a dtype, in the dtype that they came in."""
+    return x if x.dtype == dtype else x.to(dtype).to(x.dtype)
+
+
+def tf32(x: Tensor) -> Tensor:
+    """float32 values rounded to nearest, ties to even, with 10 mantissa bits: what tensor cores read as TF32."""
+    bits = x.to(torch.float32).contiguous().view(torch.int32)
+    odd = (bits >> 13) & 1
+    kept = (bits + 0xFFF + odd) & ~0x1FFF
+    return torch.where(x.to(torch.float32).isfinite(), kept.view(torch.float32), x.to(torch.float32))
+
+
+def split_bfloat16(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 values as a sum of two bfloat16 numbers: 16 mantissa bits between them, given back as float32."""
+    high = x.to(torch.bfloat16).to(torch.float32)
+    return high, (x.to(torch.float32) - high).to(torch.bfloat16).to(torch.float32)
+
+
+def operands(x: Tensor, product: Product) -> tuple[Tensor, ...]:
+    """Queries or keys as a product reads them: two parts for ``split``; float64 for ``float64``, else float32."""
+    if product == "float64":
+        return (x.to(torch.float64),)
+    if product == "split":
+        return split_bfloat16(x)
+    if product == "tf32":
+        return (tf32(x),)
+    return (x.to(DTYPES[product]).to(torch.float32),)
+
+
+def multiplied(query: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:
+    """``query @ key^T`` of operands; of two parts each, the product of both small ones is left out."""
+    product = query[0] @ key[0].transpose(-2, -1)
+    if len(query) > 1:
+        product += query[0] @ key[1].transpose(-2, -1) + query[1] @ key[0].transpose(-2, -1)
+    return product
+
+
+def inner_products(query: Tensor, key: Tensor, product: Product) -> Tensor:
+    """``query @ key^T`` with operands rounded as ``product`` says.
+
+    Args:
+        query: ``[..., queries, head_dim]``.
+        key: ``[..., keys, head_dim]``, broadcastable.
+
+    Returns:
+        ``[..., queries, keys]``, float64 for ``float64`` and float32 otherwise.
+    """
+    return multiplied(operands(query, product), operands(key, product))

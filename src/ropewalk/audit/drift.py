@@ -1,0 +1,268 @@
+"""The drift: how far attention changes when a row is moved, though relative positions stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.audit.arithmetic import DTYPES, Angles, Arithmetic
+from ropewalk.audit.difference import Difference, attention_sink, differences, logit_differences, mean_sink
+from ropewalk.audit.passes import Pass, Runner, longest, shifted
+from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.statistics import ratio_interval
+from ropewalk.models.model_under_test import Subject
+
+Advance = Callable[[], None]
+"""Called after each forward pass."""
+
+SWEEP_ROWS = 4
+"""Rows of which D is computed between every two shifts: it takes as many differences as there are pairs."""
+
+SHIFTS_AT_ONCE = 4
+"""Shifts whose attention is computed together, and that of delta2 once for all of them. Their queries and keys are held
+until then: five float32 passes take about as much as a sweep's bfloat16 passes at eight shifts."""
+
+SHORTEST_CUT = 32
+"""Tokens of the shortest row that D is given for; shorter ones have too few queries."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of the drift.
+
+    Attributes:
+        dtype: name of a dtype, in which the model runs as transformers runs it.
+        angles: ``model`` for those of its own rotary module, ``exact`` for float64 ones in their place.
+
+    Raises:
+        RopewalkError: if the dtype is unknown.
+    """
+
+    dtype: str
+    angles: Angles = "model"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True)
+class DriftFindings:
+    """The drift of one model.
+
+    Attributes:
+        drift: a value for each series and shift.
+        lengths: for each series, between the first shift and delta2.
+        sweep: D of the first series between every two shifts.
+        per_token: its parts by token, between the first shift and delta2; mean over rows.
+        heads: its D by layer and head.
+        sink: of the last series.
+    """
+
+    drift: tuple[Drift, ...]
+    lengths: tuple[LengthPoint, ...]
+    sweep: tuple[SweepPoint, ...]
+    per_token: tuple[float, ...]
+    heads: tuple[tuple[float, ...], ...]
+    sink: Sink
+
+
+def cut_lengths(length: int) -> tuple[int, ...]:
+    """Powers of two from 32 up to the row's length, and that itself."""
+    powers = [2**n for n in range(SHORTEST_CUT.bit_length() - 1, length.bit_length()) if 2**n < length]
+    return (*powers, length)
+
+
+def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int, rows: int) -> int:
+    """Forward passes that :func:`measure_drift` makes."""
+    return len(series) * (len(shifts) + 1) * rows
+
+
+def measure_drift(
+    subject: Subject,
+    rows: Sequence[Tensor],
+    series: Sequence[Series],
+    shifts: Sequence[int],
+    delta2: int = 16,
+    parameters: Parameters = "pretrained",
+    advance: Advance | None = None,
+) -> DriftFindings:
+    """Measure D between each shift and ``delta2``.
+
+    Args:
+        subject: the model.
+        rows: int64 ``[length]`` each, all of one length.
+        series: dtypes and angles, the most interesting one first.
+        shifts: positions of the first token, tokens; distinct.
+        delta2: the shift that all others are compared with.
+        parameters: what the results are to be labelled with.
+        advance: called after each forward pass.
+
+    Returns:
+        Values over all rows; see :class:`DriftFindings`.
+
+    Raises:
+        EngineError: if the model rotates in a way that is not known, or cannot run in one of the dtypes.
+        RopewalkError: if there is no row, series or shift, a shift is negative or given twice, or rows differ in
+            length.
+    """
+    check_rows(rows)
+    check_shifts(shifts, delta2)
+    if not series:
+        raise RopewalkError("a drift needs at least one dtype, got none")
+    length = len(rows[0])
+    cuts = cut_lengths(length)
+    runner = Runner(subject, longest([*shifts, delta2], length), cuts)
+    found: list[_Rows] = []
+    for one in series:
+        collected = _Rows(one, tuple(shifts), delta2)
+        arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
+        for number, row in enumerate(rows):
+            # Every pair of shifts for a few rows of the first series; of the others each shift against delta2.
+            collected.add(runner, row, arithmetic, cuts, advance, not found and number < SWEEP_ROWS)
+        found.append(collected)
+    first = found[0]
+    return DriftFindings(
+        drift=tuple(d for one in found for d in one.drift(parameters)),
+        lengths=tuple(point for one in found for point in one.length_points(cuts)),
+        sweep=first.sweep(),
+        per_token=tuple(torch.stack(first.tokens).mean(0).tolist()),
+        heads=tuple(map(tuple, torch.stack(first.heads).mean(0).tolist())),
+        # The last series is the one of widest arithmetic.
+        sink=mean_sink(found[-1].sinks),
+    )
+
+
+def check_rows(rows: Sequence[Tensor]) -> None:
+    """Refuse no rows, and rows of different lengths."""
+    if not rows:
+        raise RopewalkError("an audit needs at least one row, got none")
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise RopewalkError(
+            f"the rows of an audit must be of one length, got {min(lengths)} to {max(lengths)} tokens"
+        )
+    if min(lengths) < 2:
+        raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")
+
+
+LARGEST_SHIFT = 2**40
+"""Tokens up to which float64 angles are off by less than 1e-3 rad."""
+
+
+def check_shifts(shifts: Sequence[int], delta2: int) -> None:
+    """Refuse no shifts, negative, repeated, and senselessly large ones."""
+    if not shifts:
+        raise RopewalkError("an audit needs at least one shift, got none")
+    for shift in (*shifts, delta2):
+        if not 0 <= shift <= LARGEST_SHIFT:
+            raise RopewalkError(f"a shift must be 0 to {LARGEST_SHIFT} tokens, got {shift}")
+    if len(set(shifts)) < len(shifts):
+        raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
+
+
+class _Rows:
+    """What is kept of the rows of one series: numbers, since a change of every row would fill the memory."""
+
+    def __init__(self, series: Series, shifts: tuple[int, ...], delta2: int) -> None:
+        self.series, self.shifts, self.delta2 = series, shifts, delta2
+        self.every = sorted({*shifts, delta2})
+        self.D: list[list[float]] = []
+        self.moved: list[list[float]] = []
+        self.shares: list[list[tuple[float, float]]] = []
+        self.between: list[dict[tuple[int, int], float]] = []
+        self.tokens: list[Tensor] = []
+        self.heads: list[Tensor] = []
+        self.by_length: list[tuple[list[float], list[float]]] = []
+        self.sinks: list[Sink] = []
+
+    def add(
+        self,
+        runner: Runner,
+        row: Tensor,
+        arithmetic: Arithmetic,
+        cuts: tuple[int, ...],
+        advance: Advance | None,
+        sweep: bool,
+    ) -> None:
+        def run(shift: int) -> Pass:
+            found = runner.run(row, arithmetic, shifted(len(row), shift), keep_hidden=False, keep_layers=True)
+            if advance is not None:
+                advance()
+            return found
+
+        reference = run(self.delta2)
+        sink = attention_sink(reference)
+        changes: dict[int, Difference] = {}
+        # For a sweep all together, since each is compared with each.
+        size = len(self.shifts) if sweep else SHIFTS_AT_ONCE
+        for some in (self.shifts[first : first + size] for first in range(0, len(self.shifts), size)):
+            # Also for delta2 itself: that nothing differs is measured, not taken for granted.
+            moved = {shift: run(shift) for shift in some}
+            pairs = {(shift, self.delta2): (found, reference) for shift, found in moved.items()}
+            if sweep:
+                others = [shift for shift in some if shift != self.delta2]
+                pairs |= {(a, b): (moved[a], moved[b]) for a, b in combinations(others, 2)}
+            both = differences(
+                runner, {pair: ((1, one), (-1, other)) for pair, (one, other) in pairs.items()}, cuts
+            )
+            changes |= {shift: both[shift, self.delta2] for shift in some}
+            if self._near in some:
+                at = logit_differences(moved[self._near], reference, cuts)
+                self.by_length.append((changes[self._near].D_at, at))
+            if sweep:
+                self.between.append({(min(pair), max(pair)): found.D for pair, found in both.items()})
+        self.D.append([changes[shift].D for shift in self.shifts])
+        self.moved.append([changes[shift].moved for shift in self.shifts])
+        self.shares.append([(change.share_of(0), change.share_of(sink.index)) for change in changes.values()])
+        self.tokens.append(changes[self._near].tokens)
+        self.heads.append(changes[self._near].heads)
+        self.sinks.append(sink)
+
+    @property
+    def _near(self) -> int:
+        """The first shift that is not delta2 itself."""
+        return next((shift for shift in self.shifts if shift != self.delta2), self.delta2)
+
+    def drift(self, parameters: Parameters) -> list[Drift]:
+        found = []
+        for number, shift in enumerate(self.shifts):
+            samples = [row[number] for row in self.D]
+            first, sink = np.mean([row[number] for row in self.shares], axis=0)
+            found.append(
+                Drift(
+                    dtype=self.series.dtype,
+                    angles=self.series.angles,
+                    parameters=parameters,
+                    delta1=shift,
+                    delta2=self.delta2,
+                    D=float(np.mean(samples)),
+                    ci95=ratio_interval(samples, at_least=0),
+                    moved=float(np.mean([row[number] for row in self.moved])),
+                    first_token_share=float(first),
+                    sink_share=float(sink),
+                    per_sample=tuple(samples),
+                )
+            )
+        return found
+
+    def length_points(self, cuts: tuple[int, ...]) -> list[LengthPoint]:
+        D, D_logit = np.array(self.by_length).mean(0)
+        heads = self.heads[0].numel()
+        between = (self.series.dtype, self.series.angles, self._near, self.delta2)
+        return [
+            LengthPoint(*between, cut, float(D[n]), float(D_logit[n]), float(D_logit[n]) / heads)
+            for n, cut in enumerate(cuts)
+        ]
+
+    def sweep(self) -> tuple[SweepPoint, ...]:
+        return tuple(
+            SweepPoint(a, b, float(np.mean([row[min(a, b), max(a, b)] for row in self.between])))
+            for a, b in permutations(self.every, 2)
+        )

@@ -1,0 +1,371 @@
+"""The frequencies that a model really rotates with, from its config to a cast, and to a save and a load.
+
+Each step can change them without a word: a cast rounds the rotary module's buffers, a config loses its base, a
+module runs without the scaling that the config says. So they are measured at each, and so is the angle that comes
+out. The reference is the config's RoPE method in float64.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.audit.results import RopeStage
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.running import Progress
+from ropewalk.models.model_under_test import Subject
+from ropewalk.models.rope_stages import (
+    held_inv_freq,
+    inv_freq_in_weights,
+    rope_of_saved_config,
+    rotary_saved_and_loaded,
+    weight_bytes,
+)
+from ropewalk.rope import RotaryEmbedding
+
+log = logging.getLogger("ropewalk")
+
+LARGEST_ROUND_TRIP = 2**30
+"""Bytes of parameters up to which a model is saved and loaded to see what comes back."""
+STRETCH = 64
+"""Positions up to the asked one whose angles are compared."""
+CASTS = (torch.bfloat16, torch.float16)
+TOLERANCE = 2e-6
+"""Relative error up to which a frequency, or the fastest pair's angle, is the intended one in float32. A yarn ramp of
+factor 256 loses 8.4e-7 where little of a frequency is kept; a cast to float16 rounds by up to 4.9e-4."""
+SEEN_TOLERANCE = 1e-6
+"""Relative difference up to which frequencies seen in float32 cos and sin at position 1 are those held: both are
+rounded by 6e-8, twice with an attention factor, and kernels are off by a bit or two."""
+GEOMETRIC_TOLERANCE = 1e-4
+"""The same up to which frequencies count as ``base^(-2i/d)``, so that a base read from them has four right digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Truth:
+    """What the config says for one layer type, and where it is compared."""
+
+    layer_type: str | None
+    inv_freq: Tensor
+    attention_factor: float
+    position: int
+    total_length: int
+
+    def error_of(self, inv_freq: Tensor) -> float:
+        """Largest relative difference; NaN where the number of pairs differs."""
+        if inv_freq.shape != self.inv_freq.shape:
+            return math.nan
+        return float(((inv_freq - self.inv_freq) / self.inv_freq).abs().max())
+
+    @property
+    def positions(self) -> Tensor:
+        """int64, the last of them the position: at a single one an angle may come out right by chance."""
+        return torch.arange(max(0, self.position - STRETCH + 1), self.position + 1)
+
+    def angle_error_of(self, angles: Tensor) -> float:
+        """Largest difference of angles ``[positions, pairs]`` without whole turns; NaN for other numbers of pairs."""
+        true = self.positions[:, None] * self.inv_freq
+        if angles.shape != true.shape:
+            return math.nan
+        off = torch.remainder(angles - true + math.pi, 2 * math.pi) - math.pi
+        return float(off.abs().max())
+
+    def stage(
+        self,
+        name: str,
+        inv_freq: Tensor,
+        dtype: str,
+        cos_sin_dtype: str,
+        angles: Tensor | None = None,
+        attention_factor: float | None = None,
+    ) -> RopeStage:
+        """``angles`` as they came out at the position; those that the frequencies make in exact arithmetic if None.
+
+        ``attention_factor`` is the config's if None: where none comes out.
+        """
+        return RopeStage(
+            stage=name,
+            layer_type=self.layer_type,
+            inv_freq=tuple(inv_freq.tolist()),
+            dtype=dtype,
+            cos_sin_dtype=cos_sin_dtype,
+            frequency_error=self.error_of(inv_freq),
+            angle_error=self.angle_error_of(self.positions[:, None] * inv_freq if angles is None else angles),
+            position=self.position,
+            attention_factor=self.attention_factor if attention_factor is None else attention_factor,
+        )
+
+
+def rope_stages(
+    subject: Subject, position: int, total_length: int | None = None, progress: Progress | None = None
+) -> tuple[RopeStage, ...]:
+    """What a model's rotary module computes at each stage of its life; the model stays as it is.
+
+    Stages, each for every layer type:
+
+    - ``config``: what the config says, in float64.
+    - ``loaded``: the module in memory.
+    - ``weights``: frequencies that the model saves among its weights, if any; taken as they are.
+    - ``to bfloat16``, ``to float16``: a copy of the module in memory after such a cast.
+    - ``saved and loaded``: the module of the model that transformers loads from what this one saves. Above 1 GiB
+      of parameters, and where that fails, it is ``config saved and loaded``: what a load makes of the saved config
+      alone. Methods that depend on the length are then compared at their original length.
+
+    Frequencies are those that the module holds where they come out of it, and else those that come out, at
+    position 1. Angles are those of its cos and sin for float32 activations, without whole turns: an error of π is
+    the largest there is. The attention factor has no part in either.
+
+    Args:
+        position: tokens; where angles are compared.
+        total_length: tokens of the sequence, for methods that depend on it; ``position + 1`` if None.
+        progress: called after each stage.
+
+    Raises:
+        RopewalkError: if the position is not inside the sequence.
+    """
+    total_length = position + 1 if total_length is None else total_length
+    if not 0 <= position < total_length:
+        raise RopewalkError(f"position must be at least 0 and below {total_length} tokens, got {position}")
+    truths = {
+        kind: _Truth(kind, *method.frequencies(total_length), position, total_length)
+        for kind, method in subject.methods.items()
+    }
+    dtype = subject.model.dtype
+    stages: list[RopeStage] = []
+    steps = 4 + len(CASTS)
+
+    def add(done: int, found: Iterator[RopeStage]) -> None:
+        stages.extend(found)
+        if progress is not None:
+            progress(done, steps)
+
+    add(1, (true.stage("config", true.inv_freq, "float64", "float64") for true in truths.values()))
+    add(2, _measured("loaded", subject, subject.rotary, truths, dtype))
+    add(3, _in_weights(subject, truths, stages[-1].cos_sin_dtype))
+    for done, cast in enumerate(CASTS, start=4):
+        copy = deepcopy(subject.rotary).to(cast)
+        add(done, _measured(f"to {_name(cast)}", subject, copy, truths, cast))
+    add(steps, _saved_and_loaded(subject, truths))
+    return tuple(stages)
+
+
+def _measured(
+    name: str, subject: Subject, rotary: nn.Module, truths: dict[str | None, _Truth], dtype: torch.dtype
+) -> Iterator[RopeStage]:
+    """What comes out of a rotary module for activations of a dtype."""
+    for true in truths.values():
+        # A copy: a long sequence changes what the module of a length-dependent method holds.
+        module = deepcopy(rotary)
+        there = replace(subject, rotary=module)
+        where = torch.cat([torch.tensor([1]), true.positions])
+        cos, sin = there.cos_sin(where, torch.float32, true.layer_type, true.total_length)
+        cos, sin, came_as = cos.cpu().double(), sin.cpu().double(), _name(cos.dtype)
+        seen, *rest = torch.atan2(sin, cos)
+        angles = torch.stack(rest)
+        factor = float((cos[0].square() + sin[0].square()).sqrt().mean())
+        inv_freq, held_as = _effective(module, true, seen, came_as)
+        given = there.cos_sin(where, dtype, true.layer_type, true.total_length)[0].dtype
+        yield true.stage(name, inv_freq, held_as, _name(given), angles, factor)
+
+
+def _effective(rotary: nn.Module, true: _Truth, seen: Tensor, seen_as: str) -> tuple[Tensor, str]:
+    """Frequencies and the dtype they are held in: to the last bit if held, but never others than come out."""
+    if isinstance(rotary, RotaryEmbedding):
+        # Position 1 would not do here: a LongRope method may keep its first positions unscaled.
+        length = rotary.total_length or true.total_length
+        return rotary.frequencies(true.layer_type, length).inv_freq, "float64"
+    held = held_inv_freq(rotary, true.layer_type)
+    if held is None:
+        return seen, seen_as
+    inv_freq = held.cpu().double()
+    if inv_freq.shape != seen.shape or bool(((inv_freq - seen).abs() > SEEN_TOLERANCE * inv_freq).any()):
+        return seen, seen_as
+    return inv_freq, _name(held.dtype)
+
+
+def _in_weights(
+    subject: Subject, truths: dict[str | None, _Truth], cos_sin_dtype: str
+) -> Iterator[RopeStage]:
+    for kind, held in inv_freq_in_weights(subject.model):
+        inv_freq = held.cpu().double().flatten()
+        # Old names know no layer type: then it is the one that fits best.
+        for_kind = [truths[kind]] if kind in truths else list(truths.values())
+        true = min(for_kind, key=lambda one: math.inf if math.isnan(e := one.error_of(inv_freq)) else e)
+        yield true.stage("weights", inv_freq, _name(held.dtype), cos_sin_dtype)
+
+
+def _saved_and_loaded(subject: Subject, truths: dict[str | None, _Truth]) -> Iterator[RopeStage]:
+    model = subject.model
+    if weight_bytes(model) <= LARGEST_ROUND_TRIP:
+        try:
+            rotary = rotary_saved_and_loaded(model).to(subject.device)
+        except RopewalkError as error:
+            log.warning("%s; its config is saved and loaded alone", error)
+        else:
+            yield from _measured("saved and loaded", subject, rotary, truths, model.dtype)
+            return
+    try:
+        held = rope_of_saved_config(model)
+    except RopewalkError as error:
+        log.warning("what a save and a load do to the RoPE is not measured: %s", error)
+        return
+    for kind, true in truths.items():
+        if kind not in held:
+            continue
+        if subject.methods[kind].length_dependent:
+            # What a load leaves there is for the original length; any sequence of one token is within it.
+            within = subject.methods[kind].frequencies(1)
+            true = replace(true, inv_freq=within.inv_freq, attention_factor=within.attention_factor)
+        yield true.stage(
+            "config saved and loaded",
+            held[kind].inv_freq,
+            held[kind].dtype,
+            "not measured",
+            attention_factor=held[kind].attention_factor,
+        )
+
+
+def rope_findings(stages: tuple[RopeStage, ...]) -> tuple[str, ...]:
+    """One sentence for each stage of :func:`rope_stages` at which the RoPE is not the config's in float32.
+
+    A cast is named only where the module in memory is right, so that an error has one name.
+    """
+    config = {stage.layer_type: stage for stage in stages if stage.stage == "config"}
+    wrong = {(s.stage, s.layer_type) for s in stages if not _right(s, config[s.layer_type])}
+    findings = []
+    for stage in stages:
+        is_cast = stage.stage.startswith("to ")
+        if _right(stage, config[stage.layer_type]) or (is_cast and ("loaded", stage.layer_type) in wrong):
+            continue
+        what, advice = _words(stage, config[stage.layer_type])
+        kind = "" if stage.layer_type is None else f" for {stage.layer_type}"
+        findings.append(f"{what}{kind}: {_extent(stage, config[stage.layer_type])}; {advice}")
+    return tuple(findings)
+
+
+def _right(stage: RopeStage, config: RopeStage) -> bool:
+    # Comparisons that NaN fails.
+    return (
+        stage.frequency_error <= TOLERANCE
+        and not _angle_alone_is_wrong(stage)
+        and not _factor_is_wrong(stage, config)
+    )
+
+
+def _factor_is_wrong(stage: RopeStage, config: RopeStage) -> bool:
+    return not abs(stage.attention_factor / config.attention_factor - 1) <= TOLERANCE
+
+
+def _angle_alone_is_wrong(stage: RopeStage) -> bool:
+    return not stage.angle_error <= TOLERANCE * max(1.0, stage.position * max(stage.inv_freq))
+
+
+def _words(stage: RopeStage, config: RopeStage) -> tuple[str, str]:
+    """What holds the frequencies, and what to do about it."""
+    held = f"holds inv_freq in {stage.dtype}"
+    exact = "use ropewalk's exact rotary module, which has no buffers"
+    if stage.stage == "weights":
+        return (
+            f"The model saves inv_freq in {stage.dtype} among its weights",
+            "remove it from them, or whoever loads them may rotate with it in spite of the config",
+        )
+    if stage.stage.endswith("saved and loaded"):
+        first = "its config is" if stage.stage.startswith("config") else "it is"
+        return (
+            f"After {first} saved and loaded the model {held}",
+            "set rope_parameters of the model's config to what it should be, and see what its config.json says",
+        )
+    if stage.stage == "loaded":
+        cast = _rounded_to(stage, config)
+        if cast is not None:
+            once = "" if stage.dtype == cast else f", once rounded to {cast}"
+            return (
+                f"The model's rotary module {held}{once}",
+                f"load it again with dtype={cast} instead of casting it, or {exact}",
+            )
+        return (
+            "The model's rotary module does not compute what the config says",
+            "load the model again with the config it should have",
+        )
+    dtype = stage.stage.removeprefix("to ")
+    return (
+        f"After .to({dtype}) the rotary module {held}",
+        f"load with dtype={dtype} instead of casting, or {exact}",
+    )
+
+
+def angle_error_with_turns(stage: RopeStage, config: RopeStage) -> float:
+    """Largest error of an angle at the stage's position, rad, with the whole turns that cos and sin do not show.
+
+    Args:
+        stage, config: of one layer type.
+
+    Returns:
+        NaN where their number of frequencies differs.
+    """
+    if len(stage.inv_freq) != len(config.inv_freq):
+        return math.nan
+    turned = max(abs(a - b) for a, b in zip(stage.inv_freq, config.inv_freq, strict=True))
+    return max(stage.angle_error, stage.position * turned)
+
+
+def _extent(stage: RopeStage, config: RopeStage) -> str:
+    if math.isnan(stage.frequency_error):
+        return f"{len(stage.inv_freq)} frequencies where the config says {len(config.inv_freq)}"
+    at = f"at position {stage.position:,}"
+    if _factor_is_wrong(stage, config) and stage.frequency_error <= TOLERANCE:
+        return (
+            f"the frequencies are right, but the attention factor is {stage.attention_factor:.6g} where the config "
+            f"says {config.attention_factor:.6g}"
+        )
+    if stage.frequency_error <= TOLERANCE:
+        return f"the frequencies are right, but an angle is off by {_number(stage.angle_error)} rad {at}"
+    angle = angle_error_with_turns(stage, config)
+    text = (
+        f"the pair that is most wrong is off by {_number(100 * stage.frequency_error)} %, "
+        f"an angle error of {_number(angle)} rad {at}"
+    )
+    base = _base_of(stage.inv_freq)
+    if base is not None and _rounded_to(stage, config) is None:
+        text += f"; these are the frequencies of unscaled RoPE with base {_number(base)}"
+    return text
+
+
+def _rounded_to(stage: RopeStage, config: RopeStage) -> str | None:
+    """The dtype whose rounding alone explains the error, whatever dtype holds the result; None if none does."""
+    if len(stage.inv_freq) != len(config.inv_freq):
+        return None
+    found = torch.tensor(stage.inv_freq, dtype=torch.float64)
+    meant = torch.tensor(config.inv_freq, dtype=torch.float64)
+    for dtype in CASTS:
+        info = torch.finfo(dtype)
+        # Half a unit in the last place, and what float32 lost before.
+        limit = meant.clamp(min=info.tiny) * info.eps / 2 + meant * TOLERANCE
+        if torch.equal(found.to(dtype).double(), found) and bool(((found - meant).abs() <= limit).all()):
+            return _name(dtype)
+    return None
+
+
+def _base_of(inv_freq: tuple[float, ...]) -> float | None:
+    """The base of frequencies that are ``base^(-2i/d)``; None where they are not."""
+    pairs = len(inv_freq)
+    if pairs < 3 or abs(inv_freq[0] - 1) > GEOMETRIC_TOLERANCE or inv_freq[-1] <= 0:
+        return None
+    base = inv_freq[-1] ** (-pairs / (pairs - 1))
+    fits = all(
+        abs(found / base ** (-i / pairs) - 1) <= GEOMETRIC_TOLERANCE for i, found in enumerate(inv_freq)
+    )
+    return base if fits else None
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

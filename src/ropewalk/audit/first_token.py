@@ -1,0 +1,208 @@
+"""Is the first token's position an absolute reference? Two experiments on the first token, all others, and both.
+
+*Moving*: the first token alone moves, or all others, or the whole row. In exact arithmetic the whole row can be moved
+for nothing, while moving a part of it changes relative positions; what the dtype adds to that is arithmetic's part.
+
+*Rounding*: the whole row moves, and only the first token's queries and keys are rotated and rounded as in the audited
+arithmetic, or only those of the others. Relative positions stay, so all that changes is due to that rounding, and it
+can be shared out: each one's part is the mean of both orders of rounding them (Shapley); the two add up to the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ropewalk.audit.arithmetic import EXACT, Arithmetic
+from ropewalk.audit.difference import Term, differences, share
+from ropewalk.audit.drift import Advance
+from ropewalk.audit.passes import Pass, Runner, shifted
+from ropewalk.audit.results import FirstTokenEffect, Shifted
+
+MOVES: tuple[Shifted, ...] = ("first", "others", "all")
+
+PASSES = 8 + 2 * len(MOVES)
+"""Forward passes a row: four placements in two arithmetics, and each rounding at two shifts."""
+
+
+def placements(length: int, delta1: int, delta2: int) -> dict[str, Tensor]:
+    """Positions ``[length]`` of a row where nothing, the first token, the others or all moved from delta1 to delta2."""
+    at, to = shifted(length, delta1), shifted(length, delta2)
+    return {
+        "none": at,
+        "first": torch.cat([to[:1], at[1:]]),
+        "others": torch.cat([at[:1], to[1:]]),
+        "all": to,
+    }
+
+
+def tokens_of(move: Shifted, length: int) -> Tensor:
+    """bool ``[length]``: which tokens a move is about."""
+    is_first = torch.arange(length) == 0
+    return {"first": is_first, "others": ~is_first, "all": torch.ones(length, dtype=torch.bool)}[move]
+
+
+def first_token_effects(
+    runner: Runner,
+    rows: Sequence[Tensor],
+    arithmetic: Arithmetic,
+    delta1: int = 0,
+    delta2: int = 16,
+    advance: Advance | None = None,
+) -> tuple[FirstTokenEffect, ...]:
+    """What moving, and what rounding, the first token, the others, or all changes in attention and in logits.
+
+    Args:
+        runner: of the model.
+        rows: int64 ``[length]`` each.
+        arithmetic: the audited one.
+        delta1, delta2: shifts before and after the move, tokens.
+        advance: called after each forward pass.
+
+    Returns:
+        Effects of ``first``, ``others`` and ``all``, means over rows; roots of mean squares for logits.
+
+    Raises:
+        RopewalkError: if a shift is beyond the runner's ``total_length``.
+    """
+    sums = {move: _Sums() for move in MOVES}
+    for row in rows:
+        _add_moves(sums, runner, row, arithmetic, placements(len(row), delta1, delta2), advance)
+        _add_rounding(sums, runner, row, arithmetic, (delta1, delta2), advance)
+    return tuple(sums[move].effect(move, delta1, delta2, len(rows)) for move in MOVES)
+
+
+@dataclass
+class _Sums:
+    """Over rows: sums of D, sums of mean squares of logit differences, and the products that shares come from."""
+
+    D: dict[str, float] = field(default_factory=dict)
+    squares: dict[str, float] = field(default_factory=dict)
+    part: dict[str, float] = field(default_factory=dict)
+    whole: dict[str, float] = field(default_factory=dict)
+
+    def add_difference(self, name: str, D: float) -> None:
+        self.D[name] = self.D.get(name, 0.0) + D
+
+    def add_squares(self, name: str, change: Tensor, length: int) -> None:
+        self.squares[name] = self.squares.get(name, 0.0) + float(change.square().mean(-1).sum()) / length
+
+    def add_share(self, name: str, part: float, whole: float) -> None:
+        """What a part adds to the size of the whole, and that size."""
+        self.part[name] = self.part.get(name, 0.0) + part
+        self.whole[name] = self.whole.get(name, 0.0) + whole
+
+    def effect(self, move: Shifted, delta1: int, delta2: int, rows: int) -> FirstTokenEffect:
+        def share(name: str) -> float:
+            return self.part[name] / self.whole[name] if self.whole[name] else math.nan
+
+        D = {name: total / rows for name, total in self.D.items()}
+        logit = {name: math.sqrt(total / rows) for name, total in self.squares.items()}
+        return FirstTokenEffect(
+            delta1=delta1,
+            delta2=delta2,
+            shifted=move,
+            D=D["low"],
+            D_exact=D["exact"],
+            D_arithmetic=D["arithmetic"],
+            D_rounding=D["rounding"],
+            share_of_D=share("attention"),
+            logit_difference=logit["low"],
+            logit_exact=logit["exact"],
+            logit_arithmetic=logit["arithmetic"],
+            logit_rounding=logit["rounding"],
+            share_of_logits=share("logits"),
+        )
+
+
+def _add_moves(
+    sums: Mapping[Shifted, _Sums],
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    placed: Mapping[str, Tensor],
+    advance: Advance | None,
+) -> None:
+    low = {name: _run(runner, row, arithmetic, at, advance) for name, at in placed.items()}
+    exact = {name: _run(runner, row, EXACT, at, advance) for name, at in placed.items()}
+    wanted: dict[tuple[Shifted, str], list[Term]] = {}
+    for move in sums:
+        wanted[move, "low"] = [(1, low[move]), (-1, low["none"])]
+        wanted[move, "exact"] = [(1, exact[move]), (-1, exact["none"])]
+        less_true: list[Term] = [(-factor, found) for factor, found in wanted[move, "exact"]]
+        wanted[move, "arithmetic"] = [*wanted[move, "low"], *less_true]
+    for (move, name), change in differences(runner, wanted).items():
+        sums[move].add_difference(name, change.D)
+    names = list(placed)
+    # Chunk by chunk: eight times the logits of a long row would not fit.
+    for chunks in zip(*(runner.logits(found[name]) for found in (low, exact) for name in names), strict=True):
+        given = dict(zip(names, chunks[: len(names)], strict=True))
+        meant = dict(zip(names, chunks[len(names) :], strict=True))
+        for move, one in sums.items():
+            change, true = given[move] - given["none"], meant[move] - meant["none"]
+            one.add_squares("low", change, len(row))
+            one.add_squares("exact", true, len(row))
+            one.add_squares("arithmetic", change - true, len(row))
+
+
+def _add_rounding(
+    sums: Mapping[Shifted, _Sums],
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    shifts: tuple[int, int],
+    advance: Advance | None,
+) -> None:
+    found = {
+        move: [
+            _run(
+                runner, row, EXACT, shifted(len(row), shift), advance, (tokens_of(move, len(row)), arithmetic)
+            )
+            for shift in shifts
+        ]
+        for move in MOVES
+    }
+    terms: dict[Shifted, list[Term]] = {move: [(1, a), (-1, b)] for move, (a, b) in found.items()}
+    for move, change in differences(runner, terms).items():
+        sums[move].add_difference("rounding", change.D)
+    added, total = share(runner, terms["all"], _first_of(terms))
+    for move, part in (("first", added), ("others", total - added), ("all", total)):
+        sums[move].add_share("attention", part, total)
+    for chunks in zip(*(runner.logits(each) for move in MOVES for each in found[move]), strict=True):
+        moved = {move: chunks[2 * n] - chunks[2 * n + 1] for n, move in enumerate(MOVES)}
+        parts = _parts(moved)
+        for move, one in sums.items():
+            one.add_squares("rounding", moved[move], len(row))
+            # Counted by what a part adds to the sum of squares.
+            whole = moved["all"]
+            one.add_share("logits", float((parts[move] * whole).sum()), float(whole.square().sum()))
+
+
+def _run(
+    runner: Runner,
+    row: Tensor,
+    arithmetic: Arithmetic,
+    position_ids: Tensor,
+    advance: Advance | None,
+    apart: tuple[Tensor, Arithmetic] | None = None,
+) -> Pass:
+    found = runner.run(row, arithmetic, position_ids, apart=apart, keep_layers=True)
+    if advance is not None:
+        advance()
+    return found
+
+
+def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:
+    """The first token's part of the change that rounding all makes: :func:`_parts` in terms of passes."""
+    signs: tuple[tuple[Shifted, float], ...] = (("first", 0.5), ("all", 0.5), ("others", -0.5))
+    return [(sign * factor, found) for move, sign in signs for factor, found in terms[move]]
+
+
+def _parts(change: Mapping[Shifted, Tensor]) -> dict[Shifted, Tensor]:
+    """Of the change that rounding all makes, what the first token, the others, and both explain."""
+    first, others, whole = (change[move] for move in MOVES)
+    return {"first": (first + whole - others) / 2, "others": (others + whole - first) / 2, "all": whole}

@@ -1,0 +1,131 @@
+"""What mends the drift: changes of arithmetic and of layout, each measured on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.layout import PackedLayout
+from ropewalk.audit.ablation import Comparison, run_shifts, shift_changes
+from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
+from ropewalk.audit.drift import Advance
+from ropewalk.audit.layouts import anchored, documents_of, separated
+from ropewalk.audit.passes import Pass, Runner
+from ropewalk.audit.results import Mend
+
+
+@dataclass(frozen=True)
+class Change:
+    """A way to run a model.
+
+    Attributes:
+        arithmetic: precision of each step.
+        layout: whose documents see each other, and where they stand; None for a plain row.
+    """
+
+    arithmetic: Arithmetic
+    layout: PackedLayout | None = None
+
+
+def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
+    """The ways that are compared, by name: two of stock transformers, then the mends.
+
+    Each is an arithmetic that can be run: fused kernels take queries, keys and values in one dtype, so a product in
+    float32 is attention in float32, its weights and values too. Each mend of arithmetic after ``exact angles`` contains
+    those before it up to there: a rotation in float32 uses exact angles, and a better product the rotation in float32.
+
+    Args:
+        eager: what transformers does with the model, under eager attention.
+        layout: which documents the row holds.
+    """
+    dtype, documents = eager.rest, documents_of(layout)
+    # Fused kernels (FlashAttention, SDPA) keep the scores in float32.
+    fused = replace(eager, scores=torch.float32)
+    rotation = replace(fused, angles="exact", cos_sin=torch.float32, rotation=torch.float32)
+    found = {
+        "eager attention": Change(eager),
+        "fused attention": Change(fused),
+        "exact angles": Change(replace(fused, angles="exact")),
+        "float32 rotation": Change(rotation),
+        "tf32 attention": Change(replace(rotation, product="tf32", weights=torch.float32)),
+        "split product": Change(replace(rotation, product="split")),
+        "float32 attention": Change(replace(rotation, product="float32", weights=torch.float32)),
+        "anchor layout": Change(fused, anchored(documents)),
+        "positions reset": Change(fused, separated(documents)),
+    }
+    if dtype != torch.bfloat16:
+        # Two float16 or float32 numbers are another matter, and float32 is float32 already.
+        del found["split product"]
+    if dtype == torch.float32:
+        return {
+            name: found[name]
+            for name in (
+                "eager attention",
+                "fused attention",
+                "exact angles",
+                "anchor layout",
+                "positions reset",
+            )
+        }
+    return found
+
+
+def measure_mends(
+    runner: Runner,
+    rows: Sequence[Tensor],
+    layouts: Sequence[PackedLayout],
+    eager: Arithmetic,
+    near: int,
+    far: int,
+    delta2: int = 16,
+    advance: Advance | None = None,
+) -> tuple[Mend, ...]:
+    """D near and far, and the error of the logits, for each way of running the model.
+
+    D is what arithmetic causes: where a layout itself changes relative positions with the shift (documents move, the
+    anchor does not), what float64 changes is taken off.
+
+    Args:
+        runner: of the model.
+        rows: int64 ``[length]`` each.
+        layouts: which documents each row holds.
+        eager: what transformers does with the model, under eager attention.
+        near, far: delta1, tokens.
+        delta2: the shift compared with.
+        advance: called after each forward pass.
+
+    Returns:
+        A value for each way, in the order of :func:`changes`; time and memory are not measured here.
+
+    Raises:
+        RopewalkError: if a row is too short to lay out documents, or a shift is beyond the runner's ``total_length``.
+    """
+    sums: dict[str, tuple[Comparison, Comparison]] = {}
+    for row, layout in zip(rows, layouts, strict=True):
+        plain: dict[int, Pass] = {}
+        for name, change in changes(eager, layout).items():
+            if change.layout is None:
+                plain = plain or run_shifts(runner, row, EXACT, [near, far, delta2], advance)
+                exact = plain
+            else:
+                exact = run_shifts(runner, row, EXACT, [near, far, delta2], advance, change.layout)
+            found = run_shifts(runner, row, change.arithmetic, [near, far, delta2], advance, change.layout)
+            at_near, at_far = sums.setdefault(name, (Comparison(), Comparison()))
+            # A plain row's attention does not change with the shift in float64.
+            true = None if change.layout is None else exact
+            D = shift_changes(runner, found, (near, far), delta2, true)
+            for shift, at in ((near, at_near), (far, at_far)):
+                at.add(runner, D[shift], found[shift], found[delta2], exact[shift])
+    return tuple(
+        Mend(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
+    )
+
+
+def passes_of_mends(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
+    """Forward passes that :func:`measure_mends` makes."""
+    ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
+    exact = 1 + sum(change.layout is not None for change in ways.values())
+    return (len(ways) + exact) * len({near, far, delta2}) * rows

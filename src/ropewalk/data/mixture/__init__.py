@@ -1,0 +1,1 @@
+"""Which documents are read, how often and in which order."""

@@ -1,0 +1,326 @@
+"""The mixture: which documents are read, how often and in which order; from lengths and sources alone.
+
+Upsampling long documents inside each source is UpSampledMix, "per-source length upsampling" (Fu et al.,
+arXiv:2402.10171). Its published mix moves the sources' shares of tokens somewhat (C4 26.50 to 19.53 %,
+CommonCrawl 53.42 to 58.14 %, StackExchange 3.18 to 1.64 %); here ``per="source"`` keeps each share, and
+``per="corpus"`` draws by length alone, so that the shares follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.mixture.report import (
+    Cell,
+    Demand,
+    MixtureReport,
+    Proportions,
+    Request,
+    TotalFrom,
+    explain,
+    refusal,
+    report_on,
+    shortage,
+)
+from ropewalk.data.mixture.settings import MixtureSettings
+from ropewalk.errors import RopewalkError
+
+__all__ = ["Cell", "Mixture", "MixtureReport", "MixtureSettings", "Proportions", "explain", "mix"]
+
+# Third word of the seed, so that no other use of the same seed meets the same random words.
+_SUBSETS, _ORDER = 0x6D697831, 0x6D697832
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Documents in reading order.
+
+    Attributes:
+        documents: int64, indices into the lengths; a repeated document's index comes several times.
+        report: what it consists of, beside what was asked for.
+    """
+
+    documents: NDArray[np.int64]
+    report: MixtureReport
+
+
+def mix(
+    lengths: NDArray[np.int64],
+    source_ids: NDArray[np.int32],
+    sources: Sequence[str],
+    settings: MixtureSettings,
+) -> Mixture:
+    """Choose documents and their order.
+
+    The documents of one source and one bin of lengths are a cell. A cell that is asked for ``e`` epochs (its
+    tokens asked over its tokens available) gives ``floor(e)`` whole copies, and for the fraction those that
+    come first in a random permutation, up to the document at which the tokens are nearest to those wanted;
+    none is drawn more than ``ceil(e)`` times. What a cell misses by is carried to the next shorter one of its
+    source (of the corpus, with ``per="corpus"``). Tokens asked of a cell are rounded to a whole number.
+
+    Args:
+        lengths: int64 ``[n]``, own tokens of each candidate. A document without a token is never drawn,
+            except that a mixture as is hands it on.
+        source_ids: int32 ``[n]``, index of each candidate's source in ``sources``.
+        sources: the names, each once.
+        settings: what is asked for.
+
+    Raises:
+        RopewalkError: if the arguments do not fit each other, a source is unknown or not named, or documents
+            are asked for that there are none of, or more often than ``max_epochs``; with ``shortage="cap"``
+            only if there are none of any length asked for.
+    """
+    _check_candidates(lengths, source_ids, sources)
+    starts = settings.starts
+    shape = (len(sources), len(starts))
+    cells = _cells(lengths, source_ids, starts, shape[0] * shape[1])
+    # Sums in float64 are exact up to 2**53 tokens.
+    available = np.bincount(cells, lengths, shape[0] * shape[1] + 1)[:-1].astype(np.int64).reshape(shape)
+    if settings.as_is:
+        tokens = int(available.sum())
+        request = Request(available, available.sum(0), tokens, "corpus", False, False, ())
+        documents = np.arange(len(lengths))
+    else:
+        documents_of = np.bincount(cells, minlength=available.size + 1)[:-1].reshape(shape)
+        request, capped = _plan(available, documents_of, sources, settings)
+        units, pool = cells, available
+        if settings.per == "corpus":
+            units = np.where(cells < available.size, cells % shape[1], shape[1])
+            pool = available.sum(0, keepdims=True)
+        drawn = _draw(lengths, units, pool, capped, settings.seed)
+        documents = drawn[np.argsort(_words(settings.seed, 0, _ORDER, len(drawn)), kind="stable")]
+    return Mixture(documents, report_on(documents, lengths, cells, sources, starts, request, settings.as_is))
+
+
+def _cells(
+    lengths: NDArray[np.int64], source_ids: NDArray[np.int32], starts: Sequence[int], count: int
+) -> NDArray[np.integer]:
+    """``source * bins + bin`` of each candidate; ``count``, the number of cells, for one without a token."""
+    bins = np.searchsorted(np.array(starts), lengths, side="right") - 1
+    # The smallest type, as numpy sorts 16 bits by radix.
+    return np.where(lengths > 0, source_ids.astype(np.int64) * len(starts) + bins, count).astype(
+        np.min_scalar_type(count)
+    )
+
+
+def _plan(
+    available: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    sources: Sequence[str],
+    settings: MixtureSettings,
+) -> tuple[Request, NDArray[np.int64]]:
+    """The request, and the tokens to draw, capped: int64 ``[groups, bins]``, a group a source or the corpus."""
+    if not available.any():
+        raise RopewalkError("no document has a token, and a mixture needs one at least")
+    demand = _demand(available, documents, sources, settings)
+    asked, limits = _asked_and_limits(demand, settings)
+    excessive = np.argwhere(asked > limits)
+    capped = np.minimum(asked, limits)
+    if len(excessive):
+        if settings.shortage == "refuse":
+            raise RopewalkError(
+                refusal(demand, settings, lambda other: _fits(available, documents, sources, other))
+            )
+        if not capped.any():
+            raise RopewalkError(
+                f"none of the {round(float(demand.budgets.sum())):,} tokens asked for can be had, as no document "
+                "is of a length that is asked for; ask for others"
+            )
+    corpus = demand.sources is None
+    request = Request(
+        # What is asked of all falls on each source by what it has.
+        asked=np.rint(asked / np.maximum(demand.pool, 1) * available if corpus else asked).astype(np.int64),
+        by_length=asked.sum(0).astype(np.int64),
+        total=round(float(demand.budgets.sum())),
+        total_from=_total_from(settings),
+        by_source=settings.asks and not corpus,
+        lengths_by_source=not corpus,
+        shortages=tuple(shortage(demand, settings, group, b) for group, b in excessive),
+    )
+    return request, capped.astype(np.int64)
+
+
+def _demand(
+    available: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    sources: Sequence[str],
+    settings: MixtureSettings,
+) -> Demand:
+    corpus = settings.per == "corpus"
+    pool = available.sum(0, keepdims=True) if corpus else available
+    budgets = _budgets(pool.sum(1), sources, settings)
+    return Demand(
+        sources=None if corpus else tuple(sources),
+        documents=documents.sum(0, keepdims=True) if corpus else documents,
+        pool=pool,
+        budgets=budgets,
+        wanted=budgets[:, None] * _length_targets(pool, settings),
+    )
+
+
+def _asked_and_limits(
+    demand: Demand, settings: MixtureSettings
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Whole tokens asked of each cell, and the most that it may give; 0 where there are no documents."""
+    # Rounded up, so that a float's last digit never decides; whole epochs stay exact.
+    return np.rint(demand.wanted), np.ceil(settings.max_epochs * demand.pool)
+
+
+def _fits(
+    available: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    sources: Sequence[str],
+    settings: MixtureSettings,
+) -> bool:
+    """Whether settings with the same bins are not refused."""
+    demand = _demand(available, documents, sources, settings)
+    asked, limits = _asked_and_limits(demand, settings)
+    if settings.shortage == "cap":
+        return bool(np.minimum(asked, limits).any())
+    return not (asked > limits).any()
+
+
+def _total_from(settings: MixtureSettings) -> TotalFrom:
+    if settings.tokens is not None:
+        return "tokens"
+    if settings.shares is not None:
+        return "shares"
+    return "corpus" if settings.weights is None else "weights"
+
+
+def _budgets(
+    tokens: NDArray[np.int64], sources: Sequence[str], settings: MixtureSettings
+) -> NDArray[np.float64]:
+    """Tokens asked of each group, of which it has ``tokens``; float64, not yet whole."""
+    for name, named in (("weights", settings.weights), ("shares", settings.shares)):
+        unknown = sorted(set(named or ()) - set(sources))
+        if unknown:
+            raise RopewalkError(
+                f"{name} name an unknown source {unknown[0]!r}; there are {', '.join(sources)}"
+            )
+    if settings.shares is not None:
+        return _budgets_of_shares(tokens, sources, settings.shares, settings.tokens)
+    proportions = tokens.astype(np.float64)
+    if settings.weights is not None:
+        proportions *= [settings.weights.get(source, 1.0) for source in sources]
+        if not proportions.any():
+            raise RopewalkError(
+                f"weights {settings.weights} leave no token; give a source with tokens one above 0"
+            )
+    return proportions if settings.tokens is None else proportions * settings.tokens / proportions.sum()
+
+
+def _budgets_of_shares(
+    tokens: NDArray[np.int64], sources: Sequence[str], named: Mapping[str, float], total: int | None
+) -> NDArray[np.float64]:
+    missing = [source for source in sources if source not in named]
+    if missing:
+        raise RopewalkError(
+            f"shares leave out source {missing[0]!r}; name every source ({', '.join(sources)}); give 0 to leave one out"
+        )
+    shares = np.array([named[source] for source in sources])
+    shares /= shares.sum()
+    for source, share, there in zip(sources, shares, tokens, strict=True):
+        if share > 0 and there == 0:
+            raise RopewalkError(
+                f"source {source!r} has no token to make up a share of {share:.4g}; give it 0"
+            )
+    if total is None:
+        taken = shares > 0
+        return shares * float(np.min(tokens[taken] / shares[taken]))
+    return shares * total
+
+
+def _length_targets(pool: NDArray[np.int64], settings: MixtureSettings) -> NDArray[np.float64]:
+    """The share of each bin in its group's tokens, float64, ``[groups, bins]`` or ``[bins]`` for all alike."""
+    if settings.length_shares is not None:
+        shares = np.array([share for _, share in settings.length_shares])
+        shares /= shares.sum()
+    elif settings.long_share is not None:
+        shares = np.array([1 - settings.long_share, settings.long_share])
+    elif settings.long_factor is not None:
+        drawn = pool * np.array([1.0, settings.long_factor])
+        # A group without a token has no budget either, and any shares will do.
+        shares = drawn / np.where(drawn.any(1), drawn.sum(1), 1.0)[:, None]
+    else:
+        shares = np.ones(1)
+    return shares
+
+
+def _draw(
+    lengths: NDArray[np.int64],
+    units: NDArray[np.integer],
+    pool: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    seed: int,
+) -> NDArray[np.int64]:
+    """Documents whose tokens make up ``wanted``, in no order that matters.
+
+    Args:
+        lengths: int64 ``[n]``.
+        units: ``[n]``, ``group * bins + bin`` of each candidate, a greater one where it is never drawn.
+        pool, wanted: int64 ``[groups, bins]``, tokens that there are and tokens to draw.
+        seed: of the random permutations.
+    """
+    groups, bins = pool.shape
+    order = np.argsort(units, kind="stable")
+    sizes = np.bincount(units, minlength=pool.size)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    drawn = [np.zeros(0, np.int64)]
+    for group in range(groups):
+        carried = 0
+        for b in reversed(range(bins)):
+            unit, tokens, there = group * bins + b, int(wanted[group, b]), int(pool[group, b])
+            if tokens == 0:
+                continue
+            most = -(-tokens // there)
+            goal = min(max(tokens + carried, 0), most * there)
+            members = order[starts[unit] : ends[unit]]
+            picked = _draw_cell(members, lengths, goal, there, seed, unit)
+            carried += tokens - int(lengths[picked].sum())
+            drawn.append(picked)
+    return np.concatenate(drawn)
+
+
+def _draw_cell(
+    members: NDArray[np.int64], lengths: NDArray[np.int64], goal: int, there: int, seed: int, unit: int
+) -> NDArray[np.int64]:
+    """Whole copies of ``members``, which hold ``there`` tokens, and a random few: ``goal`` tokens, or nearest."""
+    copies, rest = divmod(goal, there)
+    whole = np.tile(members, copies)
+    if rest == 0:
+        return whole
+    shuffled = members[np.argsort(_words(seed, unit, _SUBSETS, len(members)), kind="stable")]
+    running = np.cumsum(lengths[shuffled])
+    # The first that reaches the rest; it stays out where the tokens before it are as near.
+    last = int(np.searchsorted(running, rest))
+    below = int(running[last - 1]) if last else 0
+    taken = last + (int(running[last]) - rest < rest - below)
+    return np.concatenate([whole, shuffled[:taken]])
+
+
+def _words(seed: int, unit: int, purpose: int, count: int) -> NDArray[np.uint64]:
+    return np.random.Philox(np.random.SeedSequence([seed, unit, purpose])).random_raw(count)
+
+
+def _check_candidates(
+    lengths: NDArray[np.int64], source_ids: NDArray[np.int32], sources: Sequence[str]
+) -> None:
+    if lengths.ndim != 1 or lengths.shape != source_ids.shape:
+        raise RopewalkError(
+            f"lengths and source ids must be two lists of one length, got shapes {lengths.shape} and {source_ids.shape}"
+        )
+    if len(set(sources)) != len(sources):
+        raise RopewalkError(f"each source must be named once, got {', '.join(sources)}")
+    if not len(lengths):
+        return
+    if lengths.min() < 0:
+        raise RopewalkError(f"lengths must be 0 or more, got {lengths.min()}")
+    for extreme in (source_ids.min(), source_ids.max()):
+        if not 0 <= extreme < len(sources):
+            raise RopewalkError(f"source id {extreme} names none of {len(sources)} sources, counted from 0")

@@ -1,0 +1,421 @@
+"""A mixture in figures and sentences: what came out beside what was asked for, or why it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.mixture.settings import (
+    MixtureSettings,
+    advice_where_empty,
+    advice_where_too_many,
+    rounded,
+)
+
+TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
+# With more cells than these the sentences are of the whole; the figures of each are in the report.
+_MOST_CELLS_IN_WORDS = 6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The documents of one source whose length is from ``first`` to less than ``end`` tokens.
+
+    Attributes:
+        source: its name.
+        first, end: the lengths; an end of None is open.
+        documents: documents there are, of one token or more.
+        available: tokens they hold.
+        asked: tokens asked for, before any cap, to the whole token.
+        drawn: tokens drawn.
+        epochs_asked: ``asked / available``, how often each is read on average; 0 where there is no token.
+        most_read: how many times the most repeated document is read.
+    """
+
+    source: str
+    first: int
+    end: int | None
+    documents: int
+    available: int
+    asked: int
+    drawn: int
+    epochs_asked: float
+    most_read: int
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """One source, or all together: its share of the tokens, and the share of its tokens in long documents.
+
+    Shares are from 0 to 1. Long documents are those of the longest bin.
+
+    Attributes:
+        source: its name; None is all sources together.
+        share_before, share_asked, share_achieved: of all tokens. Asked is None where no share follows from
+            what was asked: nothing was, or lengths are upsampled over the corpus.
+        long_before, long_asked, long_achieved: of this source's tokens. None where no length was asked for,
+            or where there are no tokens to take a share of.
+    """
+
+    source: str | None
+    share_before: float
+    share_asked: float | None
+    share_achieved: float
+    long_before: float | None
+    long_asked: float | None
+    long_achieved: float | None
+
+
+@dataclass(frozen=True)
+class MixtureReport:
+    """A mixture in figures; ``dataclasses.asdict`` gives plain values, ready for JSON.
+
+    Attributes:
+        tokens_available: own tokens of all candidate documents.
+        tokens_asked: own tokens that the mixture was to have, before any cap, be it that they were asked for
+            or that they follow from the rest.
+        tokens_achieved: own tokens that it has.
+        documents: documents in reading order, a repeated one as often as it is read.
+        distinct_documents: different documents among them.
+        repeated_documents: documents read twice or more.
+        most_read: how many times the most repeated document is read.
+        empty_documents: candidates without a token; left out unless ``as_is``.
+        as_is: whether the documents come once each, in the order of the corpus.
+        long_from: tokens from which a document counts as long; None where no length was asked for.
+        total: all sources together.
+        sources: each source, in the order given.
+        cells: each source's length bins, shortest first.
+        shortages: one sentence for each cell that was capped at the setting ``max_epochs``, or is empty.
+        total_from: what ``tokens_asked`` follows from: the setting ``tokens``, or where that was not given
+            ``weights`` or ``shares``, or else what the ``corpus`` has.
+    """
+
+    tokens_available: int
+    tokens_asked: int
+    tokens_achieved: int
+    documents: int
+    distinct_documents: int
+    repeated_documents: int
+    most_read: int
+    empty_documents: int
+    as_is: bool
+    long_from: int | None
+    total: Proportions
+    sources: tuple[Proportions, ...]
+    cells: tuple[Cell, ...]
+    shortages: tuple[str, ...]
+    total_from: TotalFrom = "tokens"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MixtureReport:
+        """The report that ``dataclasses.asdict`` made ``values`` of, after a way through JSON too."""
+        nested = {
+            "total": Proportions(**values["total"]),
+            "sources": tuple(Proportions(**each) for each in values["sources"]),
+            "cells": tuple(Cell(**each) for each in values["cells"]),
+            "shortages": tuple(values["shortages"]),
+        }
+        return cls(**{**values, **nested})
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What was asked for, in the shape [sources, bins].
+
+    Attributes:
+        asked: int64 ``[sources, bins]``, tokens, before any cap.
+        by_length: int64 ``[bins]``, tokens of all sources; more than those of ``asked`` where lengths are asked
+            of the corpus and no source has any.
+        total: tokens of all.
+        total_from: as in MixtureReport.
+        by_source: whether the sources' shares were asked for.
+        lengths_by_source: whether the lengths were asked for inside each source.
+        shortages: as in MixtureReport.
+    """
+
+    asked: NDArray[np.int64]
+    by_length: NDArray[np.int64]
+    total: int
+    total_from: TotalFrom
+    by_source: bool
+    lengths_by_source: bool
+    shortages: tuple[str, ...]
+
+
+def report_on(
+    drawn: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    cells: NDArray[np.integer],
+    sources: Sequence[str],
+    starts: Sequence[int],
+    request: Request,
+    as_is: bool,
+) -> MixtureReport:
+    """Count what was drawn.
+
+    Args:
+        drawn: int64, the documents in reading order.
+        lengths: int64 ``[n]``, own tokens of each candidate.
+        cells: ``[n]``, ``source * bins + bin`` of each, and ``sources * bins`` for one without a token.
+        sources: the names.
+        starts: the first length of each bin, ascending.
+        request: what was asked for.
+        as_is: whether the documents are handed on as they are.
+    """
+    shape = (len(sources), len(starts))
+    size = shape[0] * shape[1] + 1
+
+    def by_cell(values: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        # Sums in float64 are exact up to 2**53 tokens.
+        return np.bincount(cells, values, size)[:-1].astype(np.int64).reshape(shape)
+
+    times = np.bincount(drawn, minlength=len(lengths))
+    most = np.zeros(size, np.int64)
+    np.maximum.at(most, cells, times)
+    documents, before, after = by_cell(None), by_cell(lengths), by_cell(times * lengths)
+    asked_of_sources = request.asked if request.by_source else None
+    lengths_asked = request.asked if request.lengths_by_source else None
+    return MixtureReport(
+        tokens_available=int(before.sum()),
+        tokens_asked=request.total,
+        tokens_achieved=int(after.sum()),
+        documents=len(drawn),
+        distinct_documents=int((times > 0).sum()),
+        repeated_documents=int((times > 1).sum()),
+        most_read=int(times.max(initial=0)),
+        empty_documents=len(lengths) - int(documents.sum()),
+        as_is=as_is,
+        long_from=int(starts[-1]) if len(starts) > 1 else None,
+        total=_proportions(None, slice(None), before, asked_of_sources, request.by_length[None], after),
+        sources=tuple(
+            _proportions(name, slice(index, index + 1), before, asked_of_sources, lengths_asked, after)
+            for index, name in enumerate(sources)
+        ),
+        cells=tuple(
+            Cell(
+                source=name,
+                first=int(starts[b]),
+                end=int(starts[b + 1]) if b + 1 < len(starts) else None,
+                documents=int(documents[s, b]),
+                available=int(before[s, b]),
+                asked=int(request.asked[s, b]),
+                drawn=int(after[s, b]),
+                epochs_asked=_share(int(request.asked[s, b]), int(before[s, b])) or 0.0,
+                most_read=int(most[s * shape[1] + b]),
+            )
+            for s, name in enumerate(sources)
+            for b in range(len(starts))
+        ),
+        shortages=request.shortages,
+        total_from=request.total_from,
+    )
+
+
+def _proportions(
+    name: str | None,
+    rows: slice,
+    before: NDArray[np.int64],
+    asked: NDArray[np.int64] | None,
+    lengths_asked: NDArray[np.int64] | None,
+    after: NDArray[np.int64],
+) -> Proportions:
+    def of_all(tokens: NDArray[np.int64]) -> float:
+        return _share(int(tokens[rows].sum()), int(tokens.sum())) or 0.0
+
+    def long(tokens: NDArray[np.int64] | None) -> float | None:
+        if tokens is None or tokens.shape[1] == 1:
+            return None
+        return _share(int(tokens[rows, -1].sum()), int(tokens[rows].sum()))
+
+    return Proportions(
+        source=name,
+        share_before=of_all(before),
+        share_asked=None if asked is None else of_all(asked),
+        share_achieved=of_all(after),
+        long_before=long(before),
+        long_asked=long(lengths_asked),
+        long_achieved=long(after),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def lengths_in_words(first: int, end: int | None) -> str:
+    """The lengths of a bin, to follow the word "documents"; empty where they are all lengths."""
+    if end is None:
+        return f" of {first:,} tokens or more" if first else ""
+    return f" of {first:,} to {end - 1:,} tokens" if first else f" of fewer than {end:,} tokens"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number and its noun ("1 document", "2,000 tokens")."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def explain(report: MixtureReport) -> list[str]:
+    """The report in sentences, one fact each, the most important first; of each source and bin if they are few."""
+    empty = counted(report.empty_documents, "document")
+    if report.as_is:
+        sentences = [
+            f"The mixture is the corpus as it is: {counted(report.documents, 'document')} with "
+            f"{counted(report.tokens_achieved, 'token')}, each read once, in the order of the corpus."
+        ]
+        without = [f"Of these, {empty} without a token."] if report.empty_documents else []
+        return sentences + without
+    sentences = [_whole(report), *report.shortages, _repetition(report)]
+    if report.empty_documents:
+        sentences.append(f"Left out for want of a single token: {empty}.")
+    if report.long_from is not None:
+        sentences.append(_long_sentence("all tokens", report.long_from, report.total))
+    if len(report.cells) > _MOST_CELLS_IN_WORDS:
+        return sentences
+    for source in report.sources:
+        sentences.append(
+            f"Source {source.source!r} has {_of_three(source.share_before, source.share_asked, source.share_achieved)}"
+            " of the tokens."
+        )
+        if report.long_from is not None and source.long_achieved is not None:
+            sentences.append(_long_sentence(f"source {source.source!r}", report.long_from, source))
+    # An empty cell has nothing to say but what it lacks, which is among the shortages.
+    return sentences + [
+        _cell_sentence(cell) for cell in report.cells if cell.documents and cell.asked != cell.available
+    ]
+
+
+def _whole(report: MixtureReport) -> str:
+    has = f"The mixture has {counted(report.tokens_achieved, 'token')}"
+    available, asked = f"{report.tokens_available:,}", f"{report.tokens_asked:,}"
+    if report.total_from == "tokens":
+        return f"{has} where {asked} were asked for and the corpus has {available}."
+    if report.total_from == "corpus":
+        return f"{has} where the corpus has {available}; no other total was asked for."
+    return f"{has} where {asked} follow from the {report.total_from} and the corpus has {available}."
+
+
+def _repetition(report: MixtureReport) -> str:
+    drawn = f"In random order, {counted(report.documents, 'document')} are read"
+    if not report.repeated_documents:
+        return f"{drawn}, none of them twice."
+    return (
+        f"{drawn}, {report.distinct_documents:,} different ones, of which {report.repeated_documents:,} repeat, "
+        f"{report.most_read} times at most."
+    )
+
+
+def _of_three(before: float | None, asked: float | None, achieved: float | None) -> str:
+    achieved_text = "none" if achieved is None else _percent(achieved)
+    notes = [f"asked {_percent(asked)}"] if asked is not None else []
+    notes += [f"before {_percent(before)}"] if before is not None else []
+    return f"{achieved_text} ({', '.join(notes)})" if notes else achieved_text
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2f} %"
+
+
+def _long_sentence(whole: str, long_from: int, values: Proportions) -> str:
+    shares = _of_three(values.long_before, values.long_asked, values.long_achieved)
+    return f"Of {whole}, {shares} lie in documents{lengths_in_words(long_from, None)}."
+
+
+def _cell_sentence(cell: Cell) -> str:
+    documents = f"{counted(cell.documents, 'document')}{lengths_in_words(cell.first, cell.end)}"
+    asked = f"asked {cell.epochs_asked:.3g}"
+    if not cell.drawn:
+        return f"Source {cell.source!r} has {documents}, of which none is read ({asked})."
+    return (
+        f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({asked}), "
+        f"none more than {counted(cell.most_read, 'time')}."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What is wanted of whom, groups being the sources, or the corpus alone.
+
+    Attributes:
+        sources: the groups' names; None for the corpus.
+        documents, pool: int64 ``[groups, bins]``, documents and the tokens they hold.
+        budgets: float64 ``[groups]``, tokens wanted of each group.
+        wanted: float64 ``[groups, bins]``, tokens wanted of each bin.
+    """
+
+    sources: tuple[str, ...] | None
+    documents: NDArray[np.int64]
+    pool: NDArray[np.int64]
+    budgets: NDArray[np.float64]
+    wanted: NDArray[np.float64]
+
+    def name(self, group: int) -> str:
+        """The group as a sentence calls it."""
+        return "the corpus" if self.sources is None else f"source {self.sources[group]!r}"
+
+
+def shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    """What is missing of a cell that was capped at ``max_epochs``, or is empty."""
+    if not demand.pool[group, b]:
+        nothing = _nothing(demand, settings, group, b)
+        return f"{nothing[0].upper()}{nothing[1:]}; they are missing."
+    missing = round(float(demand.wanted[group, b]) - settings.max_epochs * int(demand.pool[group, b]))
+    excess = _excess(demand, settings, group, b)
+    times = "once" if settings.max_epochs == 1 else f"{settings.max_epochs:g} times"
+    return (
+        f"{excess[0].upper()}{excess[1:]}; they are read {times}, and about "
+        f"{counted(missing, 'token')} are missing."
+    )
+
+
+def refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
+    """Why the first cell without a document, or else the one that would repeat most, cannot be had; and what can.
+
+    Args:
+        demand: what is wanted, which is more than there is.
+        settings: as asked for.
+        fits: whether the corpus gives what other settings of the same bins ask for.
+    """
+    empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
+    if empty:
+        group, b = empty[0]
+        reason = _nothing(demand, settings, group, b)
+        advice = advice_where_empty(demand, settings, b, fits)
+    else:
+        epochs = demand.wanted / np.maximum(demand.pool, 1)
+        group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
+        reason = _excess(demand, settings, group, b)
+        advice = advice_where_too_many(demand, settings, group, b, fits)
+    if not advice:
+        return f"{reason}; choose other lengths"
+    *others, last = advice
+    return (
+        f"{reason}; what fits is {', '.join(others)}, or {last}"
+        if others
+        else f"{reason}; what fits is {last}"
+    )
+
+
+def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    return (
+        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
+        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for"
+    )
+
+
+def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    wanted, there = float(demand.wanted[group, b]), int(demand.pool[group, b])
+    return (
+        f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
+        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, and {round(wanted):,} are asked for, so that "
+        f"each would be read {rounded(wanted / there, up=True)} times on average where max_epochs is "
+        f"{settings.max_epochs:g}"
+    )
+
+
+def _bin_in_words(settings: MixtureSettings, b: int) -> str:
+    starts = settings.starts
+    return lengths_in_words(starts[b], starts[b + 1] if b + 1 < len(starts) else None)

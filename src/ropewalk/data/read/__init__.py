@@ -1,0 +1,1 @@
+"""Reading documents: files, records and data sets of every kind as one stream of documents."""

@@ -1,0 +1,294 @@
+"""Files as the readers see them: kinds by suffix, sources' files in order, decompressed bytes, strict UTF-8."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import zstandard
+
+from ropewalk.data.read.documents import SourceSpec
+from ropewalk.errors import RopewalkError
+
+HUGGING_FACE = "hf:"
+EMBEDDED = "embedded"
+
+Kind = Literal["lines", "json", "parquet", "text", "maybe_text", "closed"]
+"""What a file holds by its name: JSON lines; a .json file of a folder, which is lines or a text; a Parquet
+table; a text; a text if it decodes; a compressed file of unknown content, which is not opened."""
+
+JSON_LINES = frozenset({".jsonl", ".jsonlines", ".json-lines", ".ndjson"})
+PARQUET = frozenset({".parquet"})
+COMPRESSIONS = frozenset({".gz", ".zst"})
+# fmt: off
+PROSE = frozenset({
+    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".adoc", ".org", ".html", ".htm", ".xml",
+})
+SOURCE_CODE = frozenset({
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".cu", ".cuh", ".java", ".js", ".mjs",
+    ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".pl", ".pm", ".sh", ".bash", ".sql", ".scala", ".kt",
+    ".swift", ".cs", ".fs", ".lua", ".r", ".jl", ".hs", ".ml", ".mli", ".el", ".lisp", ".clj", ".ex", ".exs",
+    ".erl", ".dart", ".m", ".f90", ".zig", ".vue", ".css", ".scss", ".proto", ".cmake", ".yaml", ".yml",
+    ".toml", ".ini", ".cfg",
+})
+# fmt: on
+TEXT = PROSE | SOURCE_CODE
+
+SNIFFED_BYTES = 8192
+_BOM = "\ufeff"
+_CHUNK = 1 << 17
+# A chunk of a very repetitive file comes out a thousand times larger.
+_ZSTD_CHUNK = 1 << 14
+# zstd --long=31, as large corpora are compressed, needs a window of 2 GiB; smaller files allocate less.
+_MAX_ZSTD_WINDOW = 1 << 31
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """The regular files of a folder in reading order, and how many hidden entries were passed over."""
+
+    files: tuple[Path, ...]
+    hidden: int
+
+
+def split_suffix(path: Path) -> tuple[str, str]:
+    """The suffix of the format and of the compression, in lower case: ``a.JSONL.gz`` is (.jsonl, .gz)."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        return (suffixes[0] if len(suffixes) == 2 else ""), suffixes[-1]
+    return (suffixes[-1] if suffixes else ""), ""
+
+
+def plain_stem(path: Path) -> str:
+    """The file's name without the suffixes of its format and compression, a folder's name whole.
+
+    Raises:
+        RopewalkError: if the name is not UTF-8, and so cannot name a source.
+    """
+    path = path.resolve()
+    stem = path.name
+    if path.is_dir():
+        stem = stem or "root"
+    else:
+        for suffix in reversed(split_suffix(path)):
+            stem = stem[: -len(suffix)] if suffix else stem
+        stem = stem or path.name
+    try:
+        stem.encode()
+    except UnicodeEncodeError as error:
+        raise RopewalkError(f"the name of {os.fsencode(path)!r} is not UTF-8; rename it") from error
+    return stem
+
+
+def file_kind(path: Path, in_folder: bool) -> Kind:
+    """What a file holds, by its name.
+
+    Args:
+        path: the file.
+        in_folder: whether it was found in a folder that is read, rather than named itself.
+
+    Raises:
+        RopewalkError: if a file that was named itself has a suffix that is not read.
+    """
+    suffix, compression = split_suffix(path)
+    if suffix in JSON_LINES:
+        return "lines"
+    if suffix in PARQUET and not compression:
+        return "parquet"
+    if suffix == ".json":
+        # In a folder, a .json file is most often a configuration, and so a text like any other.
+        return "json" if in_folder and not compression else "lines"
+    if suffix in TEXT:
+        return "text"
+    if in_folder:
+        # A compressed file of unknown content (an archive, say) is not opened at all.
+        return "closed" if compression else "maybe_text"
+    if suffix or compression:
+        raise RopewalkError(
+            f"unsupported suffix {''.join((suffix, compression))!r} of {path}; ropewalk reads .jsonl, .json, "
+            "text and source files (each also .gz or .zst), .parquet, and folders of them"
+        )
+    return "maybe_text"
+
+
+def is_named(path: str) -> bool:
+    """Whether a source's path names a dataset of the hub or the embedded corpus, and no file."""
+    return path.startswith(HUGGING_FACE) or path == EMBEDDED or path.startswith(EMBEDDED + ":")
+
+
+def existing_path(name: str) -> Path:
+    """The path of a file or folder of the user's.
+
+    Raises:
+        RopewalkError: if there is none, or it is neither a file nor a folder.
+    """
+    try:
+        path = Path(name).expanduser()
+        there = bool(name) and path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        # A name that is too long, one with a NUL, or ~someone where there is no such user.
+        raise RopewalkError(f"there is no file or folder {name!r}: {error}") from error
+    if not there:
+        raise RopewalkError(f"there is no file or folder {name!r}")
+    if not path.is_dir() and not path.is_file():
+        raise RopewalkError(f"{name} is neither a file nor a folder")
+    return path
+
+
+def source_files(spec: SourceSpec) -> tuple[Path, ...]:
+    """The files that reading a source opens, in order; none for a dataset or the embedded corpus.
+
+    Raises:
+        RopewalkError: if the file or folder does not exist.
+    """
+    if is_named(spec.path):
+        return ()
+    path = existing_path(spec.path)
+    return list_folder(path).files if path.is_dir() else (path,)
+
+
+def list_folder(folder: Path) -> FolderListing:
+    """Every regular file below a folder, each folder's files by name before its subfolders by name.
+
+    Hidden files and folders (``.git``) are counted and passed over; links to folders are not followed, so
+    there is no endless loop.
+
+    Raises:
+        RopewalkError: if a folder cannot be read.
+    """
+    files: list[Path] = []
+    hidden = 0
+
+    def refuse(error: OSError) -> None:
+        raise RopewalkError(f"cannot read the folder {error.filename}: {error.strerror}") from error
+
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        hidden += sum(name.startswith(".") for name in (*folders, *names))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        here = Path(root)
+        files.extend(
+            here / name for name in sorted(names) if not name.startswith(".") and (here / name).is_file()
+        )
+    return FolderListing(tuple(files), hidden)
+
+
+def hidden_entries(specs: Sequence[SourceSpec]) -> int:
+    """How many files and folders of the specs' folders are passed over because their name begins with a dot."""
+    folders = [Path(spec.path).expanduser() for spec in specs if not is_named(spec.path)]
+    return sum(list_folder(folder).hidden for folder in folders if folder.is_dir())
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """A file's bytes, decompressed when its name ends in ``.gz`` or ``.zst``.
+
+    Raises:
+        RopewalkError: while reading, if the file is missing, unreadable, damaged or cut off.
+    """
+    compression = split_suffix(path)[1]
+    try:
+        with open(path, "rb", _CHUNK) as file:
+            if compression and not os.fstat(file.fileno()).st_size:
+                # Both decompressors take it for one of no content, but even that has a header.
+                raise EOFError("the compressed file is empty")
+            if compression == ".gz":
+                with gzip.open(file) as stream:
+                    yield stream  # type: ignore[misc]  # a GzipFile reads as a BinaryIO
+            elif compression == ".zst":
+                with io.BufferedReader(_ZstdFrames(file), _CHUNK) as stream:
+                    yield stream
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+        raise RopewalkError(f"{path} is damaged or cut off: {error}") from error
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class _ZstdFrames(io.RawIOBase):
+    """All frames of a zstd file. zstandard's own stream reader takes a cut-off file for a complete one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
+        self._frame = self._decompressor.decompressobj()
+        self._started = False
+        self._pending = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._pending:
+            compressed = self._frame.unused_data if self._frame.eof else b""
+            compressed = compressed or self._file.read(_ZSTD_CHUNK)
+            if not compressed:
+                if self._started and not self._frame.eof:
+                    raise EOFError("the last zstd frame has no end")
+                return 0
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._started = True
+            self._pending = memoryview(self._frame.decompress(compressed))
+        count = min(len(buffer), len(self._pending))
+        buffer[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
+
+
+def decode(content: bytes, path: Path, offset: int = 0) -> str:
+    """UTF-8 bytes as text, a byte order mark at the file's beginning removed.
+
+    Args:
+        content: bytes of the (decompressed) file.
+        path: the file, for the message.
+        offset: where in the file ``content`` begins, in bytes.
+
+    Raises:
+        RopewalkError: if they are not UTF-8; the message gives the file and the byte offset.
+    """
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        position = offset + error.start
+        raise RopewalkError(
+            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset {position}"
+        ) from error
+    return text.removeprefix(_BOM) if offset == 0 else text
+
+
+def read_text(path: Path) -> str:
+    """A whole file as text, line ends as they are.
+
+    Raises:
+        RopewalkError: as open_bytes and decode, and if it holds a NUL, as UTF-16 and binary files do.
+    """
+    with open_bytes(path) as stream:
+        content = stream.read()
+    nul = content.find(b"\0")
+    text = decode(content, path)
+    if nul >= 0:
+        raise RopewalkError(f"{path} is not text: it holds a NUL at offset {nul}; UTF-8 text has none")
+    return text
+
+
+def read_text_if_text(path: Path) -> str | None:
+    """A whole file as text, or None where it holds a NUL or is not UTF-8 (a binary file)."""
+    with open_bytes(path) as stream:
+        head = stream.read(SNIFFED_BYTES)
+        if b"\0" in head:
+            return None
+        content = head + stream.read()
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode("utf-8").removeprefix(_BOM)
+    except UnicodeDecodeError:
+        return None

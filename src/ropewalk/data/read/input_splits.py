@@ -1,0 +1,319 @@
+"""Portions: stretches of the sources that can be read by themselves, the unit that machines share work by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.files import (
+    HUGGING_FACE,
+    existing_path,
+    file_kind,
+    is_named,
+    list_folder,
+    plain_stem,
+    read_text,
+    read_text_if_text,
+    source_files,
+    split_suffix,
+)
+from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
+from ropewalk.data.read.records import first_line_is_record, read_json_lines, read_parquet, row_group_sizes
+from ropewalk.data.rows.identity import embedded_corpus, file_identities, named_identity
+from ropewalk.errors import RopewalkError
+
+PORTION_BYTES = 1 << 26
+"""A portion of files has about this many bytes where they can be cut or put together."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A stretch of one source; all portions one after the other are the sources in reading order.
+
+    Attributes:
+        spec: the source.
+        files: the files that reading it opens, none for a dataset of the hub or the embedded corpus.
+        start, stop: what of them: bytes of a JSON lines file that is not compressed, row groups of a Parquet
+            file, shards of a dataset; None is the end.
+        identity: what its records depend on, as plain JSON values: the files' identities, the stretch, and
+            the spec's fields; never a machine's own paths beyond those that the spec gives.
+        size: bytes, by file size; to share work by, 0 where it is unknown.
+    """
+
+    spec: SourceSpec
+    files: tuple[Path, ...]
+    start: int
+    stop: int | None
+    identity: dict[str, Any]
+    size: int
+
+
+def plan_portions(specs: Sequence[SourceSpec]) -> tuple[Portion, ...]:
+    """Cut the sources into portions of about PORTION_BYTES.
+
+    Names, sizes, the footers of large Parquet files and the first lines of ``.json`` files in folders decide;
+    small files are read once for their identity. A JSON lines file that is not compressed is cut into byte
+    ranges, a Parquet file into runs of row groups, a dataset of the hub into its shards; texts of a folder
+    that follow each other are put together. A source with ``max_documents`` is one portion.
+
+    Raises:
+        RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's
+            suffix is not read, or ``max_documents`` is less than 1.
+    """
+    if not specs:
+        raise RopewalkError("no documents: give at least one file, folder or dataset")
+    refuse_duplicates(specs)
+    return tuple(portion for spec in specs for portion in _identified(spec))
+
+
+def read_portion(portion: Portion, skip: int = 0) -> Iterator[Record]:
+    """The records of a portion in order, without the first ``skip``.
+
+    What is passed over is not parsed, and files and row groups of it are not read; only in a portion whose
+    source has ``max_documents`` it is, for the portion ends after that many records with a document that is
+    not blank.
+
+    Raises:
+        RopewalkError: while reading, in one sentence with the file and the place: a missing or damaged file,
+            text that is not UTF-8, a broken JSON line, a missing or ill-typed field.
+    """
+    if skip < 0:
+        raise RopewalkError(f"skip must be 0 or more records, got {skip}")
+    limit = portion.spec.max_documents
+    if limit is None:
+        return _records(portion, skip)
+    return islice(_until(_records(portion, 0), limit), skip, None)
+
+
+def source_portions(spec: SourceSpec, whole: bool = False) -> tuple[Portion, ...]:
+    """The portions of one source in order, without identities.
+
+    Args:
+        spec: the source.
+        whole: leave each file and dataset in one piece.
+
+    Raises:
+        RopewalkError: as plan_portions.
+    """
+    limit = spec.max_documents
+    if limit is not None and limit < 1:
+        raise RopewalkError(f"max_documents of {spec.path} must be 1 or more, got {limit}; None reads all")
+    if is_named(spec.path):
+        if whole or limit is not None or not spec.path.startswith(HUGGING_FACE):
+            return (Portion(spec, (), 0, None, {}, 0),)
+        shards = count_shards(spec)
+        return tuple(Portion(spec, (), shard, shard + 1, {"shards": shards}, 0) for shard in range(shards))
+    files = source_files(spec)
+    if limit is not None:
+        return (Portion(spec, files, 0, None, {}, sum(map(_size, files))),) if files else ()
+    return tuple(_file_portions(spec, files, whole))
+
+
+def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
+    """Refuse a file, dataset or part of the embedded corpus that is read twice with the same text field.
+
+    A file is known by its place on the disk, so links to it count. Files of folders that hold no document
+    do not, and a source that cannot be read is left to be refused when it is.
+
+    Raises:
+        RopewalkError: naming the first that is given twice.
+    """
+    seen: dict[tuple[object, ...], Path | None] = {}
+    for spec in specs:
+        for place, path in _places(spec):
+            key = (*place, spec.text_field)
+            if key not in seen:
+                seen[key] = path
+                continue
+            if path is not None and _holds_no_document(path, spec):
+                continue
+            first = seen[key]
+            raise RopewalkError(
+                f"{path or spec.path} is given twice{'' if first == path else f' (it is {first})'}; "
+                "to read it more often, give its source a weight"
+            )
+
+
+def is_blank(document: Document | TokenisedDocument) -> bool:
+    """Whether a document has nothing in it: no text but white space, or no token."""
+    if isinstance(document, TokenisedDocument):
+        return len(document.input_ids) == 0
+    return not document.text or document.text.isspace()
+
+
+def changed(portion: Portion) -> bool:
+    """Whether a file of a portion is no longer what it was when the portion was planned."""
+    planned = portion.identity.get("inputs")
+    return (
+        bool(portion.files)
+        and planned is not None
+        and file_identities(portion.spec, portion.files) != planned
+    )
+
+
+def _identified(spec: SourceSpec) -> list[Portion]:
+    portions = source_portions(spec)
+    if not portions:
+        hidden = list_folder(existing_path(spec.path)).hidden
+        raise RopewalkError(
+            f"no documents in {spec.path}"
+            + (f" ({hidden} hidden files or folders passed over)" if hidden else "")
+        )
+    named = named_identity(spec)
+    paths = list(dict.fromkeys(path for portion in portions for path in portion.files))
+    known = dict(zip(paths, file_identities(spec, paths), strict=True))
+    fields = {
+        "name": spec.name,
+        "text_field": spec.text_field,
+        "source_field": spec.source_field,
+        "max_documents": spec.max_documents,
+        "stem": _stem(spec),
+        "folder": not named and existing_path(spec.path).is_dir(),
+    }
+    return [
+        replace(
+            portion,
+            identity={
+                **portion.identity,
+                "inputs": named or [known[path] for path in portion.files],
+                "stretch": [portion.start, portion.stop],
+                "spec": fields,
+            },
+        )
+        for portion in portions
+    ]
+
+
+def _file_portions(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterator[Portion]:
+    texts: list[Path] = []
+    size = 0
+    for path in files:
+        one_record = _kind(path, spec) not in ("lines", "parquet")
+        if texts and (not one_record or size + _size(path) > PORTION_BYTES):
+            yield Portion(spec, tuple(texts), 0, None, {}, size)
+            texts, size = [], 0
+        if one_record:
+            texts.append(path)
+            size += _size(path)
+        else:
+            yield from _stretches(spec, path, whole)
+    if texts:
+        yield Portion(spec, tuple(texts), 0, None, {}, size)
+
+
+def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[Portion]:
+    """A file of many records, cut where it is large and can be."""
+    size = _size(path)
+    if whole or size <= PORTION_BYTES or split_suffix(path)[1]:
+        yield Portion(spec, (path,), 0, None, {}, size)
+        return
+    if _kind(path, spec) == "lines":
+        sizes = [min(PORTION_BYTES, size - start) for start in range(0, size, PORTION_BYTES)]
+        bounds = list(range(0, size, PORTION_BYTES))
+    else:
+        bounds, sizes = [0], [0]
+        for number, bytes_ in enumerate(row_group_sizes(path)):
+            if sizes[-1] and sizes[-1] + bytes_ > PORTION_BYTES:
+                bounds.append(number)
+                sizes.append(0)
+            sizes[-1] += bytes_
+    for start, stop, bytes_ in zip(bounds, [*bounds[1:], None], sizes, strict=True):
+        yield Portion(spec, (path,), start, stop, {}, bytes_)
+
+
+def _records(portion: Portion, skip: int) -> Iterator[Record]:
+    spec = portion.spec
+    if spec.path.startswith(HUGGING_FACE):
+        shards = portion.identity.get("shards")
+        yield from read_hugging_face(spec, None if shards is None else (portion.start, shards), skip)
+        return
+    if is_named(spec.path):
+        for document in embedded_corpus(spec.path)[skip:]:
+            yield Record((replace(document, source=spec.name) if spec.name else document,))
+        return
+    stem = _stem(spec)
+    for path in portion.files:
+        kind = _kind(path, spec)
+        # Only texts are put together in one portion, so a skip that reaches into lines or rows is all theirs.
+        if kind == "lines":
+            yield from read_json_lines(path, spec, stem, portion.start, portion.stop, skip)
+        elif kind == "parquet":
+            yield from read_parquet(path, spec, stem, portion.start, portion.stop, skip)
+        elif skip:
+            skip -= 1
+        else:
+            yield _text_record(path, kind, spec, stem)
+
+
+def _text_record(path: Path, kind: str, spec: SourceSpec, stem: str) -> Record:
+    text = read_text(path) if kind == "text" else read_text_if_text(path) if kind == "maybe_text" else None
+    if text is not None:
+        return Record((Document(text, spec.name or stem, str(path)),))
+    if not _in_folder(path, spec):
+        raise RopewalkError(f"{path} has no suffix and is not UTF-8 text")
+    return Record((), binary=True)
+
+
+def _until(records: Iterator[Record], limit: int) -> Iterator[Record]:
+    for record in records:
+        yield record
+        limit -= not all(map(is_blank, record.documents))
+        if not limit:
+            return
+
+
+def _kind(path: Path, spec: SourceSpec) -> str:
+    """file_kind, with the first line of a folder's ``.json`` file looked at."""
+    kind = file_kind(path, _in_folder(path, spec))
+    if kind == "json":
+        return "lines" if first_line_is_record(path, spec) else "maybe_text"
+    return kind
+
+
+def _in_folder(path: Path, spec: SourceSpec) -> bool:
+    return path != Path(spec.path).expanduser()
+
+
+def _stem(spec: SourceSpec) -> str:
+    if spec.path.startswith(HUGGING_FACE):
+        return hugging_face_stem(spec.path)
+    return "" if is_named(spec.path) else plain_stem(existing_path(spec.path))
+
+
+def _size(path: Path) -> int:
+    return _status(path).st_size
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _places(spec: SourceSpec) -> Iterator[tuple[tuple[object, ...], Path | None]]:
+    """What a source reads, as keys that two sources share where they read the same."""
+    if spec.path.startswith(HUGGING_FACE):
+        yield parse_hugging_face(spec.path), None
+    elif is_named(spec.path):
+        split = spec.path.partition(":")[2] or "train"
+        for part in ("train", "validation") if split == "all" else (split,):
+            yield (part,), None
+    else:
+        try:
+            files = source_files(spec)
+        except RopewalkError:
+            return
+        for path in files:
+            status = _status(path)
+            yield (status.st_dev, status.st_ino), path
+
+
+def _holds_no_document(path: Path, spec: SourceSpec) -> bool:
+    kind = _kind(path, spec)
+    return not _size(path) or kind == "closed" or (kind == "maybe_text" and read_text_if_text(path) is None)

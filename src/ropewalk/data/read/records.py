@@ -1,0 +1,341 @@
+"""Records with named fields to documents, and the files that hold them: JSON lines and Parquet tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.files import decode, open_bytes
+from ropewalk.data.read.token_records import INPUT_IDS, SPANS, kind_name, source_name, token_documents
+from ropewalk.errors import RopewalkError
+
+_MISSING = object()
+_BLANK = Record(())
+_PIECE = 1 << 20
+_PARQUET_ROWS = 256
+_PARQUET_BYTES = 1 << 24
+
+
+def record_documents(
+    record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
+) -> tuple[Document | TokenisedDocument, ...]:
+    """The documents in one record.
+
+    A record with the text field is one text, whatever else it holds. One without it that has ``input_ids``
+    is tokenised already: one document, or one for each span of a list of boundaries in ``source`` or the
+    source field (see ``token_documents``).
+
+    Args:
+        record: field names to values.
+        spec: which fields to read.
+        stem: the source name where neither the spec nor the record gives one.
+        origin: file and line or row.
+
+    Returns:
+        At least one; a text may be blank, and a tokenised document empty.
+
+    Raises:
+        RopewalkError: if there is neither a text nor ``input_ids`` (the message names the fields there are),
+            the text is not a string or holds a character that no UTF-8 can, the source field is not a name,
+            or the ids or their boundaries are wrong.
+    """
+    text = _field(record, spec.text_field)
+    if text is _MISSING:
+        if INPUT_IDS in record:
+            return _token_documents(record, spec, stem, origin)
+        raise RopewalkError(
+            f"{origin}: no text field {spec.text_field!r}; the fields are {', '.join(map(str, record))}"
+            if record
+            else f"{origin}: no text field {spec.text_field!r}; the record is empty"
+        )
+    if not isinstance(text, str):
+        raise RopewalkError(
+            f"{origin}: the field {spec.text_field!r} must be a string, got {kind_name(text)}"
+        )
+    check_characters(text, origin)
+    return (Document(text, spec.name or _source(record, spec, origin) or stem, origin),)
+
+
+def check_characters(text: str, origin: str) -> None:
+    r"""Refuse a lone surrogate (JSON's ``"\ud800"``): no tokenizer takes it.
+
+    Raises:
+        RopewalkError: with the origin and the character's position.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RopewalkError(
+            f"{origin}: the text holds a lone surrogate {text[error.start]!r} at character {error.start}"
+        ) from error
+
+
+def read_json_lines(
+    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
+) -> Iterator[Record]:
+    """Records of a JSON lines file, plain or compressed; a blank line is a record without documents.
+
+    Args:
+        path: the file.
+        spec: which fields to read.
+        stem: as in record_documents.
+        start, stop: bytes of a file that is not compressed; the lines that begin there are read. None is
+            the end.
+        skip: lines at the beginning of the stretch that are passed over, and not parsed.
+
+    Raises:
+        RopewalkError: for a broken line, with file and line; if the file ends before ``start`` or ``stop``.
+    """
+    with open_bytes(path) as stream:
+        offset = _first_line(stream, path, start, stop) if start else 0
+        begin, number = offset, 0
+        while stop is None or offset < stop:
+            line = stream.readline()
+            if not line:
+                break
+            number += 1
+            if number > skip:
+                yield _located_record(line, path, spec, stem, offset, number, begin)
+            offset += len(line)
+        if stop is not None and offset < stop:
+            raise RopewalkError(
+                f"{path} ends at byte {offset} and was longer when it was divided; begin again"
+            )
+
+
+def read_parquet(
+    path: Path, spec: SourceSpec, stem: str, start: int = 0, stop: int | None = None, skip: int = 0
+) -> Iterator[Record]:
+    """Records of a Parquet file, at most a few hundred rows of one row group in memory at a time.
+
+    Args:
+        path: the file.
+        spec: which fields to read.
+        stem: as in record_documents.
+        start, stop: row groups; None is the end.
+        skip: rows at the beginning of the stretch that are passed over; whole row groups are not read.
+
+    Raises:
+        RopewalkError: if it is damaged, lacks the text field and ``input_ids``, or has fewer row groups.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    row = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = _columns(path, spec, file.schema_arrow.names)
+            if file.num_row_groups < (start if stop is None else stop):
+                raise RopewalkError(
+                    f"{path} has {file.num_row_groups} row groups and had more when it was divided; begin again"
+                )
+            rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            if sum(rows) != file.metadata.num_rows:
+                raise RopewalkError(
+                    f"{path} is damaged: its footer counts {file.metadata.num_rows} rows, and {sum(rows)} by row groups"
+                )
+            row = sum(rows[:start])
+            first = row + skip
+            for number in range(len(rows))[start:stop]:
+                end = row + rows[number]
+                if end > max(row, first):
+                    for at, record in _group_rows(file, path, number, row, first, columns):
+                        yield Record(record_documents(record, spec, stem, f"{path}:row {at}"))
+                row = end
+    except RopewalkError:
+        raise
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RopewalkError(f"{path} cannot be read as Parquet near row {row}: {_said(error)}") from error
+
+
+def row_group_sizes(path: Path) -> list[int]:
+    """Bytes of each row group of a Parquet file, as they lie in it; only the file's footer is read.
+
+    Raises:
+        RopewalkError: if it is missing or no Parquet file.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            return [
+                sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+                for group in groups
+            ]
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RopewalkError(f"{path} cannot be read as Parquet: {_said(error)}") from error
+
+
+def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
+    """Whether a ``.json`` file is really JSON lines: its first line is an object with a text or token ids."""
+    with open_bytes(path) as stream:
+        line = stream.readline()
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(record, dict):
+        return False
+    text = _field(record, spec.text_field)
+    return isinstance(text, str) or (text is _MISSING and isinstance(record.get(INPUT_IDS), list))
+
+
+def _located_record(
+    line: bytes, path: Path, spec: SourceSpec, stem: str, offset: int, number: int, begin: int
+) -> Record:
+    """The record in a line; where the stretch begins inside the file, only an error is told its line number.
+
+    Args:
+        line, path, spec, stem: as in read_json_lines.
+        offset: the line's first byte.
+        number: the line's number in the stretch, from 1.
+        begin: the first byte of the stretch's first line.
+    """
+    if not begin:
+        return _line_record(line, path, spec, stem, offset, f"{path}:{number}")
+    try:
+        return _line_record(line, path, spec, stem, offset, f"{path}:byte {offset}")
+    except RopewalkError:
+        origin = f"{path}:{_count_lines(path, begin) + number}"
+        return _line_record(line, path, spec, stem, offset, origin)
+
+
+def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: int, origin: str) -> Record:
+    text = decode(line, path, offset)
+    if not text or text.isspace():
+        return _BLANK
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # ValueError, not only JSONDecodeError: an integer of 5000 digits raises the former.
+        hint = " (it holds a NUL, as UTF-16 does; UTF-8 is read)" if "\0" in text else ""
+        raise RopewalkError(f"{origin}: broken JSON line: {error}{hint}") from error
+    if not isinstance(record, dict):
+        raise RopewalkError(f"{origin}: expected one JSON object a line, got {kind_name(record)}")
+    return Record(record_documents(record, spec, stem, origin))
+
+
+def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> int:
+    """Go to the first line that begins at ``start`` or later, or past ``stop``; its first byte's offset."""
+    size = os.fstat(stream.fileno()).st_size
+    if size <= start:
+        raise RopewalkError(f"{path} ends at byte {size} and was longer when it was divided; begin again")
+    # From the byte before: where that ends a line, the next line begins at start itself.
+    offset = stream.seek(start - 1)
+    while stop is None or offset < stop:
+        piece = stream.readline(_PIECE)
+        offset += len(piece)
+        if not piece or piece.endswith(b"\n"):
+            break
+    return offset
+
+
+def _count_lines(path: Path, stop: int) -> int:
+    """Lines that end before byte ``stop``."""
+    lines = 0
+    with open_bytes(path) as stream:
+        while stop > 0 and (piece := stream.read(min(_PIECE, stop))):
+            lines += piece.count(b"\n")
+            stop -= len(piece)
+    return lines
+
+
+def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
+    """The columns of a Parquet file that its documents are made of."""
+    text = _column(spec.text_field, names)
+    if text is None and INPUT_IDS not in names:
+        raise RopewalkError(f"{path}: no text field {spec.text_field!r}; the fields are {', '.join(names)}")
+    wanted = {text or INPUT_IDS}
+    if spec.source_field and not (spec.name and text):
+        wanted.add(_column(spec.source_field, names) or "")
+    if text is None and SPANS in names:
+        wanted.add(SPANS)
+    return sorted(wanted - {""})
+
+
+def _group_rows(
+    file: Any, path: Path, number: int, row: int, first: int, columns: list[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a row group, which begins at ``row`` of the file, from ``first`` on, with their numbers."""
+    group = file.metadata.row_group(number)
+    end = row + group.num_rows
+    row_bytes = group.total_byte_size // max(group.num_rows, 1)
+    batch_rows = max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // max(row_bytes, 1)))
+    for batch in file.iter_batches(batch_rows, row_groups=[number], columns=columns):
+        passed = min(max(first - row, 0), len(batch))
+        row += passed
+        for record in _rows(batch.slice(passed)):
+            yield row, record
+            row += 1
+    if row != end:
+        raise RopewalkError(f"{path}: row group {number} ends at row {row}, and its footer says {end}")
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of an Arrow batch as records; integers of a list column are not made Python objects."""
+    import pyarrow
+
+    names = batch.schema.names
+    ids: Any = batch.column(names.index(INPUT_IDS)) if INPUT_IDS in names else None
+    inner = getattr(getattr(ids, "type", None), "value_type", None)
+    if inner is None or not pyarrow.types.is_integer(inner):
+        yield from batch.to_pylist()
+        return
+    others = [name for name in names if name != INPUT_IDS]
+    rest = batch.select(others).to_pylist() if others else [{} for _ in range(len(batch))]
+    for index, record in enumerate(rest):
+        values = ids[index].values
+        plain = values is not None and values.null_count == 0
+        record[INPUT_IDS] = values.to_numpy(zero_copy_only=False) if plain else ids[index].as_py()
+        yield record
+
+
+def _said(error: Exception) -> str:
+    """The first line of a library's message, which may run over several."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _field(record: Mapping[str, Any], name: str) -> Any:
+    """A field by its name, or by a dotted path into nested records, or _MISSING."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _source(record: Mapping[str, Any], spec: SourceSpec, origin: str) -> str | None:
+    value = None if spec.source_field is None else _field(record, spec.source_field)
+    if value is None or value is _MISSING:
+        return None
+    return source_name(value, f"{origin}: the source field {spec.source_field!r}")
+
+
+def _token_documents(
+    record: Mapping[str, Any], spec: SourceSpec, stem: str, origin: str
+) -> tuple[TokenisedDocument, ...]:
+    """Boundaries count whatever names the sources: in the source field or in ``source``, if that is a list."""
+    fields = [record.get(SPANS)] if spec.source_field is None else [_field(record, spec.source_field)]
+    spans = next((value for value in (*fields, record.get(SPANS)) if isinstance(value, list)), None)
+    named_by_record = spans is not None and any(value is spans for value in fields)
+    name = spec.name or (None if named_by_record else _source(record, spec, origin)) or None
+    if spec.source_field is None:
+        name = name or stem
+    return token_documents(record[INPUT_IDS], spans, name, stem, origin)
+
+
+def _column(field: str, names: list[str]) -> str | None:
+    """The column to read for a field: the top-level one, so that nested records come back nested."""
+    return next((name for name in (field, field.split(".")[0]) if name in names), None)

@@ -1,0 +1,1 @@
+"""Packed rows: planned from lengths, filled with token ids, kept on disk."""

@@ -1,0 +1,280 @@
+"""Assembling: planned rows become token ids, a stretch of rows at a time; any row by itself gives the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.rows.interleave import interleave
+from ropewalk.data.rows.plan import RowPlan, plan_rows
+from ropewalk.data.rows.settings import PackingSettings
+from ropewalk.data.rows.special_tokens import DocumentEnds, Framing, PackingCounts, frame
+from ropewalk.data.tokens.tokenise import SpecialTokens
+from ropewalk.errors import RopewalkError
+
+PADDING = -1
+"""Document number of the padding at a row's end."""
+PADDING_SOURCE = ""
+
+
+class Tokens(Protocol):
+    """Where documents' own tokens come from."""
+
+    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with own tokens of document ``number``, from its token ``first`` on."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRow:
+    """One row as plain values, before it becomes tensors.
+
+    Attributes:
+        input_ids: int32 ``[context]``.
+        segment_lengths: tokens of each segment; the anchor stands before the first and is not counted.
+        segment_documents: the document of each segment, numbered from 0 in the row.
+        sources: the source of each document in the row; the padding comes last, with an empty name.
+        numbers: the number of each document in the corpus, PADDING likewise.
+        masked: start, stop, start, stop, … of the tokens that are never targets: tags and padding.
+    """
+
+    input_ids: NDArray[np.int32]
+    segment_lengths: list[int]
+    segment_documents: list[int]
+    sources: list[str]
+    numbers: list[int]
+    masked: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A sequence of documents, framed and planned into rows; everything but the tokens themselves.
+
+    Attributes:
+        documents: int64, the number of each document in the corpus, in the order of the sequence.
+        source_ids: int32, its source.
+        sources: the sources' names, by id.
+        framing: how each is framed.
+        plan: which piece of which document lies in which row; items count the sequence.
+        settings: the policies.
+        special: the tokenizer's special tokens.
+        tags: the tag of each source; None puts none.
+    """
+
+    documents: NDArray[np.int64]
+    source_ids: NDArray[np.int32]
+    sources: Sequence[str]
+    framing: Framing
+    plan: RowPlan
+    settings: PackingSettings
+    special: SpecialTokens
+    tags: Sequence[NDArray[np.int32]] | None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.plan.padding)
+
+    def counts(self, ends: DocumentEnds) -> PackingCounts:
+        """Where every token went; ``ends`` as it was packed."""
+        framing, plan, rows = self.framing, self.plan, self.num_rows
+        begun = rows if self.settings.bos_policy(self.special) == "row" else 0
+        skipped = framing.long & (framing.own_lengths == 0)
+        skipped_bos = int(framing.own_starts[skipped].sum())
+        return PackingCounts(
+            documents=len(self.documents),
+            tokens_in=int(ends.lengths.sum()),
+            document_tokens=int(framing.own_lengths.sum()),
+            bos_tokens=int(framing.bos.sum()) + begun,
+            eos_tokens=int(framing.eos.sum()),
+            tag_tokens=int(framing.tag_lengths.sum()),
+            own_bos_tokens=int(framing.own_starts.sum()) - skipped_bos,
+            padding_tokens=int(plan.padding.sum()),
+            rows=rows,
+            row_tokens=rows * self.settings.context,
+            remainder_tokens=int(plan.remainder.lengths.sum()),
+            remainder_documents=len(np.unique(plan.remainder.items)),
+            cut_documents=plan.cut,
+            empty_documents=int(((framing.lengths == 0) & ~framing.long).sum()),
+            long_documents=int(framing.long.sum()),
+            dropped_tokens=int(framing.dropped.sum()) + skipped_bos,
+        )
+
+
+def pack_documents(
+    documents: NDArray[np.int64],
+    ends: DocumentEnds,
+    sources: Sequence[str],
+    settings: PackingSettings,
+    special: SpecialTokens,
+    tags: Sequence[NDArray[np.int32]] | None = None,
+) -> Packed:
+    """Frame a sequence of documents and plan its rows.
+
+    Args:
+        documents: their numbers in the corpus, in order; one that is repeated is there several times.
+        ends: what framing must know of each, in the same order.
+        sources: the sources' names, by id.
+        settings, special, tags: as in :func:`frame`.
+
+    Raises:
+        RopewalkError: as :func:`frame`.
+    """
+    framing = frame(ends, settings, special, tags)
+    plan = plan_rows(framing.lengths, settings.room(special), settings.packing, settings.remainder)
+    return Packed(documents, ends.source_ids, sources, framing, plan, settings, special, tags)
+
+
+def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list[PackedRow]:
+    """The rows from ``first`` to before ``stop``.
+
+    Args:
+        packed: the plan.
+        corpus: where the documents' tokens are.
+        first, stop: which rows; a few at a time, since all are held in memory.
+    """
+    plan, settings = packed.plan, packed.settings
+    lead = settings.context - settings.room(packed.special)
+    bounds = plan.row_starts[first : stop + 1]
+    here = slice(int(bounds[0]), int(bounds[-1]))
+    items, starts, lengths = plan.pieces.items[here], plan.pieces.starts[here], plan.pieces.lengths[here]
+    row_of = np.repeat(np.arange(stop - first), np.diff(bounds))
+    before = np.cumsum(lengths) - lengths
+    positions = before - before[(bounds[:-1] - bounds[0])[row_of]] + row_of * settings.context + lead
+    ids = np.empty((stop - first, settings.context), np.int32)
+    if lead:
+        ids[:, 0] = packed.special.anchor
+    _copy(packed, corpus, ids.reshape(-1), items, starts, lengths, positions)
+    tag_spans = _tag_spans(packed.framing, items, starts, lengths, positions - row_of * settings.context)
+    sources, numbers = packed.source_ids[items], packed.documents[items]
+    rows = []
+    for row in range(stop - first):
+        within = slice(int(bounds[row] - bounds[0]), int(bounds[row + 1] - bounds[0]))
+        padding = int(plan.padding[first + row])
+        rows.append(
+            _row(
+                packed,
+                first + row,
+                ids[row],
+                lengths[within],
+                sources[within],
+                numbers[within],
+                tag_spans[within],
+                padding,
+            )
+        )
+    return rows
+
+
+def _row(
+    packed: Packed,
+    number: int,
+    ids: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    sources: NDArray[np.int32],
+    numbers: NDArray[np.int64],
+    tag_spans: NDArray[np.int64],
+    padding: int,
+) -> PackedRow:
+    settings = packed.settings
+    segments, documents = lengths.tolist(), list(range(len(lengths)))
+    masked = tag_spans[tag_spans[:, 0] < tag_spans[:, 1]].reshape(-1).tolist() if packed.tags else []
+    begin = settings.context - settings.room(packed.special)
+    if settings.interleave is not None:
+        mixed = interleave(segments, settings.interleave, number)
+        content = slice(begin, begin + len(mixed.order))
+        ids[content] = ids[content][mixed.order]
+        if masked:
+            masked = _moved(masked, mixed.order, begin)
+        segments, documents = mixed.segment_lengths, mixed.segment_documents
+    if begin > settings.anchor_length:
+        # A row's BOS without an anchor belongs to the first document.
+        segments[0] += begin
+    names, number_list = [packed.sources[source] for source in sources.tolist()], numbers.tolist()
+    if padding:
+        # A document's own EOS would look like an end; where there is none, the anchor stands in.
+        fill = packed.special.anchor if packed.special.eos is None else packed.special.eos
+        ids[settings.context - padding :] = fill
+        segments, documents = [*segments, padding], [*documents, len(names)]
+        names, number_list = [*names, PADDING_SOURCE], [*number_list, PADDING]
+        masked = [*masked, settings.context - padding, settings.context]
+    return PackedRow(ids, segments, documents, names, number_list, masked)
+
+
+def _moved(masked: list[int], order: NDArray[np.int64], begin: int) -> list[int]:
+    """Spans of a row after its tokens took another order."""
+    marks = np.zeros(len(order) + 2, np.int8)
+    for start, stop in zip(masked[::2], masked[1::2], strict=True):
+        marks[start - begin + 1 : stop - begin + 1] = 1
+    marks[1:-1] = marks[1:-1][order]
+    return [int(edge) + begin for edge in np.flatnonzero(np.diff(marks))]
+
+
+def _copy(
+    packed: Packed,
+    corpus: Tokens,
+    flat: NDArray[np.int32],
+    items: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> None:
+    """Fill in the pieces' tokens: BOS, tag, own tokens and EOS, as far as each lies in the piece."""
+    framing, special = packed.framing, packed.special
+    prefix, own = framing.prefix_lengths[items], framing.own_lengths[items]
+    begins = framing.bos[items] & (starts == 0)
+    if special.bos is not None:
+        flat[positions[begins]] = special.bos
+    ends = framing.eos[items] & (starts + lengths > prefix + own)
+    if special.eos is not None:
+        flat[(positions + prefix + own - starts)[ends]] = special.eos
+    if packed.tags is not None:
+        spans = _tag_spans(framing, items, starts, lengths, positions)
+        sources = packed.source_ids[items]
+        for piece in np.flatnonzero(spans[:, 0] < spans[:, 1]).tolist():
+            at, to = spans[piece].tolist()
+            skipped = at - int(positions[piece]) + int(starts[piece]) - int(framing.bos[items[piece]])
+            flat[at:to] = packed.tags[int(sources[piece])][skipped : skipped + to - at]
+    # From here on: the stretch of each piece that is the document's own.
+    own_from = np.maximum(starts - prefix, 0)
+    counts = np.minimum(starts + lengths - prefix, own) - own_from
+    copied = counts > 0
+    targets = (positions + np.maximum(prefix - starts, 0))[copied].tolist()
+    offsets = (own_from + framing.own_starts[items])[copied].tolist()
+    for number, offset, count, target in zip(
+        packed.documents[items[copied]].tolist(), offsets, counts[copied].tolist(), targets, strict=True
+    ):
+        corpus.read_tokens(number, offset, flat[target : target + count])
+
+
+def _tag_spans(
+    framing: Framing,
+    items: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """int64 ``[pieces, 2]``: where each piece's part of its tag lies; empty where it has none."""
+    bos = framing.bos[items].astype(np.int64)
+    first = np.clip(bos, starts, starts + lengths)
+    last = np.clip(bos + framing.tag_lengths[items], starts, starts + lengths)
+    spans: NDArray[np.int64] = np.stack([first, last], axis=1) + (positions - starts)[:, None]
+    return spans
+
+
+def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None:
+    """Raise where there is not one row.
+
+    Raises:
+        RopewalkError: with how many tokens there are and how many a row takes.
+    """
+    if packed.num_rows:
+        return
+    aside = f" ({held_out} more are held out for validation: hold out fewer)" if held_out else ""
+    raise RopewalkError(
+        f"not one row is full: {counts.remainder_tokens} training tokens in {counts.documents} documents"
+        f"{aside}, and a row takes {packed.settings.context}; shorten the rows, or fill them up (remainder pad)"
+    )

@@ -1,0 +1,155 @@
+"""What packed rows depend on, as plain values and one digest: the key of their folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ropewalk.data.read.documents import Document, SourceSpec
+from ropewalk.data.read.files import EMBEDDED, HUGGING_FACE, is_named, source_files
+from ropewalk.data.read.hub import hugging_face_identity, parse_hugging_face
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.data.read.embedded import Split
+
+HASHED_BYTES = 1 << 20
+"""A file up to this size is known by its content; a larger one by its name, size and time of change."""
+
+EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
+
+_PIECE = 1 << 20
+_THREADS = 8
+_Result = TypeVar("_Result")
+
+FileIdentity = list[str | int]
+"""[name, SHA-256 of the content], or [name, size, time of change in ns]."""
+
+
+def digest(value: Any) -> str:
+    """SHA-256 over a value of JSON's kinds, the same whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:
+    """The identity of everything that the specs read, as it is now.
+
+    Files are named as the specs name them, so machines that see a folder under one name agree.
+
+    Returns:
+        ``files``, how many there are, and ``sha256`` over their identities; for a dataset of the hub its
+        own cache key, for the embedded corpus its texts.
+
+    Raises:
+        RopewalkError: if a file is missing or unreadable or a dataset cannot be reached.
+    """
+    known: list[Any] = []
+    files = 0
+    for spec in specs:
+        paths = source_files(spec)
+        files += len(paths)
+        known.append(named_identity(spec) or file_identities(spec, paths))
+    return {"files": files, "sha256": digest(known)}
+
+
+def named_identity(spec: SourceSpec) -> list[str]:
+    """The identity of a dataset of the hub or the embedded corpus; empty for files.
+
+    Raises:
+        RopewalkError: if the dataset cannot be reached or the name is incomplete.
+    """
+    if spec.path.startswith(HUGGING_FACE):
+        repository, config, split = parse_hugging_face(spec.path)
+        return [repository, config or "", split, hugging_face_identity(repository, config)]
+    if not is_named(spec.path):
+        return []
+    texts = hashlib.sha256()
+    for document in embedded_corpus(spec.path):
+        texts.update(json.dumps([document.source, document.origin, document.text]).encode())
+    return [EMBEDDED, texts.hexdigest()]
+
+
+def embedded_corpus(path: str) -> list[Document]:
+    """The documents of ``embedded[:train|validation|all]``; ten megabytes at most.
+
+    Raises:
+        RopewalkError: if the split is none of the three or the library's sources cannot be read.
+    """
+    from ropewalk.data.read.embedded import embedded_documents
+
+    split = path.removeprefix(EMBEDDED).removeprefix(":") or "train"
+    known: Split | None = next((each for each in EMBEDDED_SPLITS if each == split), None)
+    if known is None:
+        raise RopewalkError(f"unknown split in {path!r}; choose one of {', '.join(EMBEDDED_SPLITS)}")
+    try:
+        return list(embedded_documents(known))
+    except OSError as error:
+        raise RopewalkError(f"cannot read the embedded corpus: {error}") from error
+
+
+def file_identities(spec: SourceSpec, paths: Sequence[Path]) -> list[FileIdentity]:
+    """The identity of each of a source's files, in order, by the name under which the spec reaches it.
+
+    Raises:
+        RopewalkError: if a file is missing or unreadable.
+    """
+    return _in_threads(_file_identity, spec, paths)
+
+
+def file_digests(specs: Sequence[SourceSpec]) -> list[dict[str, str | int]]:
+    """Digests of the content of every file that the specs read; every byte is read.
+
+    Returns:
+        ``path`` as the spec names it, ``bytes``, ``sha256``; in reading order, each file once. None for a
+        dataset of the hub or the embedded corpus.
+
+    Raises:
+        RopewalkError: if a file is missing or unreadable.
+    """
+    found: dict[str, dict[str, str | int]] = {}
+    for spec in specs:
+        for entry in _in_threads(_file_digest, spec, source_files(spec)):
+            found.setdefault(str(entry["path"]), entry)
+    return list(found.values())
+
+
+def _in_threads(
+    work: Callable[[SourceSpec, Path], _Result], spec: SourceSpec, paths: Sequence[Path]
+) -> list[_Result]:
+    if len(paths) < 2:
+        return [work(spec, path) for path in paths]
+    # hashlib and reading let go of the interpreter's lock, so threads keep several disks or cores busy.
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(work, repeat(spec), paths))
+
+
+def _name(spec: SourceSpec, path: Path) -> str:
+    inside = path.relative_to(Path(spec.path).expanduser()).as_posix()
+    return spec.path if inside == "." else f"{spec.path.rstrip('/')}/{inside}"
+
+
+def _file_identity(spec: SourceSpec, path: Path) -> FileIdentity:
+    try:
+        status = path.stat()
+        if status.st_size <= HASHED_BYTES:
+            return [_name(spec, path), hashlib.sha256(path.read_bytes()).hexdigest()]
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
+    return [_name(spec, path), status.st_size, status.st_mtime_ns]
+
+
+def _file_digest(spec: SourceSpec, path: Path) -> dict[str, str | int]:
+    content, length = hashlib.sha256(), 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                content.update(piece)
+                length += len(piece)
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
+    return {"path": _name(spec, path), "bytes": length, "sha256": content.hexdigest()}

@@ -1,0 +1,283 @@
+"""The row plan: which piece of which document lies in which row, decided from lengths alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import isqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.data.rows.settings import Packing, Remainder
+
+
+_CHUNK = 1 << 16
+"""Documents that are laid out at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Stretches of documents; arrays of one entry a piece.
+
+    Attributes:
+        items: int64 ``[pieces]``, index into the lengths that were given.
+        starts: int64 ``[pieces]``, first token of the piece within its document.
+        lengths: int64 ``[pieces]``, tokens, all at least 1.
+    """
+
+    items: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def select(self, index: slice | NDArray[np.int64]) -> Pieces:
+        """The pieces at these places, in their order."""
+        return Pieces(self.items[index], self.starts[index], self.lengths[index])
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """Pieces of documents in rows; each token of each document lies in one piece, of a row or left out.
+
+    Attributes:
+        row_starts: int64 ``[rows + 1]``; row r has the pieces ``row_starts[r]`` up to ``row_starts[r + 1]``.
+        pieces: of all rows, one row after the other.
+        padding: int64 ``[rows]``, tokens that stay free at the row's end.
+        remainder: the pieces that are left out, those of one row.
+        cut: documents that lie in more than one row; the remainder counts as a row.
+    """
+
+    row_starts: NDArray[np.int64]
+    pieces: Pieces
+    padding: NDArray[np.int64]
+    remainder: Pieces
+    cut: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.padding)
+
+    def row(self, number: int) -> Pieces:
+        """The pieces of one row, in order.
+
+        Raises:
+            RopewalkError: if there is no such row.
+        """
+        if not 0 <= number < self.num_rows:
+            raise RopewalkError(
+                f"the plan has {self.num_rows} rows, numbered from 0; there is no row {number}"
+            )
+        return self.pieces.select(slice(int(self.row_starts[number]), int(self.row_starts[number + 1])))
+
+
+def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder: Remainder) -> RowPlan:
+    """Lay documents out in rows.
+
+    ``sequential`` puts one document after the other and cuts at each row's end, so only the last row can have
+    room left. ``best_fit`` cuts nothing but documents longer than a row, into full rows and a tail; tails and
+    all other documents are placed whole, the longest first (equal ones: the first item first), each into the
+    row with the least room left that takes it (equal ones: the row that has had that room for longest), or
+    into a new row. The pieces of a row are in order of (item, start), and so are rows, by their first piece.
+
+    Args:
+        lengths: int64 ``[documents]``, tokens of each document as it is framed; one of 0 has no piece.
+        room: tokens of a row that documents can take, at least 1.
+        packing: ``sequential`` or ``best_fit``.
+        remainder: ``drop`` leaves out the row with the most room left, the last of several, if it is not full;
+            ``pad`` leaves out nothing.
+
+    Raises:
+        RopewalkError: if an argument is out of range.
+
+    Source: best-fit-decreasing for documents is arXiv:2404.10830, "Fewer Truncations Improve Language Modeling".
+    """
+    lengths = _checked(lengths, room)
+    if remainder not in ("drop", "pad"):
+        raise RopewalkError(f"unknown remainder {remainder!r}; choose one of drop, pad")
+    if packing == "sequential":
+        pieces, rows = _sequential(lengths, room)
+    elif packing == "best_fit":
+        pieces, rows = _best_fit(lengths, room)
+    else:
+        raise RopewalkError(f"unknown packing {packing!r}; choose one of sequential, best_fit")
+    num_rows = int(rows[-1]) + 1 if len(rows) else 0
+    row_starts = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
+    token_ends = np.concatenate([[0], np.cumsum(pieces.lengths)])
+    padding = room - np.diff(token_ends[row_starts])
+    # No row has two pieces of one document, so a piece that begins later in one tells that it is cut.
+    cut = len(np.unique(pieces.items[pieces.starts > 0]))
+    plan = RowPlan(row_starts, pieces, padding, pieces.select(slice(0)), cut)
+    if remainder == "pad" or not padding.any():
+        return plan
+    return _without_row(plan, num_rows - 1 - int(np.argmax(padding[::-1])))
+
+
+def _without_row(plan: RowPlan, number: int) -> RowPlan:
+    first, stop = int(plan.row_starts[number]), int(plan.row_starts[number + 1])
+    row_starts = np.delete(plan.row_starts, number)
+    row_starts[number:] -= stop - first
+    kept = np.delete(np.arange(len(plan.pieces)), slice(first, stop))
+    padding = np.delete(plan.padding, number)
+    return RowPlan(row_starts, plan.pieces.select(kept), padding, plan.row(number), plan.cut)
+
+
+def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    if room < 1:
+        raise RopewalkError(f"a row must have room for 1 token or more, got {room}")
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise RopewalkError(
+            f"lengths must be a 1-dimensional array of integers, got {lengths.dtype} of shape {lengths.shape}"
+        )
+    lengths = lengths.astype(np.int64, copy=False)
+    if len(lengths) and lengths.min() < 0:
+        raise RopewalkError(f"a document has 0 tokens or more, got {lengths.min()} at {lengths.argmin()}")
+    return lengths
+
+
+def _sequential(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
+    """Pieces and the row of each, in order; some documents at a time, so that little more is held than comes out."""
+    # A document adds a piece, and so does a row's end within one.
+    most = int(np.count_nonzero(lengths)) + int(lengths.sum()) // room
+    items, starts, sizes, rows = (np.empty(most, np.int64) for _ in range(4))
+    filled = position = 0
+    for first in range(0, len(lengths), _CHUNK):
+        chunk = lengths[first : first + _CHUNK]
+        pieces, of_rows = _stretch(chunk, room, position)
+        here = slice(filled, filled + len(pieces))
+        items[here], starts[here], sizes[here], rows[here] = (
+            pieces.items + first,
+            pieces.starts,
+            pieces.lengths,
+            of_rows,
+        )
+        filled += len(pieces)
+        position += int(chunk.sum())
+    return Pieces(items[:filled], starts[:filled], sizes[:filled]), rows[:filled]
+
+
+def _stretch(lengths: NDArray[np.int64], room: int, position: int) -> tuple[Pieces, NDArray[np.int64]]:
+    """The same of some documents, whose first token is number ``position`` of all."""
+    items = np.flatnonzero(lengths)
+    ends = position + np.cumsum(lengths)[items]
+    begins = ends - lengths[items]
+    first_row = begins // room
+    document, nth = _expand((ends - 1) // room - first_row + 1)
+    rows = first_row[document] + nth
+    piece_begins = np.maximum(begins[document], rows * room)
+    piece_ends = np.minimum(ends[document], (rows + 1) * room)
+    pieces = Pieces(items[document], piece_begins - begins[document], piece_ends - piece_begins)
+    return pieces, rows
+
+
+def _best_fit(lengths: NDArray[np.int64], room: int) -> tuple[Pieces, NDArray[np.int64]]:
+    """Pieces and the row of each, in order."""
+    items = np.flatnonzero(lengths)
+    full, tails = np.divmod(lengths[items], room)
+    document, nth = _expand(full + (tails > 0))
+    is_tail = nth == full[document]
+    pieces = Pieces(items[document], nth * room, np.where(is_tail, tails[document], room))
+    rows = np.empty(len(document), np.int64)
+    num_full = int(full.sum())
+    rows[~is_tail] = np.arange(num_full)
+    rows[is_tail] = num_full + _place(pieces.lengths[is_tail], room)
+    # Pieces are in order of (item, start) here, so a row's number is the rank of its first appearance.
+    first_piece = np.unique(rows, return_index=True)[1]
+    rank = np.empty(len(first_piece), np.int64)
+    rank[np.argsort(first_piece)] = np.arange(len(first_piece))
+    rows = rank[rows]
+    by_row = np.argsort(rows, kind="stable")
+    return pieces.select(by_row), rows[by_row]
+
+
+def _place(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """Best-fit-decreasing: the row of each size, rows numbered as they are opened.
+
+    Sizes that are equal are placed together: once a row is the best fit for one it stays so for the next
+    until it takes no more, since its room only becomes less.
+    """
+    distinct, counts = np.unique(sizes, return_counts=True)
+    open_rows = _OpenRows(room)
+    takers: list[int] = []
+    taken: list[int] = []
+    opened = 0
+    for size, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while count:
+            free = open_rows.least_room(size)
+            if free is None:
+                free, row = room, opened
+                opened += 1
+            else:
+                row = open_rows.take(free)
+            copies = min(count, free // size)
+            takers.append(row)
+            taken.append(copies)
+            open_rows.put(row, free - copies * size)
+            count -= copies
+    rows = np.empty(len(sizes), np.int64)
+    rows[np.argsort(-sizes, kind="stable")] = np.repeat(np.array(takers, np.int64), np.array(taken, np.int64))
+    return rows
+
+
+class _OpenRows:
+    """Rows by the room that they have left: a queue for each room, and which rooms have one.
+
+    The rooms are a bit set of two levels, so that finding the next one costs a few operations on integers of
+    about √room bits.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._width = isqrt(room) + 1
+        self._blocks = [0] * (room // self._width + 1)
+        self._filled = 0
+        self._rows: dict[int, deque[int]] = {}
+
+    def put(self, row: int, free: int) -> None:
+        if free == 0:
+            return
+        queue = self._rows.setdefault(free, deque())
+        queue.append(row)
+        if len(queue) == 1:
+            block, bit = divmod(free, self._width)
+            self._blocks[block] |= 1 << bit
+            self._filled |= 1 << block
+
+    def take(self, free: int) -> int:
+        """The row that has had this room left for longest; it is no longer open."""
+        queue = self._rows[free]
+        row = queue.popleft()
+        if not queue:
+            block, bit = divmod(free, self._width)
+            self._blocks[block] ^= 1 << bit
+            if not self._blocks[block]:
+                self._filled ^= 1 << block
+        return row
+
+    def least_room(self, size: int) -> int | None:
+        """The least room of an open row that takes ``size``, None if there is none."""
+        block, bit = divmod(size, self._width)
+        rest = self._blocks[block] >> bit
+        if rest:
+            return size + _lowest_bit(rest)
+        blocks = self._filled >> (block + 1)
+        if not blocks:
+            return None
+        block += 1 + _lowest_bit(blocks)
+        return block * self._width + _lowest_bit(self._blocks[block])
+
+
+def _lowest_bit(number: int) -> int:
+    return (number & -number).bit_length() - 1
+
+
+def _expand(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For ``counts`` pieces of each document: the document of each piece, and the how-manieth of it."""
+    document = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return document, np.arange(len(document)) - first[document]

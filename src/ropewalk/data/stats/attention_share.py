@@ -1,0 +1,134 @@
+"""How much of full attention a pattern computes: (query, key) pairs in closed form, from lengths alone.
+
+A pair is computed where the query may see the key, itself included; full attention on a row of ``n`` tokens
+computes ``n * (n + 1) / 2`` of them. The share of pairs is the share of attention's own arithmetic, which grows
+with the square of the length. Projections, feed-forward layers and the loss grow with the length alone and
+are the same under every pattern, so ``1 / share`` is a bound for attention's part and not for a training step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ropewalk.attention.layout import PATTERNS, Pattern
+from ropewalk.errors import RopewalkError
+
+
+def visible_pairs(lengths: ArrayLike, pattern: Pattern, anchor_length: int = 0) -> int:
+    """The (query, key) pairs that a pattern computes in one row.
+
+    Args:
+        lengths: int ``[documents]``, tokens of each document in the row; how its chunks are interleaved does
+            not matter. The anchor is not counted.
+        pattern: ``full``, ``intra_document`` or ``anchor``, as in PackedLayout.
+        anchor_length: leading tokens before the first document.
+
+    Returns:
+        What ``PackedLayout.dense_mask().sum()`` counts, as an exact integer.
+    """
+    each = np.asarray(lengths, np.int64)
+    tokens = int(each.sum())
+    if pattern == "full":
+        return triangle(anchor_length + tokens)
+    within = triangle(anchor_length) + _sum_of_triangles(each)
+    return within + anchor_length * tokens if pattern == "anchor" else within
+
+
+def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
+    """The share of full attention by pattern, if documents were packed one after the other into rows.
+
+    Documents are cut where a row ends. Under ``anchor`` index 0 of each row is the anchor, which leaves the
+    documents one token less. The last row counts only if it is full or the only one. No BOS or EOS is added.
+
+    Args:
+        lengths: int ``[documents]``, tokens of each document in order.
+        row_length: tokens of a row, the anchor included; at least 2.
+
+    Returns:
+        A share from 0 to 1 by pattern; NaN where there is no token.
+
+    Raises:
+        RopewalkError: if ``row_length`` is less than 2.
+    """
+    if row_length < 2:
+        raise RopewalkError(f"a row takes 2 tokens or more, got {row_length}")
+    each = np.asarray(lengths, np.int64)
+    shares: dict[str, float] = {"full": math.nan}
+    for pattern, anchor_length in (("intra_document", 0), ("anchor", 1)):
+        pieces, rows = cut(each, row_length - anchor_length)
+        tokens = int(pieces.sum())
+        whole = triangle(anchor_length + tokens) if rows == 1 else rows * triangle(row_length)
+        part = rows * triangle(anchor_length) + _sum_of_triangles(pieces) + anchor_length * tokens
+        shares[pattern] = _ratio(part, whole)
+        shares["full"] = _ratio(whole, whole)
+    return shares
+
+
+def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
+    """Lay documents one after the other into rows that take ``room`` tokens of them.
+
+    Returns:
+        int64, the lengths of the pieces in complete rows, or in the only row; and how many rows that are.
+    """
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    rows = max(total // room, min(total, 1))
+    kept = min(total, rows * room)
+    # Two rising runs: a stable sort merges them.
+    edges = np.sort(np.concatenate([ends[ends < kept], np.arange(0, kept, room)]), kind="stable")
+    pieces = np.diff(edges, append=kept)
+    return pieces[pieces > 0], rows
+
+
+def share_of_rows(rows: Iterable[tuple[NDArray[np.int64], int]], anchor_length: int) -> dict[str, float]:
+    """The share of full attention by pattern on packed rows as they are.
+
+    Where the rows have no anchor, ``anchor`` takes their first token for one: it sees what it saw, and all
+    later documents see it as well.
+
+    Args:
+        rows: of each row the tokens of each document (int64, padding included: it is computed like a
+            document), and the index of the document that stands first.
+        anchor_length: leading tokens of each row before its first document.
+
+    Returns:
+        A share from 0 to 1 by pattern; NaN where there is no row.
+    """
+    pairs: dict[str, int] = dict.fromkeys(PATTERNS, 0)
+    for lengths, first in rows:
+        for pattern in PATTERNS:
+            pairs[pattern] += visible_pairs(lengths, pattern, anchor_length)
+        if anchor_length == 0:
+            pairs["anchor"] += int(lengths.sum() - lengths[first])
+    return {pattern: _ratio(each, pairs["full"]) for pattern, each in pairs.items()}
+
+
+def skipped(shares: Mapping[str, float]) -> dict[str, float]:
+    """The share of full attention's pairs that each pattern does not compute."""
+    return {pattern: 1 - share for pattern, share in shares.items()}
+
+
+def ideal_speedup(shares: Mapping[str, float]) -> dict[str, float]:
+    """How many times faster attention alone would be if its time went by pairs; NaN where there is none."""
+    return {pattern: 1 / share if share else math.nan for pattern, share in shares.items()}
+
+
+def triangle(tokens: int) -> int:
+    """The pairs of full attention on so many tokens."""
+    return tokens * (tokens + 1) // 2
+
+
+def _sum_of_triangles(lengths: NDArray[np.int64]) -> int:
+    """Exact where the sum would not fit in 64 bits: high and low halves are added up apart."""
+    each = lengths.astype(np.uint64)
+    pairs = each * (each + np.uint64(1)) // np.uint64(2)
+    high, low = pairs >> np.uint64(32), pairs & np.uint64(0xFFFFFFFF)
+    return (int(high.sum()) << 32) + int(low.sum())
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan

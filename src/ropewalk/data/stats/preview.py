@@ -1,0 +1,181 @@
+"""A packed row taken apart for the eye: its chunks, and in them tags, special tokens, padding and text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from ropewalk.data.rows.assemble import PADDING, PackedRow
+from ropewalk.errors import RopewalkError
+
+Kind = Literal["anchor", "text", "special", "left_out", "padding"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of tokens of one kind.
+
+    Attributes:
+        kind: ``anchor``; ``special`` (BOS, EOS and the like); ``left_out`` (the middle of something long);
+            ``padding``; or ``text``.
+        start, stop: tokens of the row.
+        masked: whether these tokens are never targets; where they are text, they are a tag.
+    """
+
+    kind: Kind
+    start: int
+    stop: int
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One segment of a row: a document, or one of its interleaved chunks.
+
+    Attributes:
+        document: number of the document in the row, from 0.
+        number: its number in the corpus; -1 for padding.
+        source: its source; empty for padding.
+        start, stop: tokens of the row.
+        part, parts: which chunk of the document in this row it is, from 1, and of how many.
+        continues: whether it goes on with the document that the row before was cut in.
+        spans: its tokens from ``start`` to ``stop``.
+    """
+
+    document: int
+    number: int
+    source: str
+    start: int
+    stop: int
+    part: int
+    parts: int
+    continues: bool
+    spans: tuple[Span, ...]
+
+    @property
+    def is_padding(self) -> bool:
+        return self.number == PADDING
+
+
+@dataclass(frozen=True)
+class RowPreview:
+    """One row.
+
+    Attributes:
+        anchor: the anchor tokens before the first chunk, None where there are none.
+        chunks: the segments in the order of the row.
+    """
+
+    anchor: Span | None
+    chunks: tuple[Chunk, ...]
+
+
+def preview_row(
+    row: PackedRow,
+    anchor_length: int,
+    special_ids: Collection[int],
+    ends: int | None = None,
+    before: PackedRow | None = None,
+    eos: int | None = None,
+) -> RowPreview:
+    """Take a row apart; its chunks and spans are in order and hold each token once.
+
+    Args:
+        row: a packed row.
+        anchor_length: leading tokens before its first segment.
+        special_ids: ids of the tokenizer's special tokens.
+        ends: tokens to keep at the beginning and at the end of each chunk; None keeps all. Nothing is left
+            out where it would be a single token.
+        before: the row before it under sequential packing, to tell a document that goes on from one that
+            begins; None tells none.
+        eos: the id that ends every document; None where nothing does, and a document of the same number is
+            taken for the same reading of it.
+
+    Raises:
+        RopewalkError: if ``ends`` is less than 1, or the row contradicts itself.
+    """
+    if ends is not None and ends < 1:
+        raise RopewalkError(f"the tokens to show at each end of a document must be 1 or more, got {ends}")
+    total = anchor_length + sum(row.segment_lengths)
+    if total != len(row.input_ids):
+        raise RopewalkError(f"the row has {len(row.input_ids)} tokens, and its segments have {total}")
+    masked = _mask(row.masked, total)
+    special = np.isin(row.input_ids, np.fromiter(special_ids, np.int64))
+    parts = np.bincount(row.segment_documents, minlength=len(row.sources))
+    goes_on = before is not None and _goes_on(before, row, anchor_length, eos)
+    seen = [0] * len(row.sources)
+    chunks, start = [], anchor_length
+    for document, length in zip(row.segment_documents, row.segment_lengths, strict=True):
+        seen[document] += 1
+        stop = start + length
+        number = row.numbers[document]
+        if number == PADDING:
+            spans: tuple[Span, ...] = (Span("padding", start, stop, masked=True),)
+        else:
+            spans = _spans(start, stop, masked, special, ends)
+        chunks.append(
+            Chunk(
+                document,
+                number,
+                row.sources[document],
+                start,
+                stop,
+                part=seen[document],
+                parts=int(parts[document]),
+                continues=goes_on and document == 0 and seen[document] == 1,
+                spans=spans,
+            )
+        )
+        start = stop
+    # Nothing precedes the anchor, so nothing is trained to predict it.
+    anchor = Span("anchor", 0, anchor_length, masked=True) if anchor_length else None
+    return RowPreview(anchor, tuple(chunks))
+
+
+def _goes_on(before: PackedRow, row: PackedRow, anchor_length: int, eos: int | None) -> bool:
+    """Whether the first document of a row is the last one of the row before, and did not end there.
+
+    Documents of a row are numbered in the order in which they are read, however their chunks are shuffled.
+    """
+    there = [number for number in before.numbers if number != PADDING]
+    if not there or row.numbers[0] != there[-1]:
+        return False
+    last = len(there) - 1
+    stops = anchor_length + np.cumsum(before.segment_lengths)
+    end = max(int(stop) for stop, each in zip(stops, before.segment_documents, strict=True) if each == last)
+    # The same document may be read again right after its end.
+    return eos is None or int(before.input_ids[end - 1]) != eos
+
+
+def _mask(spans: Sequence[int], total: int) -> np.ndarray:
+    masked = np.zeros(total, np.bool_)
+    for start, stop in zip(spans[::2], spans[1::2], strict=True):
+        if not 0 <= start <= stop <= total:
+            raise RopewalkError(f"tokens {start} to {stop} are masked in a row of {total} tokens")
+        masked[start:stop] = True
+    return masked
+
+
+def _spans(
+    start: int, stop: int, masked: np.ndarray, special: np.ndarray, ends: int | None
+) -> tuple[Span, ...]:
+    """Runs of equal kind; a tag in what is left out is lost from sight, and counted with the rest."""
+    # More than one token: "1 token left out" would be no shorter than the token.
+    if ends is None or stop - start <= 2 * ends + 1:
+        return tuple(_runs(start, stop, masked, special))
+    head, tail = start + ends, stop - ends
+    gap = Span("left_out", head, tail, masked=bool(masked[head:tail].all()))
+    return (*_runs(start, head, masked, special), gap, *_runs(tail, stop, masked, special))
+
+
+def _runs(start: int, stop: int, masked: np.ndarray, special: np.ndarray) -> list[Span]:
+    kinds = 2 * special[start:stop].astype(np.int8) + masked[start:stop]
+    edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), stop - start]
+    return [
+        Span("special" if special[start + a] else "text", start + a, start + b, bool(masked[start + a]))
+        for a, b in pairwise(edges)
+    ]

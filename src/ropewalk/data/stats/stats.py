@@ -1,0 +1,411 @@
+"""What a corpus or a set of packed rows consists of: sources, shares, lengths, repeats, attention saved."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.read.files import hidden_entries
+from ropewalk.data.read.input_splits import is_blank, plan_portions, read_portion
+from ropewalk.data.rows.assemble import PADDING, PackedRow
+from ropewalk.data.rows.settings import PackingSettings
+from ropewalk.data.stats.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
+from ropewalk.errors import RopewalkError
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+LONG_LENGTHS = (4096, 16384, 65536, 131072)
+"""Tokens above which documents count as long in ``long_shares``."""
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """Documents whose length is from ``start`` to less than ``end`` tokens, and the tokens they hold."""
+
+    start: int
+    end: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SourceStatistics:
+    """One source, or all together.
+
+    Attributes:
+        documents: documents; in packed rows the pieces of a cut document count each, as they do in training,
+            and a document that is read twice counts twice.
+        tokens: their tokens; a packed document's BOS, tag and EOS included, a row's anchor and padding not.
+        mixture_ratio: share of the documents (the sequences), from 0 to 1.
+        token_ratio: share of the tokens, from 0 to 1.
+        mean_length: tokens a document.
+        length_quantiles: length in tokens at each of QUANTILES, by name ("0.5" is the median).
+        long_shares: share of these tokens that lie in documents longer than each of LONG_LENGTHS, by name.
+        histogram: bins from a power of two to the next, from the shortest to the longest document.
+    """
+
+    documents: int
+    tokens: int
+    mixture_ratio: float
+    token_ratio: float
+    mean_length: float
+    length_quantiles: dict[str, float]
+    long_shares: dict[str, float]
+    histogram: list[LengthBin]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Documents that are there more than once: by their text, or in packed rows by their number in the corpus.
+
+    Attributes:
+        documents: different documents that are there twice or more.
+        tokens: tokens of their further copies, the first of each not counted; own tokens in packed rows.
+        most: how many times the most frequent document is there.
+    """
+
+    documents: int
+    tokens: int
+    most: int
+
+
+@dataclass(frozen=True)
+class DataStatistics:
+    """Statistics of tokenised documents or packed rows; plain values, ready for JSON.
+
+    Attributes:
+        packed: whether the documents are those of packed rows.
+        total: all sources together.
+        sources: each source by name, the one with most tokens first.
+        rows: packed rows, None for documents that are not packed.
+        documents_per_row: mean number of documents a row, None likewise.
+        documents_per_row_quantiles: number of documents a row at each of QUANTILES, None likewise.
+        row_length: tokens of a row; None for documents where none was given.
+        attention_share: (query, key) pairs that each pattern computes over those of full attention on rows of
+            ``row_length``; empty without one. See ``ropewalk.data.stats.attention_share``.
+        repeats: None where it is not known.
+    """
+
+    packed: bool
+    total: SourceStatistics
+    sources: dict[str, SourceStatistics]
+    rows: int | None
+    documents_per_row: float | None
+    documents_per_row_quantiles: dict[str, float] | None
+    row_length: int | None
+    attention_share: dict[str, float]
+    repeats: Repeats | None
+
+
+class Rows(Protocol):
+    """What statistics need of packed rows; ``ropewalk.data.PackedRows`` has it."""
+
+    manifest: dict[str, Any]
+    settings: PackingSettings
+
+    def __len__(self) -> int: ...
+
+    def packed(self, index: int) -> PackedRow:
+        """Row ``index`` as plain values."""
+        ...
+
+
+def length_statistics(
+    lengths: NDArray[np.int64],
+    source_ids: NDArray[np.int32],
+    sources: Sequence[str],
+    *,
+    row_length: int | None = None,
+    hashes: NDArray[np.uint64] | None = None,
+) -> DataStatistics:
+    """Statistics of documents that are not packed.
+
+    Args:
+        lengths: int64 ``[documents]``, tokens of each document in reading order.
+        source_ids: int32 ``[documents]``, the source of each.
+        sources: the sources' names by id; those without a document are left out.
+        row_length: tokens of the rows to count attention on, the anchor included; None counts none.
+        hashes: uint64 ``[documents]``, equal where the texts are; None finds no repeats.
+
+    Raises:
+        RopewalkError: if the arrays do not match, a length is negative, a source has no name, or
+            ``row_length`` is less than 2.
+    """
+    if lengths.shape != source_ids.shape or (hashes is not None and hashes.shape != lengths.shape):
+        shapes = [each.shape for each in (lengths, source_ids, hashes) if each is not None]
+        raise RopewalkError(f"lengths, sources and hashes are one a document, got {shapes}")
+    for what, values in (("a length", lengths), ("a source's number", source_ids)):
+        if len(values) and int(values.min()) < 0:
+            raise RopewalkError(f"{what} is 0 or more, got {int(values.min())}")
+    total, by_source = _by_source(lengths, source_ids, sources)
+    return DataStatistics(
+        packed=False,
+        total=total,
+        sources=by_source,
+        rows=None,
+        documents_per_row=None,
+        documents_per_row_quantiles=None,
+        row_length=row_length,
+        attention_share={} if row_length is None else share_of_documents(lengths, row_length),
+        repeats=None if hashes is None else _repeats(lengths, hashes),
+    )
+
+
+def tokenised_statistics(
+    documents: Iterable[TokenisedDocument], row_length: int | None = None
+) -> DataStatistics:
+    """Statistics of a stream of tokenised documents; twenty bytes a document are kept.
+
+    Args:
+        documents: in reading order; documents of equal tokens are repeats.
+        row_length: as in :func:`length_statistics`.
+
+    Raises:
+        RopewalkError: if ``row_length`` is less than 2.
+    """
+    lengths, source_ids, hashes = array("q"), array("i"), array("Q")
+    numbers: dict[str, int] = {}
+    for document in documents:
+        ids = np.ascontiguousarray(document.input_ids, "<i4")
+        lengths.append(len(ids))
+        source_ids.append(numbers.setdefault(document.source, len(numbers)))
+        hashes.append(int.from_bytes(hashlib.blake2b(ids.data, digest_size=8).digest(), "big"))
+    return length_statistics(
+        np.array(lengths, np.int64),
+        np.array(source_ids, np.int32),
+        list(numbers),
+        row_length=row_length,
+        hashes=np.array(hashes, np.uint64),
+    )
+
+
+def source_documents(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
+    """What packing reads, in its order: texts, and documents that are tokenised already; no blank ones.
+
+    Args:
+        specs: the sources.
+
+    Raises:
+        RopewalkError: as ``plan_portions`` and ``read_portion``, and after a source without a document.
+    """
+    for spec, portions in groupby(plan_portions(specs), lambda portion: portion.spec):
+        documents = blank = binary = 0
+        for portion in portions:
+            for record in read_portion(portion):
+                binary += record.binary
+                for document in record.documents:
+                    if is_blank(document):
+                        blank += 1
+                        continue
+                    documents += 1
+                    yield document
+        if not documents:
+            raise RopewalkError(f"no documents in {spec.path}{_passed_over(spec, blank, binary)}")
+
+
+def _passed_over(spec: SourceSpec, blank: int, binary: int) -> str:
+    hidden = hidden_entries([spec])
+    parts = ((blank, "empty documents"), (binary, "binary files"), (hidden, "hidden files or folders"))
+    told = [f"{count} {what}" for count, what in parts if count]
+    return f" ({', '.join(told)} passed over)" if told else ""
+
+
+def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:
+    """Statistics of packed rows, as training sees them; twelve bytes a document are kept.
+
+    Padding is no document and none of the tokens; attention alone counts it, since it is computed. Repeats
+    are those of the manifest, counted before an incomplete row is left out: a piece in a row does not tell a
+    second reading from a continuation.
+
+    Args:
+        rows: packed rows.
+        progress: called with the rows that are counted so far.
+    """
+    lengths, source_ids, per_row = array("q"), array("i"), array("q")
+    numbers: dict[str, int] = {}
+
+    def documents() -> Iterator[tuple[NDArray[np.int64], int]]:
+        for index in range(len(rows)):
+            row = rows.packed(index)
+            each = document_lengths(row)
+            before = len(lengths)
+            for length, source, number in zip(each.tolist(), row.sources, row.numbers, strict=True):
+                if number != PADDING:
+                    lengths.append(length)
+                    source_ids.append(numbers.setdefault(source, len(numbers)))
+            per_row.append(len(lengths) - before)
+            if progress is not None:
+                progress(index + 1)
+            yield each, row.segment_documents[0]
+
+    mixture = rows.manifest["counts"]["mixture"]
+    attention = share_of_rows(documents(), rows.settings.anchor_length)
+    total, by_source = _by_source(np.array(lengths, np.int64), np.array(source_ids, np.int32), list(numbers))
+    return DataStatistics(
+        packed=True,
+        total=total,
+        sources=by_source,
+        rows=len(rows),
+        documents_per_row=total.documents / len(rows) if len(rows) else None,
+        documents_per_row_quantiles=_quantiles(np.array(per_row, np.int64)),
+        row_length=rows.settings.context,
+        attention_share=attention,
+        repeats=Repeats(mixture["repeated_documents"], mixture["repeated_tokens"], mixture["most_times"]),
+    )
+
+
+def document_lengths(row: PackedRow) -> NDArray[np.int64]:
+    """int64 ``[documents]``: tokens of each document of a row, its chunks together, padding included."""
+    sums = np.zeros(len(row.sources), np.int64)
+    np.add.at(sums, row.segment_documents, row.segment_lengths)
+    return sums
+
+
+def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics as ``ropewalk data stats --json`` prints them: the total's values on the outermost level.
+
+    Args:
+        statistics: statistics, or the plain values that ``dataclasses.asdict`` made of some.
+    """
+    values = dict(asdict(statistics) if isinstance(statistics, DataStatistics) else statistics)
+    # The ratios of everything to itself say nothing.
+    total = {name: each for name, each in values.pop("total").items() if not name.endswith("_ratio")}
+    return {
+        **total,
+        **values,
+        "attention_skipped": skipped(values["attention_share"]),
+        "attention_ideal_speedup": ideal_speedup(values["attention_share"]),
+    }
+
+
+def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Packed rows as ``ropewalk data stats --json`` prints them.
+
+    The documents are whole, those that were packed, repeated ones each time, with their own tokens: lengths
+    and ratios before and after a mixture can be compared. What the rows hold of them is beside it: pieces,
+    since rows cut documents, with BOS, tags and EOS.
+
+    Args:
+        rows: packed rows.
+        progress: called with the rows that are counted so far.
+
+    Returns:
+        As :func:`statistics_report` of the packed documents, but rows, documents a row, attention and repeats
+        are of the rows; and besides ``pieces``, how many there are in rows; ``in_rows``, lengths and shares
+        of these, in all and by source; ``mixture`` and ``corpus``, the manifest's report of the mixture and
+        statistics of the documents before it.
+
+    Raises:
+        RopewalkError: if the manifest lacks statistics of the documents, or they are of other documents.
+    """
+    manifest, there = rows.manifest, packed_statistics(rows, progress)
+    before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
+    whole = before if manifest["mixture"] is None else manifest.get("mixed")
+    if before is None or whole is None:
+        raise RopewalkError("the manifest of the rows has no statistics of whole documents; pack again")
+    if whole["total"]["documents"] != packed:
+        raise RopewalkError(
+            f"the manifest of the rows has statistics of {whole['total']['documents']} documents, and {packed} were "
+            "packed; pack again"
+        )
+    of_rows = ("packed", "rows", "row_length", "documents_per_row", "documents_per_row_quantiles")
+    pieces = statistics_report(there)
+    return {
+        **statistics_report(whole),
+        **{key: each for key, each in pieces.items() if key in of_rows or key.startswith("attention_")},
+        "repeats": pieces["repeats"],
+        "pieces": there.total.documents,
+        "in_rows": {
+            **_pieces(there.total),
+            "sources": {name: _pieces(each) for name, each in there.sources.items()},
+        },
+        "mixture": manifest["mixture"],
+        "corpus": statistics_report(before),
+    }
+
+
+def _pieces(statistics: SourceStatistics) -> dict[str, Any]:
+    return {
+        "pieces": statistics.documents,
+        "tokens": statistics.tokens,
+        "piece_ratio": statistics.mixture_ratio,
+        "token_ratio": statistics.token_ratio,
+        "mean_length": statistics.mean_length,
+        "length_quantiles": statistics.length_quantiles,
+        "long_shares": statistics.long_shares,
+    }
+
+
+def _by_source(
+    lengths: NDArray[np.int64], source_ids: NDArray[np.int32], sources: Sequence[str]
+) -> tuple[SourceStatistics, dict[str, SourceStatistics]]:
+    counts = np.bincount(source_ids, minlength=len(sources))
+    if len(counts) > len(sources):
+        raise RopewalkError(
+            f"there are {len(sources)} source names, got a document of source {len(counts) - 1}"
+        )
+    documents, tokens = len(lengths), int(lengths.sum())
+    # One sort, so that the work does not grow with the number of sources.
+    groups = np.split(lengths[np.argsort(source_ids, kind="stable")], np.cumsum(counts)[:-1])
+    found = [(name, each) for name, each in zip(sources, groups, strict=False) if len(each)]
+    found.sort(key=lambda item: (-int(item[1].sum()), item[0]))
+    return (
+        _source_statistics(lengths, documents, tokens),
+        {name: _source_statistics(each, documents, tokens) for name, each in found},
+    )
+
+
+def _source_statistics(lengths: NDArray[np.int64], all_documents: int, all_tokens: int) -> SourceStatistics:
+    documents, tokens = len(lengths), int(lengths.sum())
+    return SourceStatistics(
+        documents=documents,
+        tokens=tokens,
+        mixture_ratio=_ratio(documents, all_documents),
+        token_ratio=_ratio(tokens, all_tokens),
+        mean_length=_ratio(tokens, documents),
+        length_quantiles=_quantiles(lengths),
+        long_shares={str(n): _ratio(int(lengths[lengths > n].sum()), tokens) for n in LONG_LENGTHS},
+        histogram=_histogram(lengths),
+    )
+
+
+def _quantiles(values: NDArray[np.int64]) -> dict[str, float]:
+    found = np.quantile(values, QUANTILES) if len(values) else np.full(len(QUANTILES), math.nan)
+    return {f"{quantile:g}": float(value) for quantile, value in zip(QUANTILES, found, strict=True)}
+
+
+def _histogram(lengths: NDArray[np.int64]) -> list[LengthBin]:
+    if len(lengths) == 0:
+        return []
+    # frexp gives n = m * 2**e with m in [0.5, 1), so the bin [2**(e-1), 2**e); a length of 0 gets e = 0.
+    exponents = np.frexp(lengths.astype(np.float64))[1]
+    documents = np.bincount(exponents)
+    tokens = np.bincount(exponents, weights=lengths)
+    first = int(exponents.min())
+    return [
+        LengthBin(2 ** (e - 1) if e else 0, 2**e, int(documents[e]), int(tokens[e]))
+        for e in range(first, len(documents))
+    ]
+
+
+def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
+    # Texts without a token are alike, and repeat nothing.
+    lengths, hashes = lengths[lengths > 0], hashes[lengths > 0]
+    _, firsts, times = np.unique(hashes, return_index=True, return_counts=True)
+    return Repeats(
+        documents=int((times > 1).sum()),
+        tokens=int(lengths.sum() - lengths[firsts].sum()),
+        most=int(times.max(initial=0)),
+    )
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,1 @@
+"""Documents as token ids on disk, and the index that everything after them needs."""

@@ -1,0 +1,344 @@
+"""The corpus: tokenised portions on disk as one sequence of documents, indexed in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from ropewalk.data.read.documents import Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.input_splits import Portion, changed, is_blank, read_portion
+from ropewalk.data.read.readers import ReadingCounts
+from ropewalk.data.rows.identity import digest
+from ropewalk.data.tokens.arrow import checked_index
+from ropewalk.data.tokens.token_shards import (
+    FORMAT,
+    Block,
+    PortionWriter,
+    TokenFile,
+    committed_blocks,
+    remove_leftovers,
+)
+from ropewalk.data.tokens.tokenise import (
+    BATCH_CHARACTERS,
+    BATCH_DOCUMENTS,
+    Progress,
+    check_ids,
+    encode_batches,
+    load_tokenizer,
+    tokenizer_identity,
+)
+from ropewalk.errors import RopewalkError
+
+OPEN_BLOCKS = 256
+"""Blocks that a corpus keeps open at a time: file descriptors, of which a process has few."""
+
+_THREADS = 8
+
+Reader = Callable[[Portion, int], Iterator[Record]]
+"""The records of a portion without the first few, as ``read_portion``."""
+
+
+class Corpus:
+    """All documents in reading order: an index in memory (36 bytes a document), token ids on disk.
+
+    The arrays are not to be written to.
+
+    Attributes:
+        lengths: int64 ``[documents]``, a document's own tokens; 0 where a text gave none.
+        source_ids: int32 ``[documents]``, into ``sources``.
+        sources: names, in the order of their first documents.
+        hashes: uint64 ``[documents]``, ``text_hash`` of the text, or of the ids of a document that came as tokens.
+        characters: int64 ``[documents]``, 0 for a document that came as tokens.
+        first_ids, last_ids: int32 ``[documents]``, the ends of its tokens; -1 where it has none.
+        reading: documents, and what reading passed over.
+        portions: how many the documents come from.
+        digest: SHA-256 over ids, lengths, sources and hashes of all documents, the same on every machine.
+    """
+
+    def __init__(self, blocks: deque[Block], portions: int) -> None:
+        """Put the blocks' indexes together; ``blocks`` is emptied on the way, so as not to hold all twice."""
+        self.portions = portions
+        self._paths = [block.path for block in blocks]
+        self._starts = [0, *accumulate(len(block.lengths) for block in blocks)]
+        documents = self._starts[-1]
+        self.lengths = np.empty(documents, np.int64)
+        self.source_ids = np.empty(documents, np.int32)
+        self.hashes = np.empty(documents, np.uint64)
+        self.characters = np.empty(documents, np.int64)
+        self.first_ids = np.empty(documents, np.int32)
+        self.last_ids = np.empty(documents, np.int32)
+        self.reading = ReadingCounts(documents)
+        state = hashlib.sha256()
+        sources: dict[str, int] = {}
+        for start, stop in zip(self._starts, self._starts[1:], strict=False):
+            block = blocks.popleft()
+            state.update(bytes.fromhex(block.digest))
+            self.reading.empty_documents += block.empty_documents
+            self.reading.binary_files += block.binary_files
+            ids = np.array([sources.setdefault(name, len(sources)) for name in block.sources], np.int32)
+            self.source_ids[start:stop] = ids[block.source_ids]
+            for name in ("lengths", "hashes", "characters", "first_ids", "last_ids"):
+                getattr(self, name)[start:stop] = getattr(block, name)
+        for array in (
+            self.lengths, self.source_ids, self.hashes, self.characters, self.first_ids, self.last_ids
+        ):  # fmt: skip
+            array.flags.writeable = False
+        self.sources = tuple(sources)
+        self.digest = state.hexdigest()
+        self._open: OrderedDict[int, TokenFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tokens(self, number: int) -> NDArray[np.int32]:
+        """A document's own tokens.
+
+        Args:
+            number: in reading order; from the end if negative.
+
+        Returns:
+            int32 ``[lengths[number]]``.
+
+        Raises:
+            IndexError: if there is no such document.
+            RopewalkError: if its block is gone.
+        """
+        number = checked_index(number, len(self))
+        ids = np.empty(int(self.lengths[number]), np.int32)
+        self.read_tokens(number, 0, ids)
+        return ids
+
+    def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with own tokens of document ``number`` (from 0), from its token ``first`` on.
+
+        Raises:
+            RopewalkError: if its block is gone.
+        """
+        block = bisect_right(self._starts, number) - 1
+        file = self._open.get(block)
+        if file is None:
+            while len(self._open) >= OPEN_BLOCKS:
+                self._open.popitem(last=False)[1].close()
+            file = self._open[block] = TokenFile(self._paths[block])
+        else:
+            self._open.move_to_end(block)
+        file.read(int(file.offsets[number - self._starts[block]]) + first, out)
+
+    def close(self) -> None:
+        """Give the blocks' files back; they are opened again where need be."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process opens the blocks itself."""
+        return {**self.__dict__, "_open": OrderedDict()}
+
+
+def tokenise_portions(
+    portions: Sequence[Portion],
+    tokenizer: Any,
+    folder: Path,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    workers: int = 1,
+    progress: Progress | None = None,
+    read: Reader = read_portion,
+) -> Corpus:
+    """Tokenise what is not on disk yet, and open the whole corpus.
+
+    Each portion has a folder of blocks, named by a digest of its identity and the tokenizer's. Blocks are
+    written in order, and a run that was stopped goes on after the last of them. Machines that share the
+    folder share the work: each first makes the portions that are its own, then, from the last to the first,
+    those of the others that are not there when their turn comes; so any of them alone makes everything, at
+    worst a portion is made twice, with the same bytes. One that stands in ``portions`` twice is tokenised
+    once, and its documents are in the corpus twice.
+
+    Args:
+        portions: in reading order, at least one.
+        tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
+        folder: of the portions' folders; made where it is missing.
+        shard: (this machine, number of machines): portion k, counted from 0, is machine k % number's.
+        workers: processes that tokenise, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
+        progress: called with the documents and tokens so far, those found on disk among them.
+        read: gives a portion's records.
+
+    Raises:
+        RopewalkError: if the shard is out of range, a source gives no document at all, token ids do not fit
+            the tokenizer, a block is damaged or cannot be written; and as reading does. What was written
+            stays, and the next run goes on from there.
+    """
+    index, machines = shard
+    if not 0 <= index < machines:
+        raise RopewalkError(f"shard must be (i, n) with 0 <= i < n, got ({index}, {machines})")
+    if not portions:
+        raise RopewalkError("no documents: give at least one file, folder or dataset")
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    identity = tokenizer_identity(tokenizer)
+    folders = [
+        folder / digest([FORMAT, tokenizers.__version__, identity, portion.identity])[:32]
+        for portion in portions
+    ]
+    work = _Work(dict(zip(folders, portions, strict=True)), progress)
+    own = folders[index::machines]
+    order = dict.fromkeys([*own, *reversed(folders)])
+    batches = _batches(_steps(order, work, read), len(tokenizer))
+    with closing(encode_batches(batches, tokenizer, workers)) as encoded:
+        for entries, batch in encoded:
+            texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
+            for path, record in entries:
+                work.add(path, record, texts)
+            work.tell()
+    blocks = deque(block for path in folders for block in work.blocks[path])
+    work.blocks.clear()
+    return Corpus(blocks, len(portions))
+
+
+class _Work:
+    """What of each portion is on disk, and what is under way."""
+
+    def __init__(self, portions: dict[Path, Portion], progress: Progress | None) -> None:
+        self.portions = portions
+        self._progress = progress
+        self._writers: dict[Path, PortionWriter] = {}
+        self._waiting = Counter(portion.spec for portion in portions.values())
+        self._documents = self._tokens = 0
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = pool.map(committed_blocks, portions)
+            self.blocks: dict[Path, tuple[Block, ...]] = dict(zip(portions, found, strict=True))
+        for folder, blocks in self.blocks.items():
+            self._count(blocks)
+            if _is_done(blocks):
+                self._finished(folder)
+        if self._documents:
+            self.tell()
+
+    def begin(self, folder: Path) -> int | None:
+        """Take up a portion: how many of its records are on disk, or None if it is done."""
+        known = self.blocks[folder]
+        if _is_done(known):
+            return None
+        # Another machine may have written blocks since they were looked for.
+        blocks = self.blocks[folder] = committed_blocks(folder, known)
+        self._count(blocks[len(known) :])
+        if _is_done(blocks):
+            self._finished(folder)
+            return None
+        remove_leftovers(folder)
+        self._writers[folder] = PortionWriter(folder, blocks)
+        return sum(block.records for block in blocks)
+
+    def add(
+        self, folder: Path, record: Record | None, texts: Iterator[tuple[NDArray[np.int32], int]]
+    ) -> None:
+        """Write a record of a portion, or its end; ``texts`` goes on with the ids and hashes of its texts."""
+        if record is None:
+            if changed(self.portions[folder]):
+                # Else these blocks would be taken for the file that has the old identity, should it come back.
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RopewalkError(
+                    f"a file of {self.portions[folder].spec.path} changed while it was being packed; pack again when "
+                    "it is complete"
+                )
+            self.blocks[folder] = self._writers.pop(folder).finish()
+            self._finished(folder)
+            return
+        writer = self._writers[folder]
+        writer.next_record(record.binary)
+        for document in record.documents:
+            if is_blank(document):
+                writer.add_empty()
+                continue
+            if isinstance(document, TokenisedDocument):
+                ids, text_hash, characters = document.input_ids, _token_hash(document.input_ids), 0
+            else:
+                ids, text_hash = next(texts)
+                characters = len(document.text)
+            writer.add(ids, document.source, text_hash, characters)
+            self._documents += 1
+            self._tokens += len(ids)
+
+    def tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._documents, self._tokens)
+
+    def _count(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._documents += len(block.lengths)
+            self._tokens += block.tokens
+
+    def _finished(self, folder: Path) -> None:
+        spec = self.portions[folder].spec
+        self._waiting[spec] -= 1
+        if not self._waiting[spec]:
+            folders = [path for path, portion in self.portions.items() if portion.spec == spec]
+            _refuse_no_documents(spec, [block for path in folders for block in self.blocks[path]])
+
+
+def _is_done(blocks: Sequence[Block]) -> bool:
+    return bool(blocks) and blocks[-1].last
+
+
+def _refuse_no_documents(spec: SourceSpec, blocks: Sequence[Block]) -> None:
+    if any(len(block.lengths) for block in blocks):
+        return
+    parts = (
+        (sum(block.empty_documents for block in blocks), "empty documents"),
+        (sum(block.binary_files for block in blocks), "binary files"),
+    )
+    told = [f"{count} {what}" for count, what in parts if count]
+    raise RopewalkError(
+        f"no documents in {spec.path}" + (f" ({', '.join(told)} passed over)" if told else "")
+    )
+
+
+_Step = tuple[Path, Record | None]
+"""A portion's folder, and its next record or None at its end."""
+
+
+def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step]:
+    for folder in folders:
+        skip = work.begin(folder)
+        if skip is None:
+            continue
+        for record in read(work.portions[folder], skip):
+            yield folder, record
+        yield folder, None
+
+
+def _batches(steps: Iterable[_Step], vocabulary: int) -> Iterator[tuple[list[str], list[_Step]]]:
+    """Texts to tokenise, of several portions where they are small, and the records that they belong to."""
+    texts: list[str] = []
+    entries: list[_Step] = []
+    size = 0
+    for step in steps:
+        entries.append(step)
+        for document in () if step[1] is None else step[1].documents:
+            if isinstance(document, TokenisedDocument):
+                check_ids(document, vocabulary)
+                size += len(document.input_ids)
+            elif not is_blank(document):
+                texts.append(document.text)
+                size += len(document.text)
+        if len(entries) >= BATCH_DOCUMENTS or size >= BATCH_CHARACTERS:
+            yield texts, entries
+            texts, entries, size = [], [], 0
+    if entries:
+        yield texts, entries
+
+
+def _token_hash(ids: NDArray[np.int32]) -> int:
+    """As ``text_hash``, of the little-endian bytes."""
+    content = np.ascontiguousarray(ids, "<i4").data
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

@@ -1,0 +1,393 @@
+"""Token blocks: the documents of a portion as token ids on disk, in files that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow
+import pyarrow.ipc
+from numpy.typing import NDArray
+
+from ropewalk.data.tokens.arrow import HashingFile, as_numpy, numbers
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import parse_json, replacing
+
+FORMAT = 2
+"""Part of the names of the portions' folders; a change of BLOCK_TOKENS or of what a block holds changes it."""
+
+BLOCK_TOKENS = 1 << 22
+"""A block ends with the record that reaches this many tokens."""
+
+_KEY = b"ropewalk"
+_SEAL_BYTES = 64
+_LEFTOVER = re.compile(r"\.\d{5,}\.[0-9a-f]{32}\.arrow")
+_MOST_TOKENS = 2**31 - 1
+_ATTEMPTS = 10
+_SCHEMA = pyarrow.schema(
+    [
+        ("input_ids", pyarrow.list_(pyarrow.int32())),
+        ("source", pyarrow.int32()),
+        ("hash", pyarrow.uint64()),
+        ("characters", pyarrow.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block on disk: what its header says, and one entry a document; the token ids stay in the file.
+
+    Attributes:
+        path: the file.
+        last: whether the portion ends with it.
+        records: records of the portion that it covers, with those that gave no document.
+        empty_documents, binary_files: passed over in these records.
+        tokens: token ids in the file.
+        sources: names, in the order of their first documents.
+        digest: SHA-256 over the documents' ids, lengths, sources and hashes.
+        lengths: int64 ``[documents]``, tokens of each.
+        source_ids: int32 ``[documents]``, into ``sources``.
+        hashes: uint64 ``[documents]``.
+        characters: int64 ``[documents]``, 0 for a document that came as tokens.
+        first_ids, last_ids: int32 ``[documents]``, -1 for a document without tokens.
+    """
+
+    path: Path
+    last: bool
+    records: int
+    empty_documents: int
+    binary_files: int
+    tokens: int
+    sources: tuple[str, ...]
+    digest: str
+    lengths: NDArray[np.int64]
+    source_ids: NDArray[np.int32]
+    hashes: NDArray[np.uint64]
+    characters: NDArray[np.int64]
+    first_ids: NDArray[np.int32]
+    last_ids: NDArray[np.int32]
+
+
+class PortionWriter:
+    """Writes the blocks of one portion, each when it is full.
+
+    Args:
+        folder: the portion's folder.
+        blocks: those that are there already, from the first on.
+    """
+
+    def __init__(self, folder: Path, blocks: Sequence[Block]) -> None:
+        self._folder = folder
+        self._blocks = list(blocks)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ids: list[NDArray[np.int32]] = []
+        self._sources: dict[str, int] = {}
+        self._source_ids = array("i")
+        self._hashes = array("Q")
+        self._characters = array("q")
+        self._tokens = self._records = self._empty = self._binary = 0
+
+    def next_record(self, binary: bool = False) -> None:
+        """Begin a record; documents added from now on belong to it.
+
+        Args:
+            binary: whether it is a file that was passed over.
+
+        Raises:
+            RopewalkError: if a block is full and cannot be written.
+        """
+        # Not as soon as it is full: whether a block is the last one shows when nothing follows.
+        if self._tokens >= BLOCK_TOKENS:
+            self._write(last=False)
+        self._records += 1
+        self._binary += binary
+
+    def add_empty(self) -> None:
+        """Count a document of the record that was passed over because its text is blank."""
+        self._empty += 1
+
+    def add(self, input_ids: NDArray[np.int32], source: str, text_hash: int, characters: int) -> None:
+        """Add a document of the record.
+
+        Raises:
+            RopewalkError: if one record holds more tokens than a block can.
+        """
+        self._tokens += len(input_ids)
+        if self._tokens > _MOST_TOKENS:
+            raise RopewalkError(
+                f"a record of source {source!r} reaches {self._tokens} tokens; one may hold at most {_MOST_TOKENS}"
+            )
+        self._ids.append(input_ids)
+        self._source_ids.append(self._sources.setdefault(source, len(self._sources)))
+        self._hashes.append(text_hash)
+        self._characters.append(characters)
+
+    def finish(self) -> tuple[Block, ...]:
+        """Write the last block; all blocks of the portion, with those that were there before.
+
+        Raises:
+            RopewalkError: if it cannot be written.
+        """
+        self._write(last=True)
+        return tuple(self._blocks)
+
+    def _write(self, last: bool) -> None:
+        path = _block_path(self._folder, len(self._blocks))
+        lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
+        ids = np.concatenate([np.zeros(0, np.int32), *self._ids])
+        first_ids, last_ids = _ends(ids, lengths)
+        source_ids, hashes = np.array(self._source_ids, np.int32), np.array(self._hashes, np.uint64)
+        sources = tuple(self._sources)
+        block = Block(
+            path=path,
+            last=last,
+            records=self._records,
+            empty_documents=self._empty,
+            binary_files=self._binary,
+            tokens=len(ids),
+            sources=sources,
+            digest=_content_digest(ids, lengths, sources, source_ids, hashes),
+            lengths=lengths,
+            source_ids=source_ids,
+            hashes=hashes,
+            characters=np.array(self._characters, np.int64),
+            first_ids=first_ids,
+            last_ids=last_ids,
+        )
+        _commit(block, ids)
+        self._blocks.append(block)
+        self._begin()
+
+
+def committed_blocks(folder: Path, known: Sequence[Block] = ()) -> tuple[Block, ...]:
+    """The blocks of a portion that are on disk, from the first up to the last or to one that is missing.
+
+    Args:
+        folder: the portion's folder; it need not exist.
+        known: blocks that were opened before, from the first on; they are not opened again.
+
+    Raises:
+        RopewalkError: as :func:`open_block`.
+    """
+    blocks = list(known)
+    while not (blocks and blocks[-1].last):
+        path = _block_path(folder, len(blocks))
+        if not path.exists():
+            break
+        blocks.append(open_block(path))
+    return tuple(blocks)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of a run that was killed.
+
+    One may belong to a process that is at work on the same portion; that one writes its block once more.
+
+    Raises:
+        RopewalkError: if the folder cannot be read or written.
+    """
+    try:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _LEFTOVER.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RopewalkError(f"cannot clear {folder}: {error.strerror or error}") from error
+
+
+def open_block(path: Path) -> Block:
+    """Read a block's header and index, and check every byte of the file.
+
+    Raises:
+        RopewalkError: if the file cannot be read, is damaged, has another format, or is not the block that
+            its place says.
+    """
+    damaged = RopewalkError(f"{path} is damaged; delete it and run again")
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+            view[:-_SEAL_BYTES] as sealed,
+        ):
+            whole = hashlib.sha256(sealed).hexdigest().encode() == view[-_SEAL_BYTES:].tobytes()
+    except OSError as error:
+        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise damaged from error
+    if not whole:
+        raise damaged
+    try:
+        table, header, _ = _table(path)
+    except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
+        raise damaged from error
+    if header.get("format") != FORMAT:
+        raise RopewalkError(
+            f"{path} has format {header.get('format')}, and this release reads {FORMAT}; delete it and run again"
+        )
+    if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
+        raise RopewalkError(
+            f"{path} is block {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
+        )
+    column = table.column("input_ids")
+    ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)
+    lengths = np.diff(offsets).astype(np.int64)
+    first_ids, last_ids = _ends(ids, lengths)
+    return Block(
+        path=path,
+        last=header["last"],
+        records=header["records"],
+        empty_documents=header["empty_documents"],
+        binary_files=header["binary_files"],
+        tokens=header["tokens"],
+        sources=tuple(header["sources"]),
+        digest=header["sha256"],
+        lengths=lengths,
+        # Copies: the index outlives the memory map.
+        source_ids=as_numpy(table.column("source"), np.int32).copy(),
+        hashes=as_numpy(table.column("hash"), np.uint64).copy(),
+        characters=as_numpy(table.column("characters"), np.int64).copy(),
+        first_ids=first_ids,
+        last_ids=last_ids,
+    )
+
+
+class TokenFile:
+    """The token ids of a block that was opened before, read from their places.
+
+    Not mapped: a mapped file's pages count as the process's own memory, and a corpus has many blocks.
+
+    Attributes:
+        offsets: int32 ``[documents + 1]``, where each document begins and ends among the ids.
+
+    Raises:
+        RopewalkError: if the file is gone or has changed.
+    """
+
+    _file: FileIO | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            table, _, start = _table(path)
+            column = table.column("input_ids")
+            self.offsets: NDArray[np.int32] = as_numpy(column.offsets, np.int32).copy()
+            self._place = column.values.buffers()[1].address - start if len(column.values) else 0
+            self._file = FileIO(path)
+        except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
+            raise RopewalkError(f"cannot read {path}: {error}; run again to make it anew") from error
+
+    def read(self, first: int, out: NDArray[np.int32]) -> None:
+        """Fill ``out`` with the ids from number ``first`` on.
+
+        Raises:
+            RopewalkError: if the file cannot be read, or ends before.
+        """
+        if not len(out):
+            return
+        assert self._file is not None
+        view = out.view(np.uint8).data
+        try:
+            self._file.seek(self._place + first * out.itemsize)
+            while len(view):
+                count = self._file.readinto(view)
+                if not count:
+                    raise RopewalkError(f"{self._path} ends too soon; delete it and run again")
+                view = view[count:]
+        except OSError as error:
+            raise RopewalkError(f"cannot read {self._path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Give the file back; this happens by itself when the object goes."""
+        if self._file is not None:
+            self._file.close()
+
+    __del__ = close
+
+
+def _block_path(folder: Path, number: int) -> Path:
+    return folder / f"{number:05}.arrow"
+
+
+def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
+    """The one batch of a block's file, its header, and the address at which the file begins."""
+    with pyarrow.memory_map(str(path)) as file:
+        content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
+    with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
+        header = parse_json(reader.schema.metadata[_KEY])
+        return reader.get_batch(0), header, content.address
+
+
+def _ends(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The first and the last id of each document, -1 where there is none."""
+    ends = np.cumsum(lengths)
+    full = lengths > 0
+    first, last = (np.full(len(lengths), -1, np.int32) for _ in range(2))
+    first[full] = ids[(ends - lengths)[full]]
+    last[full] = ids[ends[full] - 1]
+    return first, last
+
+
+def _content_digest(
+    ids: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    sources: tuple[str, ...],
+    source_ids: NDArray[np.int32],
+    hashes: NDArray[np.uint64],
+) -> str:
+    """The same on every machine and with every version of Arrow."""
+    state = hashlib.sha256(json.dumps([len(ids), len(lengths), sources]).encode())
+    for values, kind in ((ids, "<i4"), (lengths, "<i8"), (source_ids, "<i4"), (hashes, "<u8")):
+        state.update(np.ascontiguousarray(values, kind).data)
+    return state.hexdigest()
+
+
+def _commit(block: Block, ids: NDArray[np.int32]) -> None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            with replacing(block.path) as temporary, temporary.open("wb") as file:
+                _write_file(file, block, ids)
+            return
+        except RopewalkError as error:
+            # A process that takes up the same portion clears away what looks left over.
+            lost = isinstance(error.__cause__, FileNotFoundError)
+            if not lost or attempt == _ATTEMPTS - 1:
+                raise
+
+
+def _write_file(file: BinaryIO, block: Block, ids: NDArray[np.int32]) -> None:
+    """An Arrow file, and behind it the SHA-256 of its bytes, 64 hexadecimal digits."""
+    header = {
+        "format": FORMAT,
+        "portion": block.path.parent.name,
+        "block": int(block.path.stem),
+        "last": block.last,
+        "records": block.records,
+        "documents": len(block.lengths),
+        "empty_documents": block.empty_documents,
+        "binary_files": block.binary_files,
+        "tokens": block.tokens,
+        "sources": block.sources,
+        "sha256": block.digest,
+    }
+    schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
+    offsets = np.concatenate([[0], np.cumsum(block.lengths)]).astype(np.int32)
+    columns = [
+        pyarrow.ListArray.from_arrays(numbers(offsets), numbers(ids)),
+        *(numbers(column) for column in (block.source_ids, block.hashes, block.characters)),
+    ]
+    hashing = HashingFile(file)
+    with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:
+        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+    file.write(hashing.digest.hexdigest().encode())

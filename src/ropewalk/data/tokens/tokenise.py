@@ -1,0 +1,331 @@
+"""Documents to token ids: in worker processes, in order, in bounded memory, without special tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.tokens.split import text_hash
+from ropewalk.errors import RopewalkError
+from ropewalk.io.files import check_model_place, not_found, writing
+
+Progress = Callable[[int, int], None]
+"""Called with the documents and the tokens so far, after each batch."""
+
+BATCH_DOCUMENTS = 4096
+BATCH_CHARACTERS = 1 << 18
+"""A batch ends at whichever comes first, so that a batch of books is no larger than one of tweets."""
+
+Carried = TypeVar("Carried")
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """The tokens of a batch of texts, as arrays that cost little to send from one process to another.
+
+    Attributes:
+        lengths: int64 ``[texts]``, tokens of each.
+        hashes: uint64 ``[texts]``, ``text_hash`` of each.
+        input_ids: int32 ``[tokens]``, all texts one after the other, no special token added.
+    """
+
+    lengths: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    input_ids: NDArray[np.int32]
+
+    def documents(self) -> list[NDArray[np.int32]]:
+        """The ids of each text, as views."""
+        ends = np.cumsum(self.lengths).tolist()
+        return (
+            [self.input_ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            if ends
+            else []
+        )
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids that packing adds.
+
+    Attributes:
+        bos: beginning of a document, None where the tokenizer has none (Qwen).
+        eos: end of a document, None where the tokenizer has none.
+        anchor: the token that every document of a row sees: bos, or eos where there is no bos.
+    """
+
+    bos: int | None
+    eos: int | None
+    anchor: int
+
+
+def load_tokenizer(path_or_name: str) -> Any:
+    """A transformers tokenizer from a folder, the hub, or ``embedded``; no code of the repository is run.
+
+    Raises:
+        RopewalkError: if there is none, or it has no fast (``tokenizers``) backend.
+    """
+    from transformers import AutoTokenizer
+
+    path = resolve_model(path_or_name)
+    check_model_place(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if not Path(path).exists():
+            raise not_found(path_or_name, "tokenizer", error) from error
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        folder = Path(path)
+        if folder.is_dir() and not any(folder.glob("*token*")):
+            reason = "the folder has no tokenizer.json or other file of one"
+        raise RopewalkError(f"cannot load a tokenizer from {path_or_name!r}: {reason}") from error
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+        raise RopewalkError(
+            f"the tokenizer of {path_or_name!r} is a {type(tokenizer).__name__} without a tokenizer.json; "
+            "convert it to a fast tokenizer"
+        )
+    return tokenizer
+
+
+def special_ids(tokenizer: Any) -> SpecialTokens:
+    """The special tokens of a transformers tokenizer.
+
+    Raises:
+        RopewalkError: if it has neither a bos nor an eos token.
+    """
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    anchor = eos if bos is None else bos
+    if anchor is None:
+        raise RopewalkError(
+            f"the tokenizer {tokenizer.name_or_path!r} has neither a bos nor an eos token to begin a row with"
+        )
+    return SpecialTokens(bos, eos, anchor)
+
+
+def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
+    """What makes two tokenizers give the same ids, as plain values for a manifest.
+
+    Returns:
+        ``sha256`` over the whole backend (vocabulary, merges, normalizer, added tokens), ``vocab_size`` with
+        the added tokens, ``bos_token_id`` and ``eos_token_id``. The name or path is no part of it.
+    """
+    return {
+        "sha256": hashlib.sha256(backend_tokenizer(tokenizer).to_str().encode()).hexdigest(),
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def tokenise(
+    documents: Iterable[Document | TokenisedDocument],
+    tokenizer: Any,
+    workers: int = 1,
+    batch_documents: int = BATCH_DOCUMENTS,
+    batch_characters: int = BATCH_CHARACTERS,
+    progress: Progress | None = None,
+) -> Iterator[TokenisedDocument]:
+    """Tokenise a stream of documents; one comes out for each that goes in, in the same order.
+
+    Special tokens are never added here: the packer does, by a policy that one can read. Text that spells a
+    special token (``<s>``) becomes that token, as in transformers.
+
+    Args:
+        documents: read no further ahead than the batches under way, so memory does not grow with the corpus.
+            One that is tokenised already passes through in its place.
+        tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
+        workers: processes, as in :func:`encode_batches`.
+        batch_documents: most documents of a batch.
+        batch_characters: a batch ends with the document that reaches this many characters (for one that is
+            tokenised already: tokens).
+        progress: called after each batch.
+
+    Raises:
+        RopewalkError: as :func:`encode_batches` and :func:`check_ids`.
+    """
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    vocabulary = len(tokenizer)
+    num_documents = num_tokens = 0
+    batches = _batches(documents, batch_documents, batch_characters)
+    with closing(encode_batches(batches, tokenizer, workers)) as encoded:
+        for entries, batch in encoded:
+            texts = iter(batch.documents())
+            for entry in entries:
+                if isinstance(entry, TokenisedDocument):
+                    check_ids(entry, vocabulary)
+                    document = entry
+                else:
+                    document = TokenisedDocument(next(texts), entry)
+                num_tokens += len(document.input_ids)
+                yield document
+            num_documents += len(entries)
+            if progress is not None:
+                progress(num_documents, num_tokens)
+
+
+def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
+    """Refuse a document that was tokenised with a larger vocabulary than the tokenizer's.
+
+    Raises:
+        RopewalkError: naming the first id that is not from 0 to ``vocabulary - 1``.
+    """
+    ids = document.input_ids
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        raise RopewalkError(
+            f"a tokenised document of source {document.source!r} holds token id {wrong}, and the tokenizer's "
+            f"vocabulary of {vocabulary} tokens has ids from 0 to {vocabulary - 1}; it was tokenised with another"
+        )
+
+
+def encode_batches(
+    batches: Iterable[tuple[list[str], Carried]], tokenizer: Any, workers: int = 1
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
+    """Tokenise batches of texts, each with something that stays in this process and comes out beside it.
+
+    Args:
+        batches: texts and what they carry along; read no further ahead than the batches under way.
+        tokenizer: a transformers tokenizer with a fast backend.
+        workers: processes; 1 tokenises in this process, and so does a stream of a single batch. With more, a
+            script needs the usual ``if __name__ == "__main__"``, since the processes are spawned. Tokenising
+            takes 200 to 400 bytes of memory a token of the batch, so one text of 50 MB takes 5 to 7 GB.
+
+    Raises:
+        RopewalkError: if ``workers`` is less than 1, or a worker dies.
+    """
+    if workers < 1:
+        raise RopewalkError(f"workers must be 1 or more, got {workers}")
+    state = backend_tokenizer(tokenizer).to_str()
+    stream = iter(batches)
+    first = list(islice(stream, 2))
+    stream = chain(first, stream)
+    # A corpus of one batch is tokenised sooner than a process starts.
+    alone = workers == 1 or len(first) < 2
+    return _in_process(stream, state) if alone else _in_workers(stream, state, workers)
+
+
+def backend_tokenizer(tokenizer: Any) -> Tokenizer:
+    """The backend alone, without the truncation and padding that many a tokenizer.json carries along."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+_Entry = str | TokenisedDocument
+"""The source of a text, or a document that needs no tokenising."""
+
+
+def _batches(
+    documents: Iterable[Document | TokenisedDocument], most: int, characters: int
+) -> Iterator[tuple[list[str], list[_Entry]]]:
+    texts: list[str] = []
+    entries: list[_Entry] = []
+    size = 0
+    for document in documents:
+        if isinstance(document, TokenisedDocument):
+            entries.append(document)
+            size += len(document.input_ids)
+        else:
+            texts.append(document.text)
+            entries.append(document.source)
+            size += len(document.text)
+        if len(entries) >= most or size >= characters:
+            yield texts, entries
+            texts, entries, size = [], [], 0
+    if entries:
+        yield texts, entries
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> EncodedTexts:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids = [np.array(encoding.ids, np.int32) for encoding in encodings]
+    return EncodedTexts(
+        np.fromiter(map(len, ids), np.int64, len(ids)),
+        np.fromiter(map(text_hash, texts), np.uint64, len(texts)),
+        np.concatenate(ids) if ids else np.zeros(0, np.int32),
+    )
+
+
+def _in_process(
+    batches: Iterator[tuple[list[str], Carried]], state: str
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
+    tokenizer = Tokenizer.from_str(state)
+    for texts, carried in batches:
+        yield carried, _encode(tokenizer, texts)
+
+
+_worker_tokenizer: Tokenizer | None = None
+
+
+def _start_worker(state: Path) -> None:
+    global _worker_tokenizer
+    # A terminal interrupts every process of a command; the parent alone answers, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # There are as many processes as were asked for; threads inside each would only fight for the cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _worker_tokenizer = Tokenizer.from_str(state.read_text(encoding="utf-8"))
+
+
+def _end_with_parent() -> None:
+    """Leave when the parent is killed; the pool's queue alone would keep a worker waiting for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(texts: list[str]) -> EncodedTexts:
+    assert _worker_tokenizer is not None
+    return _encode(_worker_tokenizer, texts)
+
+
+def _in_workers(
+    batches: Iterator[tuple[list[str], Carried]], state: str, workers: int
+) -> Generator[tuple[Carried, EncodedTexts], None, None]:
+    # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
+    context = multiprocessing.get_context("spawn")
+    folder = TemporaryDirectory(prefix="ropewalk-")
+    # In a file: a pipe takes no megabytes, and this process would wait for each worker to come up and read them.
+    path = Path(folder.name) / "tokenizer.json"
+    with writing(path):
+        path.write_text(state, encoding="utf-8")
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(path,))
+    window: deque[tuple[Carried, Future[EncodedTexts]]] = deque()
+    try:
+        for texts, carried in batches:
+            window.append((carried, pool.submit(_encode_in_worker, texts)))
+            if len(window) > 2 * workers:
+                carried, future = window.popleft()
+                yield carried, future.result()
+        while window:
+            carried, future = window.popleft()
+            yield carried, future.result()
+    except BrokenProcessPool as error:
+        raise RopewalkError(
+            "a tokenisation worker died; it may have run out of memory, or the script that started it "
+            'lacks `if __name__ == "__main__":`'
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        folder.cleanup()

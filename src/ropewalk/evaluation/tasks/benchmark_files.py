@@ -1,0 +1,222 @@
+"""The user's own copies of benchmark data: which file holds which split of which task, read as plain rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.data.read.files import decode, open_bytes, split_suffix
+from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation.tasks.lm_eval.harness import StockTask
+
+Row = Mapping[str, Any]
+
+SUBJECT = "subject"
+"""The column that tells MMLU's subjects apart where one file holds them all."""
+
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "train": ("training",),
+    "validation": ("valid", "val", "dev"),
+    "dev": ("validation", "valid", "val"),
+    "test": ("eval",),
+}
+"""What else a file of a split may be called."""
+
+FORMATS = (".jsonl", ".json", ".parquet")
+
+
+class BenchmarkFiles:
+    """What lies under one path: a file, or a folder.
+
+    A file holds the questions of one task, or of several that a column ``subject`` tells apart. A folder holds
+    a file for each split (``test.jsonl``, ``hellaswag_val.jsonl``, ``test-00000-of-00001.parquet``), or such a
+    file or folder for each task, named like the task or like the configuration of its dataset.
+
+    Args:
+        path: of the file or folder.
+
+    Raises:
+        RopewalkError: if there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser()
+        if not self.path.exists():
+            raise RopewalkError(f"there is no file or folder {str(path)!r} with benchmark data")
+        self._read: dict[Path, tuple[Row, ...]] = {}
+
+    def rows(
+        self, names: Sequence[str], config: str | None, splits: Sequence[str], evaluated: str, shared: bool
+    ) -> dict[str, list[Row]] | None:
+        """The rows of one task by split.
+
+        Args:
+            names: what a file or folder of the task may be called.
+            config: of the task's dataset, such as MMLU's subject.
+            splits: the splits that the task uses.
+            evaluated: the one of them that holds the questions.
+            shared: whether the path is to hold several tasks.
+
+        Returns:
+            At least the evaluated split; None where there is nothing for the task.
+
+        Raises:
+            RopewalkError: for files that cannot be read, that lack the questions, or that cannot be told apart.
+        """
+        own = self._own_place(names, splits)
+        place = own or self.path
+        if place.is_file():
+            found = {evaluated: [place]}
+        else:
+            found = _split_files(place, splits)
+            if not found:
+                return None
+        if evaluated not in found:
+            raise RopewalkError(
+                f"{place} has no file of the split {evaluated}, only of {', '.join(sorted(found))}"
+            )
+        by_split = {
+            split: [row for file in files for row in self._rows_of(file)] for split, files in found.items()
+        }
+        if SUBJECT in by_split[evaluated][0] and config is not None:
+            by_split = {
+                s: [row for row in rows if row.get(SUBJECT) == config] for s, rows in by_split.items()
+            }
+        elif shared and own is None:
+            raise RopewalkError(
+                f"{place} holds several tasks and no column {SUBJECT!r} that tells them apart"
+            )
+        by_split = {split: rows for split, rows in by_split.items() if rows}
+        return by_split if evaluated in by_split else None
+
+    def _rows_of(self, file: Path) -> tuple[Row, ...]:
+        """Read once, for one file may hold all of MMLU's subjects."""
+        if file not in self._read:
+            self._read[file] = read_rows(file)
+        return self._read[file]
+
+    def _own_place(self, names: Sequence[str], splits: Sequence[str]) -> Path | None:
+        """A file or folder within the folder that is called like the task."""
+        if self.path.is_file() or _split_files(self.path, splits):
+            return None
+        for name in names:
+            for place in (self.path / name, *(self.path / f"{name}{suffix}" for suffix in FORMATS)):
+                if place.exists():
+                    return place
+        return None
+
+
+def local_rows(
+    name: str, tasks: Sequence[StockTask], files: Mapping[str, BenchmarkFiles]
+) -> tuple[dict[str, dict[str, list[Row]]], set[str]]:
+    """The user's rows for the tasks that a task or group consists of.
+
+    Args:
+        name: as it was asked for.
+        tasks: what it consists of.
+        files: by the name of a task or group, or by how such names begin; the longest that covers a task counts.
+
+    Returns:
+        Rows by split by task, and the paths that they come from; both empty where there are none.
+    """
+    rows: dict[str, dict[str, list[Row]]] = {}
+    paths: set[str] = set()
+    for task in tasks:
+        keys = [key for key in files if covers(key, name) or covers(key, task.name)]
+        if not keys or task.evaluated is None:
+            continue
+        key = max(keys, key=len)
+        short = {task.name.removeprefix(f"{prefix}_") for prefix in (key, name)}
+        names = [*dict.fromkeys([task.config or task.name, task.name, *sorted(short)])]
+        # A path that is given for a group, or for more than its one task, must tell its tasks apart.
+        shared = len(tasks) > 1 and key != task.name
+        found = files[key].rows(names, task.config, task.splits, task.evaluated, shared)
+        if found is not None:
+            rows[task.name] = {split: _renamed(task.name, each) for split, each in found.items()}
+            paths.add(str(files[key].path))
+    return rows, paths
+
+
+def covers(key: str, name: str) -> bool:
+    """Whether a key of the user's data is a task's name, or the words that it begins with."""
+    return name == key or name.startswith(f"{key}_")
+
+
+def _renamed(task: str, rows: Sequence[Row]) -> list[Row]:
+    """THUDM's files call ``input`` what the dataset that lm_eval reads calls ``question``."""
+    if not task.startswith("longbench_"):
+        return list(rows)
+    return [{"question": row["input"], **row} if "input" in row else row for row in rows]
+
+
+def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
+    """Files of a folder by the split that their names tell of, one file or all parts of one a split."""
+    by_word: dict[str, list[Path]] = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and split_suffix(file)[0] in FORMATS:
+            stem = file.name.removesuffix("".join(split_suffix(file))).lower()
+            for word in {stem, *re.split(r"[^a-z]+", stem)}:
+                by_word.setdefault(word, []).append(file)
+    found = {}
+    for split in splits:
+        for word in (split, *ALIASES.get(split, ())):
+            if files := by_word.get(word):
+                if len(files) > 1 and not all(re.search(r"-\d+-of-\d+", file.name) for file in files):
+                    names = ", ".join(file.name for file in files)
+                    raise RopewalkError(f"{folder} has more than one file of the split {split}: {names}")
+                found[split] = files
+                break
+    return found
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """All rows of a JSON lines, JSON or Parquet file.
+
+    Args:
+        path: of the file; ``.gz`` and ``.zst`` after ``.jsonl`` and ``.json`` are unpacked.
+
+    Raises:
+        RopewalkError: if it cannot be read, is empty, or has another suffix.
+    """
+    kind = split_suffix(path)[0]
+    if kind not in FORMATS:
+        raise RopewalkError(f"{path} is no benchmark data; its name must end in {', '.join(FORMATS)}")
+    rows = _parquet_rows(path) if kind == ".parquet" else _json_rows(path)
+    if not rows:
+        raise RopewalkError(f"{path} holds no rows")
+    return rows
+
+
+def _parquet_rows(path: Path) -> tuple[Row, ...]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return tuple(pyarrow.parquet.read_table(path).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise RopewalkError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _json_rows(path: Path) -> tuple[Row, ...]:
+    with open_bytes(path) as stream:
+        text = decode(stream.read(), path)
+    if text.lstrip().startswith("["):
+        values = _parsed(text, str(path))
+    else:
+        lines = enumerate(text.split("\n"), 1)
+        values = [_parsed(line, f"{path}:{number}") for number, line in lines if line.strip()]
+    if not all(isinstance(value, dict) for value in values):
+        raise RopewalkError(f"{path} must hold one JSON object a row")
+    return tuple(values)
+
+
+def _parsed(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RopewalkError(f"{origin}: broken JSON: {error}") from error

@@ -1,0 +1,159 @@
+"""A model in memory as lm_eval asks it: greedy, quiet, and no prompt is cut without being counted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from ropewalk.errors import RunFailure
+from ropewalk.evaluation.tasks.lm_eval.quiet_libraries import quiet_libraries
+from ropewalk.rope import RotaryEmbedding
+
+
+class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
+    """lm_eval's own wrapper around a model in memory, with what it does silently made visible.
+
+    lm_eval cuts prompts that are too long at their beginning. Here they are counted, and ``middle`` cuts
+    generation prompts in the middle instead, as LongBench does.
+
+    Args:
+        model: a causal model; its weights, mode and settings stay as they are.
+        tokenizer: the model's own; a copy of it is used, since lm_eval gives it a padding token.
+        max_length: tokens that prompt and answer may take together.
+        batch_size: prompts read at once.
+
+    Attributes:
+        middle: cut prompts of generation tasks in the middle, not at their beginning.
+        truncated: what was cut: (context, continuation) of likelihoods, the context of generation tasks.
+        progress: called with the requests that are done and how many there are, or None.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, max_length: int, batch_size: int) -> None:
+        with quiet_libraries():
+            super().__init__(
+                pretrained=model,
+                backend="causal",
+                tokenizer=copy.deepcopy(tokenizer),
+                batch_size=batch_size,
+                max_length=max_length,
+            )
+        self.middle = False
+        self.truncated: set[str | tuple[str, str]] = set()
+        self.progress: Callable[[int, int], None] | None = None
+        self.set_cache_hook(self)
+        self._done = self._total = 0
+
+    def add_partial(self, attribute: str, request: Any, result: Any) -> None:
+        """lm_eval tells its cache of each answer; it keeps none here, but this says how far it is."""
+        self._done += 1
+        if self.progress is not None:
+            self.progress(self._done, self._total)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        self._done, self._total = 0, len(requests)
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        self._done, self._total = 0, len(requests)
+        return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        self._done, self._total = 0, len(requests)
+        return super().generate_until(requests, disable_tqdm=True)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> Any:
+        for texts, context, continuation in requests:
+            if not 0 < len(continuation) <= self.max_length:
+                raise RunFailure(
+                    f"an answer of {len(continuation)} tokens cannot be scored; lm_eval takes 1 to max_length "
+                    f"{self.max_length}"
+                )
+            # The last token is only predicted and takes no room. Windows of a whole text come without texts.
+            if texts is not None and len(context) + len(continuation) > self.max_length + 1:
+                self.truncated.add(tuple(texts))
+        return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
+
+    def tok_batch_encode(
+        self,
+        strings: Sequence[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = [self.tok_encode(text) for text in strings]
+        if left_truncate_len:
+            for index, row in enumerate(rows):
+                if len(row) > left_truncate_len:
+                    self.truncated.add(strings[index])
+                    rows[index] = cut(row, left_truncate_len, self.middle)
+        return _padded(rows, self.tokenizer.pad_token_id, padding_side)
+
+    def _model_call(self, inps: torch.Tensor, *args: Any, **named: Any) -> Any:
+        with _pinned(self.model, inps.shape[1]):
+            return super()._model_call(inps, *args, **named)
+
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
+    ) -> Any:
+        """Greedily, whatever the task or the checkpoint says of sampling."""
+        mask = generation_kwargs["attention_mask"]
+        with torch.no_grad(), _only_special_tokens(self.model), _pinned(self.model, max_length):
+            return super()._model_generate(context, max_length, stop, attention_mask=mask, do_sample=False)
+
+
+def cut(ids: list[int], most: int, middle: bool) -> list[int]:
+    """At most ``most`` tokens of a prompt: its beginning and its end, or its end alone.
+
+    Args:
+        ids: the prompt.
+        most: tokens, at least 1.
+        middle: leave out the middle, as LongBench's ``pred.py`` does; else the beginning, as lm_eval does.
+    """
+    if len(ids) <= most:
+        return ids
+    head = most // 2 if middle else 0
+    return ids[:head] + ids[len(ids) - (most - head) :]
+
+
+def _padded(rows: list[list[int]], pad: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask, both int64 ``[batch, longest]``."""
+    longest = max(len(row) for row in rows)
+    ids, mask = [], []
+    for row in rows:
+        gap = longest - len(row)
+        before, after = (gap, 0) if side == "left" else (0, gap)
+        ids.append([pad] * before + row + [pad] * after)
+        mask.append([0] * before + [1] * len(row) + [0] * after)
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+@contextmanager
+def _only_special_tokens(model: Any) -> Iterator[None]:
+    """A checkpoint's generation settings may ask for sampling and penalties; of them only tokens count here."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+@contextmanager
+def _pinned(model: Any, total_length: int) -> Iterator[None]:
+    """A RoPE that depends on the length must rotate cached keys and later queries alike."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, RotaryEmbedding):
+                stack.enter_context(module.pinned(total_length))
+        yield

@@ -1,0 +1,159 @@
+"""LongEval's lines: retrieve the number that one line of a long record gives.
+
+LongChat asks chat models and its one base model (MPT-7B-StoryWriter) in different ways, and so do we:
+
+- ``chat``: the question alone inside the chat template, 100 new tokens, and the last integer of the answer counts.
+- ``base``: the question is followed by the beginning of the answer, ``Line <index>: <REGISTER_CONTENT> is``, and
+  the model has 15 new tokens. The first integer counts, because a base model goes on to other text after it;
+  LongChat takes the last one here too, and samples where we take the likeliest token.
+
+Source: DachengLi1/LongChat, ``longeval/utils.py``, with its random indices of an adjective and a noun.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.fitting import (
+    Draft,
+    Drafts,
+    Form,
+    LengthTooShort,
+    counted_samples,
+    fitted_samples,
+    sample_random,
+)
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
+
+HEADER = (
+    "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
+    "'<REGISTER_CONTENT>' at the end of the line as a numerical value. For each line index, memorize its "
+    "corresponding <REGISTER_CONTENT>. At the end of the record, I will ask you to retrieve the corresponding "
+    "<REGISTER_CONTENT> of a certain line index. Now the record start:\n\n"
+)
+LINE = "line {index}: REGISTER_CONTENT is <{value}>\n"
+TAIL = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number."
+ANSWER_PREFIX = " Line <{index}>: <REGISTER_CONTENT> is"
+"""The beginning of a base model's answer; the space stands at the end of LongChat's question."""
+LARGEST_VALUE = 50_000
+PUBLISHED_LINES = (200, 300, 400, 500, 600, 680)
+"""Numbers of lines of the published runs, with 50 samples each."""
+
+Protocol = Literal["base", "chat"]
+
+
+@dataclass(frozen=True)
+class LinesTask:
+    """A record of lines, each with an index and a number; a unit is a line.
+
+    With ``lines`` a record has so many, whatever its tokens. A length is then room for it and no goal to be
+    filled: samples do not depend on it, the task is called ``lines_200``, and :meth:`needed_length` says how long
+    is long enough.
+
+    Args:
+        lines: of a record; as many as fit the length if None.
+        protocol: how a model is asked and judged, see the module; ``chat`` is for prompts in a chat template.
+
+    Raises:
+        RopewalkError: for less than one line, or another protocol.
+    """
+
+    lines: int | None = None
+    protocol: Protocol = "base"
+
+    suite = "longeval"
+
+    def __post_init__(self) -> None:
+        if self.lines is not None and self.lines < 1:
+            raise RopewalkError(f"a record has 1 line or more, got {self.lines}")
+        if self.protocol not in get_args(Protocol):
+            raise RopewalkError(f"unknown LongEval protocol {self.protocol!r}; choose base or chat")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Room for the answer: 15 tokens for a base model, 100 for a chat model."""
+        return 15 if self.protocol == "base" else 100
+
+    @property
+    def name(self) -> str:
+        """``lines``, or ``lines_200``."""
+        return "lines" if self.lines is None else f"lines_{self.lines}"
+
+    def settings(self) -> Mapping[str, Any]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        return {"lines": self.lines, "protocol": self.protocol, "word_lists": word_lists().digest}
+
+    def unavailable(self) -> str | None:
+        """Why there are no words for indices here, or None."""
+        return words_unavailable()
+
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        metric = "first integer" if self.protocol == "base" else "last integer"
+        form = Form(self.suite, self.name, metric, self.max_new_tokens)
+        if self.lines is not None:
+            return self._of_lines(form, encoder, length, count, seed, self.lines)
+
+        def drafts_at(length: int) -> Drafts:
+            return lambda index, units: self._draft(sample_random(seed, self.name, length, index), units)
+
+        return fitted_samples(form, encoder, length, count, drafts_at(length), 1, drafts_at)
+
+    def needed_length(self, encoder: PromptEncoder, count: int, seed: int) -> int:
+        """Tokens that a record of ``lines`` lines needs with room for the answer, the longest of ``count``.
+
+        Args:
+            encoder, count, seed: as in :meth:`samples`.
+
+        Raises:
+            RopewalkError: if the task has no number of lines, or there are no samples.
+        """
+        if self.lines is None:
+            raise RopewalkError("a record without a number of lines has no length of its own; give one")
+        if count < 1:
+            raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+        drafts = [self._record(index, seed, self.lines) for index in range(count)]
+        return max(encoder.counts([(each.text, each.answer_prefix) for each in drafts])) + self.max_new_tokens
+
+    def _record(self, index: int, seed: int, lines: int) -> Draft:
+        return self._draft(sample_random(seed, self.name, 0, index), lines)
+
+    def _of_lines(
+        self, form: Form, encoder: PromptEncoder, length: int, count: int, seed: int, lines: int
+    ) -> Iterator[Sample]:
+        needed = self.needed_length(encoder, count, seed)
+        if length < needed:
+            raise LengthTooShort(self.name, length, needed)
+        return (
+            counted_samples(form, encoder, length, [index], [self._record(index, seed, lines)])[0]
+            for index in range(count)
+        )
+
+    def _draft(self, draw: random.Random, lines: int) -> Draft:
+        """A record of so many lines. Which line is asked for does not depend on their number, but its place does."""
+        asked, value, share = _index(draw), _value(draw), draw.random()
+        others: dict[str, None] = {asked: None}
+        while len(others) < lines:
+            others[_index(draw)] = None
+        del others[asked]
+        record = [LINE.format(index=each, value=_value(draw)) for each in others]
+        place = int(share * lines)
+        record.insert(place, LINE.format(index=asked, value=value))
+        text = HEADER + "".join(record) + TAIL.format(index=asked)
+        prefix = ANSWER_PREFIX.format(index=asked) if self.protocol == "base" else ""
+        details = {"unit": "line", "units": lines, "line": place, "depth": place / max(lines - 1, 1)}
+        return Draft(text, prefix, (str(value),), details)
+
+
+def _index(draw: random.Random) -> str:
+    return draw.choice(key_names())
+
+
+def _value(draw: random.Random) -> int:
+    return draw.randint(1, LARGEST_VALUE)

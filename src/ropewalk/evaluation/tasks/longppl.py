@@ -1,0 +1,546 @@
+"""LongPPL: perplexity over key tokens, those that a model predicts well only because it sees far back.
+
+An evaluator reads each text twice: as a whole, and through short contexts that move through it step by step. A
+token is a key token where the long context raises its log-probability by more than ``alpha`` and brings it above
+``beta``. LongPPL is the perplexity of the model under evaluation on those tokens alone.
+
+The evaluator may have another tokenizer: what it chooses are stretches of the text, touching ones joined, and a token
+of the model is a key token where all its characters lie in one of them. A token that sticks out is none.
+
+Source: Fang et al., arXiv:2410.23771, and PKU-ML/LongPPL, ``longppl/longppl.py``. Where we differ from that code:
+
+- Every row begins with BOS where the tokenizer has it, long or short, so that the difference is of context and not of
+  BOS; theirs begins the first alone with one.
+- White space that a tokenizer leaves out of its offsets is counted to the token behind it, as other tokenizers count
+  it; else " word" of one tokenizer would stick out of "word" of the other.
+- Several tokens of one character (bytes of an emoji) have the same offsets, so that they are key tokens together. This
+  is why an evaluator with the model's own tokenizer may choose a few tokens more than the model as its own evaluator,
+  which goes by tokens: nothing needs to be mapped there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import ITSELF, TaskResult
+from ropewalk.evaluation.rows import Ids
+from ropewalk.evaluation.running import Progress, evaluating
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, exp_nats, ratio_interval
+from ropewalk.evaluation.tasks.perplexity import check_prefill_chunk
+from ropewalk.evaluation.tasks.sliding import Window, finite, read_windows
+from ropewalk.models.losses import OutputHead
+
+SHORT_CONTEXT = 4096
+STEP = 1024
+ALPHA = 2.0
+BETA = -2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Another model that chooses the key tokens.
+
+    Attributes:
+        name: for the record.
+        model: a causal decoder.
+        head: its output head.
+        tokenizer: its own, with a ``tokenizers`` backend.
+        max_position_embeddings: tokens that its config states; None where it states none.
+    """
+
+    name: str
+    model: Any
+    head: OutputHead
+    tokenizer: Any
+    max_position_embeddings: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A text as a tokenizer reads it.
+
+    Attributes:
+        input_ids: ``[tokens]``, without special tokens.
+        spans: int64 ``[tokens, 2]``, the characters of each token as start and end.
+    """
+
+    input_ids: Ids
+    spans: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class KeyTokens:
+    """What one document adds.
+
+    Attributes:
+        index: its number among those given, from 0.
+        tokens: key tokens.
+        nats: of the model under evaluation on them, together.
+        compared: tokens of the text that the evaluator sees less text before in its short rows than in its long row.
+        all_tokens: scored tokens of the text.
+        all_nats: of the model under evaluation on them.
+    """
+
+    index: int
+    tokens: int
+    nats: float
+    compared: int
+    all_tokens: int
+    all_nats: float
+
+
+@dataclass(frozen=True)
+class LongPerplexity:
+    """LongPPL of some documents at one length.
+
+    Attributes:
+        length: tokens of a long row, BOS included; longer documents are cut to their beginning.
+        short_context: tokens of text before a token, at least, in the short rows.
+        step: tokens that share a short row; the last of them sees ``short_context + step - 1``.
+        alpha, beta: thresholds in nats, of the difference and of the log-probability.
+        evaluator: what chose the key tokens.
+        evaluator_tokens: of its longest row, BOS included.
+        evaluator_stated: ``max_position_embeddings`` of another model as evaluator; None for the model itself.
+        documents: in order, without those too short to compare.
+        n_short: those.
+        not_finite: documents in which a loss was no finite number, so that nothing can be chosen.
+        perplexity: exp of the mean loss of all key tokens; NaN without any, or with ``not_finite`` ones.
+        ci95: its 95 % interval over documents (Student's, of the mean loss).
+    """
+
+    length: int
+    short_context: int
+    step: int
+    alpha: float
+    beta: float
+    evaluator: str
+    evaluator_tokens: int
+    evaluator_stated: int | None
+    documents: tuple[KeyTokens, ...]
+    n_short: int
+    not_finite: tuple[int, ...]
+    perplexity: float
+    ci95: Interval
+
+    @property
+    def n_key_tokens(self) -> int:
+        return sum(each.tokens for each in self.documents)
+
+    @property
+    def n_compared(self) -> int:
+        return sum(each.compared for each in self.documents)
+
+    @property
+    def share(self) -> float:
+        """Of key tokens among those compared."""
+        return self.n_key_tokens / self.n_compared
+
+    @property
+    def overall(self) -> float:
+        """Perplexity of all tokens of the same texts."""
+        nats = math.fsum(each.all_nats for each in self.documents)
+        return exp_nats(nats / sum(each.all_tokens for each in self.documents))
+
+
+def key_tokens(
+    long_losses: NDArray[np.float64], short_losses: NDArray[np.float64], alpha: float, beta: float
+) -> NDArray[np.bool_]:
+    """Which tokens are key tokens.
+
+    Args:
+        long_losses: ``[tokens]`` in nats, after the whole text so far.
+        short_losses: ``[tokens]`` in nats, after a short context.
+        alpha: nats that the long context must spare, more than.
+        beta: log-probability that it must lead to, more than.
+
+    Returns:
+        ``[tokens]``.
+
+    Source: Fang et al., arXiv:2410.23771; both inequalities are strict.
+    """
+    chosen: NDArray[np.bool_] = (short_losses - long_losses > alpha) & (-long_losses > beta)
+    return chosen
+
+
+def read_with_offsets(tokenizer: Any, text: str) -> Reading:
+    """Token ids of a text, and the characters of each token.
+
+    Args:
+        tokenizer: with a ``tokenizers`` backend.
+        text: without special tokens.
+
+    Raises:
+        RopewalkError: if the tokenizer does not say where its tokens stand.
+    """
+    read = tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
+    )
+    offsets = [tuple(each) for each in read["offset_mapping"]]
+    if text.strip() and not any(end > start for start, end in offsets):
+        raise RopewalkError(
+            f"the tokenizer {tokenizer.name_or_path!r} does not say which characters its tokens stand for, so key "
+            "tokens cannot be mapped; give an --evaluator with another tokenizer"
+        )
+    spans = np.array(_with_white_space(offsets, text), dtype=np.int64).reshape(-1, 2)
+    return Reading(np.array(read["input_ids"], dtype=np.int64), spans)
+
+
+def _with_white_space(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Offsets that leave out white space, with it: a character for each token that is nothing else, else the next's.
+
+    Where offsets leave nothing out, they stay as they are.
+    """
+    found: list[tuple[int, int]] = []
+    end, blank = 0, 0
+    for start, stop in [*offsets, (len(text), len(text) + 1)]:
+        if stop <= start:
+            blank += 1
+            continue
+        gap = start - end if text[end:start].isspace() else 0
+        for _ in range(blank):
+            found.append((end, end + min(gap, 1)))
+            end, gap = end + min(gap, 1), max(gap - 1, 0)
+        found.append((start - gap, stop))
+        end, blank = max(end, stop), 0
+    return found[:-1]
+
+
+def mapped_key_tokens(
+    chosen: NDArray[np.bool_], chooser: NDArray[np.int64], spans: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which tokens of one tokenizer lie wholly in what another one's key tokens say.
+
+    Args:
+        chosen: ``[tokens of the chooser]``, its key tokens.
+        chooser: ``[tokens of the chooser, 2]``, its tokens' characters.
+        spans: ``[tokens, 2]``, the characters of the tokens to choose from.
+
+    Returns:
+        ``[tokens]``. A token without characters is never a key token.
+
+    Source: PKU-ML/LongPPL, ``merge_intervals`` and ``cal_overlap``.
+    """
+    size = 1 + max((int(each[:, 1].max()) for each in (chooser, spans) if len(each)), default=0)
+    edges = np.zeros(size, dtype=np.int64)
+    np.add.at(edges, chooser[chosen, 0], 1)
+    np.add.at(edges, chooser[chosen, 1], -1)
+    before = np.concatenate([[0], np.cumsum(np.cumsum(edges) > 0)])
+    width = spans[:, 1] - spans[:, 0]
+    inside: NDArray[np.bool_] = (width > 0) & (before[spans[:, 1]] - before[spans[:, 0]] == width)
+    return inside
+
+
+def readings(
+    documents: Sequence[Ids], tokenizer: Any, other: Any, room: int
+) -> Iterator[tuple[Reading, Reading]]:
+    """The same texts as the model reads them and as its evaluator does.
+
+    Documents are written out and tokenised again, as in the authors' code, since tokens that were cut or normalised
+    have no text of their own.
+
+    Args:
+        documents: int ``[tokens]`` each, without special tokens.
+        tokenizer: that made them.
+        other: the evaluator's.
+        room: tokens of the model that a text has at most.
+    """
+    for document in documents:
+        ids = document[:room].tolist()
+        # A cut may go through a character.
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).rstrip(
+            "\ufffd"
+        )
+        own = read_with_offsets(tokenizer, text)
+        if len(own.input_ids) > room:
+            text = text[: int(own.spans[:room, 1].max(initial=0))]
+            own = Reading(own.input_ids[:room], own.spans[:room])
+        yield own, read_with_offsets(other, text)
+
+
+def short_windows(n_tokens: int, short_context: int, step: int) -> Iterator[Window]:
+    """The short rows whose context is shorter than the text before the token.
+
+    The beginning of a text, ``short_context + step`` tokens, is seen by short rows as by the long one; so it has
+    no row, and its difference is zero.
+
+    Example:
+        >>> [(w.start, w.first, w.end) for w in short_windows(10, 3, 2)]
+        [(2, 5, 7), (4, 7, 9), (6, 9, 10)]
+    """
+    for start in range(step, n_tokens - short_context, step):
+        first = start + short_context
+        yield Window(start, first, min(first + step, n_tokens))
+
+
+def long_perplexity(
+    model: Any,
+    head: OutputHead,
+    documents: Sequence[Ids],
+    bos_id: int | None,
+    length: int,
+    short_context: int = SHORT_CONTEXT,
+    step: int = STEP,
+    alpha: float = ALPHA,
+    beta: float = BETA,
+    evaluator: Evaluator | None = None,
+    tokenizer: Any = None,
+    batch_size: int = 1,
+    prefill_chunk: int | None = None,
+    progress: Progress | None = None,
+) -> LongPerplexity:
+    """Perplexity of a model on the tokens for which long context matters.
+
+    Args:
+        model: a model from ``load_model``; its training mode is left as it was.
+        head: its output head.
+        documents: int ``[tokens]`` each, without special tokens. Those of at most ``short_context + step`` tokens
+            have nothing to compare; they are left out and counted.
+        bos_id: put in front of every row; None for tokenizers that have none.
+        length: tokens of a long row, BOS included.
+        short_context: tokens of text, BOS not counted.
+        step: tokens that share a short row.
+        alpha, beta: in nats, see :func:`key_tokens`.
+        evaluator: chooses the key tokens; the model itself if None. To compare models, give all of them the same.
+            It counts ``short_context`` and ``step`` in its own tokens.
+        tokenizer: the model's own, needed with an evaluator.
+        batch_size: short rows in one pass.
+        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
+        progress: called with the rows done and all rows, long and short.
+
+    Returns:
+        What each document adds, and the perplexity of all of it. No key token, or a loss that is not finite,
+        makes it NaN, and :func:`longppl_task` says which.
+
+    Raises:
+        RopewalkError: if an argument is out of range, no document is long enough, or a tokenizer has no offsets.
+        EngineError: if a model cannot be read in chunks.
+
+    Source: Fang et al., arXiv:2410.23771, with its context of 4096, step of 1024, alpha of 2 and beta of -2.
+    """
+    room = length - (bos_id is not None)
+    _check(short_context, step, alpha, beta, batch_size)
+    if evaluator is None:
+        check_long_perplexity(documents, bos_id, length, short_context, step)
+        chooser, chooser_head, chooser_bos = model, head, bos_id
+    else:
+        chooser, chooser_head = evaluator.model, evaluator.head
+        chooser_bos = evaluator.tokenizer.bos_token_id
+    pairs = _pairs(documents, room, tokenizer, evaluator)
+    for each in {id(one): one for one in (model, chooser)}.values():
+        check_prefill_chunk(each, prefill_chunk)
+    beginning = short_context + step
+    texts = {index: pair for index, pair in enumerate(pairs) if len(pair[1].input_ids) > beginning}
+    if not texts:
+        assert evaluator is not None
+        raise too_short(evaluator.name, [len(other.input_ids) for _, other in pairs], length, beginning)
+    plans = {
+        i: list(short_windows(len(other.input_ids), short_context, step)) for i, (_, other) in texts.items()
+    }
+    count = _counter(progress, (1 + (evaluator is not None)) * len(texts) + sum(map(len, plans.values())))
+    found: list[KeyTokens] = []
+    not_finite: list[int] = []
+
+    def whole(reading: Reading, bos: int | None) -> list[tuple[Ids, Window]]:
+        # Without BOS nothing comes before the first token, so it is not scored.
+        return [(reading.input_ids, Window(0, int(bos is None), len(reading.input_ids)))]
+
+    with evaluating(model), evaluating(chooser):
+        for index, (own, other) in texts.items():
+            losses = _losses(model, head, whole(own, bos_id), bos_id, 1, prefill_chunk, count)
+            longs = losses
+            if evaluator is not None:
+                rows = whole(other, chooser_bos)
+                longs = _losses(chooser, chooser_head, rows, chooser_bos, 1, prefill_chunk, count)
+            parts = [(other.input_ids, window) for window in plans[index]]
+            short = _losses(chooser, chooser_head, parts, chooser_bos, batch_size, prefill_chunk, count)
+            if not all(np.isfinite(each).all() for each in (losses, longs, short)):
+                not_finite.append(index)
+            chosen = np.zeros(len(other.input_ids), dtype=np.bool_)
+            chosen[-len(short) :] = key_tokens(longs[-len(short) :], short, alpha, beta)
+            compared = np.arange(len(other.input_ids)) >= len(other.input_ids) - len(short)
+            if evaluator is not None:
+                compared = own.spans[:, 0] >= other.spans[-len(short), 0]
+                chosen = mapped_key_tokens(chosen, other.spans, own.spans)
+            found.append(_document(index, losses, chosen, int(compared.sum())))
+    perplexity, ci95 = (math.nan, NO_INTERVAL) if not_finite else _perplexity(found)
+    return LongPerplexity(
+        length,
+        short_context,
+        step,
+        alpha,
+        beta,
+        ITSELF if evaluator is None else evaluator.name,
+        max(len(other.input_ids) for _, other in texts.values()) + (chooser_bos is not None),
+        None if evaluator is None else evaluator.max_position_embeddings,
+        tuple(found),
+        len(documents) - len(texts),
+        tuple(not_finite),
+        perplexity,
+        ci95,
+    )
+
+
+def check_long_perplexity(
+    documents: Sequence[Ids], bos_id: int | None, length: int, short_context: int, step: int
+) -> None:
+    """Raise where :func:`long_perplexity` has nothing to compare with the model as its own evaluator.
+
+    Args:
+        documents, bos_id, length, short_context, step: as there.
+    """
+    room = length - (bos_id is not None)
+    if short_context + step >= room:
+        raise RopewalkError(
+            f"a short context of {short_context} tokens in steps of {step} leaves nothing to compare at a length "
+            f"of {length}; together they must be less than {room}"
+        )
+    longest = max(map(len, documents), default=0)
+    if longest <= short_context + step:
+        raise RopewalkError(
+            f"LongPPL needs a document longer than a short context of {short_context} tokens and a step of {step} "
+            f"together; the longest of {len(documents)} has {longest}"
+        )
+
+
+def _check(short_context: int, step: int, alpha: float, beta: float, batch_size: int) -> None:
+    for name, value in (("short_context", short_context), ("step", step), ("batch_size", batch_size)):
+        if value < 1:
+            raise RopewalkError(f"{name} must be 1 or more, got {value}")
+    for name, threshold in (("alpha", alpha), ("beta", beta)):
+        if not math.isfinite(threshold):
+            raise RopewalkError(f"{name} must be a finite number of nats, got {threshold}")
+
+
+def too_short(evaluator: str, lengths: Sequence[int], length: int, beginning: int) -> RopewalkError:
+    """What is wrong where an evaluator has nothing to compare.
+
+    Args:
+        evaluator: its name.
+        lengths: tokens that it reads of each text.
+        length: tokens of a long row of the model.
+        beginning: tokens of a short context and a step.
+    """
+    return RopewalkError(
+        f"LongPPL needs a text of more than {beginning} tokens of the evaluator {evaluator}, its short context and "
+        f"step; the longest of {len(lengths)}, cut to {length} tokens of the model, has {max(lengths, default=0)}"
+    )
+
+
+def _pairs(
+    documents: Sequence[Ids], room: int, tokenizer: Any, evaluator: Evaluator | None
+) -> list[tuple[Reading, Reading]]:
+    """Each text as the model and as the evaluator reads it; without another evaluator these are the tokens given."""
+    if evaluator is None:
+        nowhere = np.zeros((0, 2), dtype=np.int64)
+        same = (Reading(document[:room], nowhere) for document in documents)
+        return [(each, each) for each in same]
+    if tokenizer is None:
+        raise RopewalkError(
+            f"the evaluator {evaluator.name} needs the model's tokenizer beside its own, got None"
+        )
+    return list(readings(documents, tokenizer, evaluator.tokenizer, room))
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    return count
+
+
+def _losses(
+    model: Any,
+    head: OutputHead,
+    windows: Sequence[tuple[Ids, Window]],
+    bos_id: int | None,
+    batch_size: int,
+    prefill_chunk: int | None,
+    count: Callable[[], None],
+) -> NDArray[np.float64]:
+    """Losses of the windows' scored tokens, in the order of the windows."""
+    found: dict[int, NDArray[np.float64]] = {}
+    for number, losses in read_windows(model, head, windows, bos_id, batch_size, prefill_chunk):
+        found[number] = losses
+        count()
+    return np.concatenate([found[number] for number in range(len(windows))])
+
+
+def _document(index: int, losses: NDArray[np.float64], chosen: NDArray[np.bool_], compared: int) -> KeyTokens:
+    """One document's part; the first of the chosen tokens has no loss where nothing comes before it."""
+    key = losses[chosen[len(chosen) - len(losses) :]]
+    return KeyTokens(index, len(key), math.fsum(key), compared, len(losses), math.fsum(losses))
+
+
+def _perplexity(documents: Sequence[KeyTokens]) -> tuple[float, Interval]:
+    """LongPPL and its interval; NaN without key tokens."""
+    totals, counts = [each.nats for each in documents], [each.tokens for each in documents]
+    if not sum(counts):
+        return math.nan, NO_INTERVAL
+    low, high = ratio_interval(totals, counts, at_least=0)
+    return exp_nats(math.fsum(totals) / sum(counts)), (exp_nats(low), exp_nats(high))
+
+
+def longppl_task(result: LongPerplexity) -> TaskResult:
+    """The result as a task; not run where there is no key token, or a loss is no number."""
+    details: dict[str, Any] = {
+        "evaluator": result.evaluator,
+        "evaluator_tokens": result.evaluator_tokens,
+        "mapping": "tokens" if result.evaluator == ITSELF else "characters",
+        "short_context": result.short_context,
+        "step": result.step,
+        "alpha": result.alpha,
+        "beta": result.beta,
+        "n_key_tokens": result.n_key_tokens,
+        "n_compared": result.n_compared,
+        "n_tokens": sum(each.all_tokens for each in result.documents),
+        "share": result.share,
+        "perplexity": finite(result.overall),
+        "documents": len(result.documents),
+        "documents_short": result.n_short,
+        # The first token of a row is not scored.
+        "documents_shorter_than_length": sum(d.all_tokens < result.length - 1 for d in result.documents),
+    }
+    reason = None
+    if result.not_finite:
+        reason = (
+            f"losses of document {result.not_finite[0]} are no finite numbers, so no key token can be chosen"
+        )
+    elif not result.n_key_tokens:
+        reason = (
+            f"none of {result.n_compared} tokens is a key token: no long context spared {result.evaluator} more "
+            f"than {result.alpha:g} nats and led to a log-probability above {result.beta:g}"
+        )
+    if reason is not None:
+        task = TaskResult.not_run("longppl", "longppl", result.length, reason, unit="perplexity")
+        return replace(task, details=details)
+    stated = result.evaluator_stated
+    if stated is not None and result.evaluator_tokens > stated:
+        reason = (
+            f"the evaluator {result.evaluator} read up to {result.evaluator_tokens} tokens, more than the {stated} of "
+            "its config"
+        )
+    holding = [each for each in result.documents if each.tokens]
+    return TaskResult(
+        suite="longppl",
+        task="longppl",
+        length=result.length,
+        n=len(holding),
+        score=result.perplexity,
+        ci95=result.ci95,
+        reason=reason,
+        details=details,
+        unit="perplexity",
+        samples=tuple({"index": d.index, "nats": d.nats, "tokens": d.tokens} for d in holding),
+    )

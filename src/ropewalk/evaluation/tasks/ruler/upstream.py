@@ -1,0 +1,364 @@
+"""RULER's samples exactly as NVIDIA/RULER at c3f5e3b makes them, character by character.
+
+Upstream draws all samples of a task and length from one stream of random numbers, the trials of its search for the
+number of units among them, and shuffles some lists by the same seed each time. Our own samples differ in that and
+in nothing else: the text-building functions are shared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.fitting import Draft, Form, counted_samples
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.sample import Sample, Task
+from ropewalk.evaluation.tasks.ruler import cwe, fwe, vt
+from ropewalk.evaluation.tasks.ruler.haystack import DEPTHS, hide_in_lines, hide_in_sentences
+from ropewalk.evaluation.tasks.ruler.niah import NeedleTask, draw_word, needle_lines, prose_of
+from ropewalk.evaluation.tasks.ruler.qa import QuestionTask
+from ropewalk.evaluation.tasks.ruler.qa_upstream import upstream_qa_samples
+from ropewalk.evaluation.tasks.ruler.templates import CWE, FWE, NOISE_LINE, needle_line, niah_prompt
+from ropewalk.evaluation.tasks.words import listed_words
+
+SEED = 42
+VERSION = "NVIDIA/RULER c3f5e3b"
+SHORT_BELOW = 4096
+"""Tokens below which upstream takes smaller steps."""
+MOST_TRIES = 100
+"""Prompts of the fewest units that are tried before a sample is given up; upstream never gives up."""
+
+SplitSentences = Callable[[str], Sequence[str]]
+Tokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Made:
+    """One prompt of upstream's."""
+
+    text: str
+    prefix: str
+    references: tuple[str, ...]
+
+    @property
+    def prompt(self) -> str:
+        return self.text + self.prefix
+
+    def draft(self, units: int, tokens: Tokens) -> Draft:
+        """With upstream's count of its tokens, which has no BOS."""
+        details = {"compat": VERSION, "units": units, "upstream_tokens": tokens(self.prompt)}
+        return Draft(self.text, self.prefix, self.references, details)
+
+
+Stream = Iterator[tuple[Made, int]]
+
+Make = Callable[[int], Made]
+"""From a number of units to the next prompt of the stream."""
+
+
+class _Unlucky(Exception):
+    """Upstream's script fails on this draw and draws again."""
+
+
+def upstream_samples(
+    task: Task,
+    tokenizer: Any,
+    length: int,
+    count: int,
+    split: SplitSentences | None = None,
+    chat: bool = False,
+) -> Iterator[Sample]:
+    """The samples that upstream makes with its seed 42, in order, each when it is asked for.
+
+    The number of tokens by which upstream fills the length has no BOS and no chat template; the samples' own number
+    has, and may be more than there is room for by as much.
+
+    Args:
+        task: one of RULER's.
+        tokenizer: the model's own.
+        length: tokens.
+        count: how many samples; the first ones of more are the same.
+        split: from a text to its sentences; nltk's ``sent_tokenize`` if None.
+        chat: the samples' own number of tokens is that of a chat.
+
+    Raises:
+        RopewalkError: at once, if the first sample cannot be made, or upstream would never end; and later if that
+            is so of another one.
+    """
+    if count < 1:
+        raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+    encoder = PromptEncoder(tokenizer, chat)
+    if isinstance(task, QuestionTask):
+        return iter(upstream_qa_samples(task, encoder, length, count))
+
+    def tokens(text: str) -> int:
+        # Without the offsets of every token, which take as long as the tokens.
+        (encoded,) = encoder.backend().encode_batch_fast([text], add_special_tokens=False)
+        return len(encoded)
+
+    try:
+        made = _made(task, tokens, length, split)
+        first = next(made)
+    except _Unlucky as error:
+        raise RopewalkError(
+            f"upstream's script for {task.name} fails at {length} tokens with this tokenizer; "
+            f"take another length, or do without compat"
+        ) from error
+    form = Form(task.suite, task.name, "all", task.max_new_tokens)
+    return (
+        counted_samples(form, encoder, length, [index], [each.draft(units, tokens)])[0]
+        for index, (each, units) in enumerate(islice(chain([first], made), count))
+    )
+
+
+def _made(task: Task, tokens: Tokens, length: int, split: SplitSentences | None) -> Stream:
+    """Prompts without end, and how many units each has."""
+    if isinstance(task, NeedleTask):
+        return _niah(task, tokens, length, split)
+    if isinstance(task, vt.TrackingTask):
+        return _vt(task, tokens, length)
+    if isinstance(task, cwe.CommonWordsTask):
+        return _cwe(task, tokens, length)
+    if isinstance(task, fwe.FrequentWordsTask):
+        return _fwe(task, tokens, length)
+    raise RopewalkError(f"upstream has no samples for {task!r}; choose one of RULER's tasks")
+
+
+def upstream_unavailable(task: Task) -> str | None:
+    """What upstream's form of a task needs that is not here, besides what the task itself needs; or None."""
+    if not (isinstance(task, NeedleTask) and task.in_prose):
+        return None
+    try:
+        _punkt()("One. Two.")
+    except ImportError:
+        return "upstream splits essays with nltk: pip install nltk, and nltk.download('punkt_tab')"
+    except LookupError:
+        return "upstream splits essays with nltk's data, which is not here: nltk.download('punkt_tab')"
+    return None
+
+
+def _niah(task: NeedleTask, tokens: Tokens, length: int, split: SplitSentences | None) -> Stream:
+    draw = random.Random(SEED)
+
+    def make(units: int) -> Made:
+        keys, values = [], []
+        for _ in range(task.keys):
+            keys.append(draw_word(task.key_kind, draw))
+            values.append([draw_word(task.value_kind, draw) for _ in range(task.values)])
+        needles = needle_lines(task.value_kind, keys, values)
+        random.Random(SEED).shuffle(needles)
+        if task.in_prose:
+            prose = " ".join(prose_of(task.haystack, task.essays).words(units))
+            sentences = _sentences(split or _punkt(), prose)
+            depths = draw.sample(DEPTHS, len(needles))
+            context = hide_in_sentences(
+                lambda start, end: " ".join(sentences[start:end]), len(sentences), needles, depths
+            )
+        else:
+            lines = [_niah_line(task, draw) for _ in range(units)]
+            positions = sorted(draw.sample(range(units), len(needles)), reverse=True)
+            # Upstream puts the first needle last.
+            context = hide_in_lines(lines, needles[::-1], positions[::-1])
+        asked = draw.sample(range(task.keys), task.queries)
+        text, prefix = niah_prompt(task.value_kind, [keys[at] for at in asked], task.values, context)
+        return Made(text, prefix, tuple(value for at in asked for value in values[at]))
+
+    step = 500 if task.in_prose else 25 if length >= SHORT_BELOW else 5
+    per_unit = tokens(make(step).prompt) / step
+    most = max(int(length / per_unit * 3), step * 2)
+    units = _search(make, tokens, length - task.max_new_tokens, step, most)
+    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+
+
+def _niah_line(task: NeedleTask, draw: random.Random) -> str:
+    if task.haystack == "noise":
+        return NOISE_LINE
+    return needle_line(task.value_kind, draw_word(task.key_kind, draw), draw_word(task.value_kind, draw))
+
+
+def _vt(task: vt.TrackingTask, tokens: Tokens, length: int) -> Stream:
+    draw, numbers = random.Random(SEED), np.random.RandomState(SEED)
+    example, names = _vt_example(task, draw, tokens)
+
+    def body(units: int) -> Made:
+        return _vt_prompt(task, draw, numbers, units, vt.NAME_LETTERS)
+
+    def make(units: int) -> Made:
+        made = body(units)
+        return Made(
+            _other_names(example, names, draw, numbers) + "\n" + made.text, made.prefix, made.references
+        )
+
+    step = 10 if length >= SHORT_BELOW else 5
+    per_unit = tokens(body(step).prompt) / step
+    budget = length - task.max_new_tokens
+    most = max(int(length / per_unit * 3), step * 2)
+    units = _search(body, tokens, budget - tokens(example), step, most)
+    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+
+
+def _vt_example(task: vt.TrackingTask, draw: random.Random, tokens: Tokens) -> tuple[str, list[str]]:
+    """The example, as long as 500 tokens allow, and its names."""
+
+    def make(units: int) -> Made:
+        return _vt_prompt(task, draw, None, units, vt.EXAMPLE_NAME_LETTERS)
+
+    step = 5
+    per_unit = tokens(make(step).prompt) / step
+    most = max(int(vt.EXAMPLE_TOKENS / per_unit * 3), step * 2)
+    units = _search(make, tokens, vt.EXAMPLE_TOKENS, step, most)
+    made, _ = next(_fitted(f"{task.name}'s example", make, tokens, vt.EXAMPLE_TOKENS, 0, units, step))
+    return vt.answered(made.text, made.prefix, made.references) + "\n", list(made.references)
+
+
+def _vt_prompt(
+    task: vt.TrackingTask,
+    draw: random.Random,
+    numbers: np.random.RandomState | None,
+    units: int,
+    letters: int,
+) -> Made:
+    names = [vt.draw_name(draw, letters) for _ in range(task.statements)]
+    value = "12345" if numbers is None else str(numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1))
+    if len(set(names)) < len(names):
+        # Upstream draws more names and takes those for the beginning of a second chain, which has no end.
+        while len(set(names)) < task.statements:
+            names.append(vt.draw_name(draw, letters))
+        if numbers is not None:
+            numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1)
+        raise _Unlucky
+    if units < len(names):
+        raise _Unlucky
+    positions = sorted(draw.sample(range(units), len(names)))
+    context = hide_in_lines([NOISE_LINE] * units, vt.chain_statements(names, value), positions)
+    return Made(*vt.tracking_prompt(context, value, len(names)), tuple(names))
+
+
+def _other_names(
+    example: str, names: Sequence[str], draw: random.Random, numbers: np.random.RandomState
+) -> str:
+    """The example with new names and a new value, each put in for the old one wherever it stands."""
+    for name in names:
+        example = example.replace(name, vt.draw_name(draw, len(name)))
+    return example.replace("12345", str(numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1)))
+
+
+def _cwe(task: cwe.CommonWordsTask, tokens: Tokens, length: int) -> Stream:
+    draw = random.Random(SEED)
+    words = list(listed_words())
+    random.Random(SEED).shuffle(words)
+    repeats = cwe.repeats_at(length)
+
+    def numbered(units: int, common: int, other: int) -> tuple[str, list[str]]:
+        if units > len(words):
+            raise RopewalkError(
+                f"{task.name} at {length} tokens needs more than the {len(words)} words that it has, for which "
+                f"upstream takes a list that only its repository has; leave it out, or do without compat"
+            )
+        drawn = draw.sample(words, units)
+        entries = cwe.word_list(drawn, common, other)
+        random.Random(SEED).shuffle(entries)
+        return cwe.numbered(entries), drawn[: cwe.COMMON]
+
+    def make(units: int) -> Made:
+        shown = numbered(repeats.example_words, repeats.example_common, repeats.example_other)
+        context, answer = numbered(units, repeats.common, repeats.other)
+        text = cwe.answered_example(*shown) + CWE.text(context=context)
+        return Made(text, CWE.prefix(), tuple(answer))
+
+    step, first = 10, 4096
+    per_unit = tokens(make(first).prompt) / first
+    most = max(int(length // per_unit) * 2, step * 2)
+    units = _search(make, tokens, length - task.max_new_tokens, step, most)
+    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+
+
+def _fwe(task: fwe.FrequentWordsTask, tokens: Tokens, length: int) -> Stream:
+    draw = random.Random(SEED)
+    budget = length - task.max_new_tokens
+    step, size = budget // 32, budget // fwe.TOKENS_PER_WORD
+    if size <= fwe.ANSWERS:
+        raise RopewalkError(f"{task.name} does not fit in {length} tokens as upstream makes it")
+
+    def vocabulary() -> list[str]:
+        words = [fwe.draw_coded_word(draw) for _ in range(size)]
+        while len(set(words)) < size:
+            words.append(fwe.draw_coded_word(draw))
+        words = sorted(set(words))
+        random.Random(SEED).shuffle(words)
+        return [fwe.DOTS, *words[1:]]
+
+    def make(words: Sequence[str], units: int) -> Made:
+        entries = fwe.coded_words(words, fwe.word_counts(units, size))
+        random.Random(SEED).shuffle(entries)
+        text = FWE.text(context=" ".join(entries))
+        return Made(text, FWE.prefix(), tuple(words[1 : fwe.ANSWERS + 1]))
+
+    words, units = vocabulary(), budget // fwe.WORD_LETTERS
+    while tokens(make(words, units).prompt) < budget:
+        units += step
+    most = units - step
+    while True:
+        words, units = vocabulary(), most
+        while tokens((made := make(words, units)).prompt) > budget:
+            units -= step
+            if units < -step:
+                raise RopewalkError(f"{task.name} does not fit in {length} tokens as upstream makes it")
+        yield made, units
+
+
+def _search(make: Make, tokens: Tokens, budget: int, least: int, most: int) -> int:
+    """Upstream's binary search: the largest number of units that it saw fit, else the least."""
+    found = least
+    while least <= most:
+        middle = (least + most) // 2
+        if tokens(make(middle).prompt) <= budget:
+            found, least = middle, middle + 1
+        else:
+            most = middle - 1
+    return found
+
+
+def _fitted(
+    name: str, make: Make, tokens: Tokens, length: int, reserved: int, units: int, step: int
+) -> Stream:
+    """Samples one after the other; one that is too long is drawn again with fewer units."""
+    while True:
+        used, tries = units, 0
+        while (made := _luckily(make, used)) is None or tokens(made.prompt) + reserved > length:
+            if used > step:
+                used -= step
+            tries += used <= step
+            if tries > MOST_TRIES:
+                raise RopewalkError(
+                    f"{name} does not fit in {length} tokens as upstream makes it, with {step} units or more; "
+                    f"take a longer length, or do without compat"
+                )
+        yield made, used
+
+
+def _luckily(make: Make, units: int) -> Made | None:
+    try:
+        return make(units)
+    except _Unlucky:
+        return None
+
+
+# Most samples have the same number of words, and nltk is slow.
+@lru_cache(maxsize=4)
+def _sentences(split: SplitSentences, text: str) -> Sequence[str]:
+    return split(text.strip())
+
+
+def _punkt() -> SplitSentences:
+    from nltk.tokenize import sent_tokenize  # type: ignore[import-untyped]
+
+    split: SplitSentences = sent_tokenize
+    return split

@@ -1,0 +1,143 @@
+"""RULER's variable tracking (vt): find all names that a value was handed on to, through lines of noise."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.fitting import Draft, Drafts, Form, fitted_samples, sample_random
+from ropewalk.evaluation.prompt import PromptEncoder, largest_that_fits
+from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.tasks.ruler.haystack import depth_of, hide_in_lines
+from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, VT
+
+NAME_LETTERS = 5
+EXAMPLE_NAME_LETTERS = 3
+EXAMPLE_TOKENS = 500
+"""Tokens that the in-context example has at most, if that is room for a line of noise a statement."""
+LEAST_VALUE, MOST_VALUE = 10_000, 99_998
+
+
+@dataclass(frozen=True)
+class TrackingTask:
+    """One chain of assignments, one answered example before it; a unit is a line of noise.
+
+    Args:
+        name: of the task.
+        hops: times that the value is handed on, at least 1.
+
+    Raises:
+        RopewalkError: if there are no hops.
+
+    Source: NVIDIA/RULER at c3f5e3b, ``variable_tracking.py``.
+    """
+
+    name: str = "vt"
+    hops: int = 4
+
+    suite = "ruler"
+    max_new_tokens = 30
+
+    def __post_init__(self) -> None:
+        if self.hops < 1:
+            raise RopewalkError(f"{self.name} hands a value on 1 time or more, got {self.hops} hops")
+
+    @property
+    def statements(self) -> int:
+        """Assignments in a prompt."""
+        return self.hops + 1
+
+    def settings(self) -> Mapping[str, Any]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        return {"hops": self.hops}
+
+    def unavailable(self) -> str | None:
+        """The task needs nothing that is not here."""
+        return None
+
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        form = Form(self.suite, self.name, "all", self.max_new_tokens)
+
+        def drafts_at(length: int) -> Drafts:
+            lines = self._example_lines(encoder, length, seed)
+            return lambda index, units: self.draft(
+                sample_random(seed, self.name, length, index), units, lines
+            )
+
+        return fitted_samples(form, encoder, length, count, drafts_at(length), self.statements, drafts_at)
+
+    def draft(self, draw: random.Random, units: int, example_lines: int) -> Draft:
+        """A prompt of so many units. Names and values do not depend on their number."""
+        example = self._example(draw, example_lines)
+        names, value = _names(draw, self.statements, NAME_LETTERS), draw.randint(LEAST_VALUE, MOST_VALUE)
+        chain = chain_statements(names, str(value))
+        positions = sorted(draw.sample(range(units), len(chain)))
+        context = hide_in_lines([NOISE_LINE] * units, chain, positions)
+        text, prefix = tracking_prompt(context, str(value), len(names))
+        details = {
+            "unit": "line",
+            "units": units,
+            "depths": [depth_of(statement, context) for statement in chain],
+            "example_units": example_lines,
+        }
+        return Draft(example + text, prefix, tuple(names), details)
+
+    def _example(self, draw: random.Random, lines: int) -> str:
+        """The answered example, with the empty line after it."""
+        names = _names(draw, self.statements, EXAMPLE_NAME_LETTERS)
+        value = str(draw.randint(LEAST_VALUE, MOST_VALUE))
+        positions = sorted(draw.sample(range(lines), len(names)))
+        context = hide_in_lines([NOISE_LINE] * lines, chain_statements(names, value), positions)
+        return answered(*tracking_prompt(context, value, len(names)), names) + "\n\n"
+
+    def _example_lines(self, encoder: PromptEncoder, length: int, seed: int) -> int:
+        """Lines of noise in the example: of 500 tokens or, where that leaves little, half the length."""
+        # Found for one set of names and kept for all samples, as upstream does it.
+        budget = min(EXAMPLE_TOKENS, length // 2)
+
+        def tokens(more: int) -> int:
+            draw = sample_random(seed, f"{self.name} example", length, 0)
+            text = self._example(draw, self.statements + more)
+            ids = encoder.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
+            return len(ids["input_ids"])
+
+        if tokens(0) > budget:
+            return self.statements
+        return self.statements + largest_that_fits(tokens, budget)
+
+
+def chain_statements(names: Sequence[str], value: str) -> list[str]:
+    """``VAR A = 12345``, ``VAR B = VAR A ``, and so on; all but the first end in a space."""
+    handed_on = [f"VAR {name} = VAR {before} " for before, name in pairwise(names)]
+    return [f"VAR {names[0]} = {value}", *handed_on]
+
+
+def tracking_prompt(context: str, value: str, names: int) -> tuple[str, str]:
+    """Task text and beginning of the answer."""
+    return VT.text(context=context, query=value), VT.prefix(num=names, query=value)
+
+
+def answered(text: str, prefix: str, names: Sequence[str]) -> str:
+    """A prompt with its answer; two spaces stand between them, as upstream writes it."""
+    return text + prefix + " " + " ".join(names)
+
+
+def draw_name(draw: random.Random, letters: int) -> str:
+    """Capital letters."""
+    return "".join(draw.choices(string.ascii_uppercase, k=letters))
+
+
+def _names(draw: random.Random, count: int, letters: int) -> list[str]:
+    """Distinct names; none is the keyword itself."""
+    names: dict[str, None] = {}
+    while len(names) < count:
+        name = draw_name(draw, letters)
+        if name != "VAR":
+            names[name] = None
+    return list(names)

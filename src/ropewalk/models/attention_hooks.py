@@ -1,0 +1,310 @@
+"""How a layout reaches ``attend`` inside a transformers model, without a patched class.
+
+transformers lets a library register an attention function and a mask function under a name, and hands keyword
+arguments of ``model(...)`` down to the attention function. So ``model(input_ids, layout=layout)`` works on
+every decoder whose layers pass their keyword arguments on. Two hooks on the model guard the way: they check
+the call, add the layout's position ids, and remember that a layout was given, so that an attention function
+reached without it raises instead of quietly attending across documents.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attention import attend
+from ropewalk.attention.kept import kept
+from ropewalk.attention.layout import PackedLayout
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.parallel import ShardedLayouts, sharded_attend
+from ropewalk.rope import RotaryEmbedding, methods_from_config
+
+OVER_SDPA = "ropewalk"
+"""Registered name; calls without a layout (generation) go to SDPA."""
+OVER_EAGER = "ropewalk_eager"
+"""The same over the model's own eager attention, for models that SDPA cannot serve (soft-capped scores)."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutCall:
+    """What travels down to the attention function as ``layout=``.
+
+    Attributes:
+        layouts: one layout a row of the batch.
+        engine: the attention engine's name, or ``auto``.
+        sharded: how the rows are cut over ranks; None where this process holds them whole.
+    """
+
+    layouts: tuple[PackedLayout, ...]
+    engine: str
+    sharded: ShardedLayouts | None = None
+
+    @property
+    def total_length(self) -> int:
+        """Tokens of a whole row."""
+        return self.layouts[0].total_length
+
+
+_current: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", default=None)
+
+
+def register() -> None:
+    """Make both names known to transformers; needed once, before a model is built with one of them."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    for name, stock in ((OVER_SDPA, "sdpa"), (OVER_EAGER, "eager")):
+        AttentionInterface.register(name, _attention_over(stock))
+        AttentionMaskInterface.register(name, _mask_over(ALL_MASK_ATTENTION_FUNCTIONS[stock]))
+
+
+def _mask_over(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        # With a layout there is no mask tensor: transformers would build T x T booleans for a packed row.
+        return None if _current.get() is not None else stock(*args, **kwargs)
+
+    return mask
+
+
+def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        layout: LayoutCall | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if layout is None:
+            return _stock_attention(
+                stock, module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
+            )
+        _refuse_options(type(module).__name__, layout.total_length, dropout, options)
+        # The rotation ran in float32; queries and keys are rounded to the values' dtype once, here.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        softcap = options.get("softcap")
+        if layout.sharded is None:
+            output = attend(query, key, value, layout.layouts, layout.engine, scaling, softcap)
+        else:
+            output = sharded_attend(query, key, value, layout.sharded, layout.engine, scaling, softcap)
+        return output.transpose(1, 2).contiguous(), None
+
+    return attention
+
+
+def _refuse_options(name: str, length: int, dropout: float, options: dict[str, Any]) -> None:
+    if dropout:
+        raise EngineError(
+            f"{name} asks for attention dropout {dropout}; set attention_dropout to 0 in its config"
+        )
+    window = options.get("sliding_window")
+    if window is not None and length > window:
+        raise EngineError(
+            f"{name} has a sliding window of {window} tokens, shorter than the row of {length}: no engine "
+            f"combines a window with a layout; use rows of at most {window} tokens"
+        )
+    if options.get("s_aux") is not None:
+        raise EngineError(f"{name} has attention sinks, which no engine supports; use a model without them")
+    if options.get("is_causal") is False:
+        raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
+
+
+def _stock_attention(
+    stock: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """A plain causal sequence, perhaps cached or padded: transformers' own function, in the model's dtype."""
+    if _current.get() is not None:
+        raise EngineError(
+            f"{type(module).__name__} does not hand keyword arguments down to its attention, so the layout never "
+            "arrived; this architecture cannot train on packed rows"
+        )
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    # The rotation ran in float32, and a cache that the model made for itself widened the values as well.
+    dtype = _compute_dtype(module, value)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask.to(dtype)
+    if stock == "eager":
+        function = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        function = ALL_ATTENTION_FUNCTIONS[stock]
+    result: tuple[Tensor, Tensor | None] = function(module, query, key, value, attention_mask, **options)
+    return result
+
+
+def _compute_dtype(module: nn.Module, value: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(value.device.type):
+        return torch.get_autocast_dtype(value.device.type)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return value.dtype
+
+
+class LayoutHooks:
+    """Forward hooks of one model: check the call on the way in, clear the mark on the way out."""
+
+    def __init__(self, engine: str, window: int | None):
+        """``window``: the model's shortest sliding window in tokens, None where every layer sees all."""
+        self.engine, self.window = engine, window
+        self._marks: list[tuple[Token[LayoutCall | None], ExitStack]] = []
+
+    def install(self, model: nn.Module) -> None:
+        """Hook the module that users call and, where it is another, the decoder inside that losses call."""
+        modules = {id(m): m for m in (model, getattr(model, "base_model", model))}
+        for module in modules.values():
+            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            module.register_forward_hook(self._after, always_call=True)
+
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = kwargs.get("layout")
+        if call is None and _current.get() is None:
+            _refuse_restarts(kwargs)
+        pinned = ExitStack()
+        if call is not None and not isinstance(call, LayoutCall):
+            given = kwargs.get("position_ids")
+            kwargs = self._checked(args, kwargs)
+            call = kwargs["layout"]
+            _pin_length(module, call, pinned, own_positions=given is None)
+        if call is None and kwargs.get("past_key_values") is not None:
+            _round_keys_into(kwargs["past_key_values"])
+        # An inner module that a layout does not reach keeps the outer mark: its attention will raise.
+        self._marks.append((_current.set(call if call is not None else _current.get()), pinned))
+        return args, kwargs
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._marks:
+            mark, pinned = self._marks.pop()
+            _current.reset(mark)
+            pinned.close()
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        ids = args[0] if args else kwargs.get("input_ids")
+        ids = kwargs.get("inputs_embeds") if ids is None else ids
+        if ids is None:
+            raise RopewalkError("a model call with a layout needs input_ids or inputs_embeds")
+        given = kwargs["layout"]
+        sharded = given if isinstance(given, ShardedLayouts) else None
+        if sharded is not None:
+            layouts = sharded.layouts
+        else:
+            layouts = (given,) * len(ids) if isinstance(given, PackedLayout) else tuple(given)
+        if len(layouts) != len(ids):
+            raise RopewalkError(f"got {len(layouts)} layouts for a batch of {len(ids)} rows")
+        if sharded is not None and ids.shape[1] != sharded.shard_length:
+            raise RopewalkError(
+                f"this rank's shards have {sharded.shard_length} places, the batch has {ids.shape[1]}"
+            )
+        length = ids.shape[1] if sharded is None else layouts[0].total_length
+        for layout in layouts:
+            if layout.total_length != length:
+                raise RopewalkError(
+                    f"the layout describes {layout.total_length} tokens, the row has {length}"
+                )
+        if self.window is not None and length > self.window:
+            raise EngineError(
+                f"this model has layers with a sliding window of {self.window} tokens, shorter than the row of "
+                f"{length}: no engine combines a window with a layout; use rows of at most {self.window} tokens"
+            )
+        if kwargs.get("attention_mask") is not None:
+            raise RopewalkError("a layout says all there is to say of visibility; leave attention_mask out")
+        if kwargs.get("past_key_values") is not None:
+            raise RopewalkError("a packed row has no key/value cache; leave past_key_values out")
+        position_ids = kwargs.get("position_ids")
+        if position_ids is None:
+            position_ids = positions_on(sharded or layouts, ids.device)
+        return {
+            **kwargs,
+            "layout": LayoutCall(layouts, self.engine, sharded),
+            "position_ids": position_ids,
+            # Nobody reads it: without a mask transformers asks the device whether position ids restart, and waits.
+            "attention_mask": torch.empty(len(ids), 1, 0, 0, device=ids.device),
+            "use_cache": False,
+        }
+
+
+@kept
+def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: torch.device) -> Tensor:
+    """int64 ``[batch, length]``: the position ids of rows, or of this rank's shards of them, on a device."""
+    if isinstance(layouts, ShardedLayouts):
+        return layouts.position_ids().to(device)
+    return torch.stack([layout.position_ids for layout in layouts]).to(device)
+
+
+def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_positions: bool) -> None:
+    """Frequencies that depend on the length follow the whole row's, or each shard would take its own.
+
+    Where the positions are the layouts' own, their length is known here; a rotary module would ask the device for it.
+    """
+    ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
+    dependent = [each for each in ours if any(method.length_dependent for method in each.methods.values())]
+    if dependent and (call.sharded is not None or own_positions):
+        length = max(int(layout.position_ids.max()) for layout in call.layouts) + 1
+        for rotary in dependent:
+            pinned.enter_context(rotary.pinned(rotary.total_length or length))
+    if ours or call.sharded is None:
+        return
+    config: Any = module.config
+    methods = methods_from_config(config.get_text_config().to_dict())
+    names = [method.name for method in methods.values() if method.length_dependent]
+    if names:
+        raise EngineError(
+            f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would take the length of a "
+            "shard for the row's; load the model with exact_rope=True"
+        )
+
+
+def _round_keys_into(cache: Any) -> None:
+    """Let a key/value cache hold the rotated keys in the values' dtype, as the attention product sees them.
+
+    An exact rotation gives float32 keys, and a cache takes its dtype from the first keys: values would be
+    widened with them, and a static cache refuses the mixture. Only this one cache object is changed.
+    """
+    if "update" not in vars(cache):
+        cache.update = _RoundedUpdate(cache)
+
+
+class _RoundedUpdate:
+    """``update`` of one cache, its keys in the values' dtype first; a deep copy of the cache gets one of its own."""
+
+    def __init__(self, cache: Any) -> None:
+        # Weakly: a cache that held itself would keep gigabytes until the garbage collector comes by.
+        self.owner = weakref.ref(cache)
+
+    def __call__(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache: Any = self.owner()
+        return type(cache).update(cache, keys.to(values.dtype), values, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RoundedUpdate:
+        # The copy of the cache stands in the memo before its attributes are copied.
+        return _RoundedUpdate(memo[id(self.owner())])
+
+
+def _refuse_restarts(kwargs: dict[str, Any]) -> None:
+    """Position ids that restart mean packed documents; nothing may guess their boundaries from that."""
+    position_ids = kwargs.get("position_ids")
+    plain = kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None
+    if isinstance(position_ids, Tensor) and plain and bool((position_ids.diff(dim=-1) <= 0).any()):
+        raise RopewalkError(
+            "position_ids restart inside the row, so it holds packed documents: say where they lie with layout="
+        )

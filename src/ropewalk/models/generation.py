@@ -1,0 +1,124 @@
+"""Generation under a RoPE that depends on the length: one choice a sequence, never another one in its middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope import LongRope, RotaryEmbedding, RotaryRows, methods_from_config
+
+_CHOICE = "_ropewalk_long"
+"""Attribute of a key/value cache: for each LongRoPE method, whether the cached keys carry its long factors."""
+
+
+@contextmanager
+def generating(model: Any, total_length: int) -> Iterator[None]:
+    """Fix the length that chooses between short and long factors, for all calls while the context is open.
+
+    Alone, a call takes the length that it sees: the prompt's, then one token more at each step. Where that passes the
+    original length, cached keys would carry the short factors and queries the long ones. With a RoPE that does not
+    depend on the length this changes nothing.
+
+    Args:
+        model: from ``load_model``.
+        total_length: tokens of a sequence when it is complete: prompt and all that will be generated. All rows of a
+            batch are run with the factors of this one length.
+
+    Raises:
+        RopewalkError: if the length is below 1, or the model runs transformers' own rotary module with a RoPE that
+            depends on the length.
+
+    Example:
+        >>> with generating(model, ids.shape[1] + 200):
+        ...     model.generate(ids, max_new_tokens=200)
+    """
+    rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
+    if not rotaries:
+        methods = methods_from_config(model.config.get_text_config().to_dict()).values()
+        dependent = sorted({method.name for method in methods if method.length_dependent})
+        if dependent:
+            raise RopewalkError(
+                f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose "
+                "length cannot be fixed; load it with exact_rope=True"
+            )
+    with ExitStack() as stack:
+        for rotary in rotaries:
+            stack.enter_context(rotary.pinned(total_length))
+        yield
+
+
+def keep_one_choice(model: nn.Module) -> None:
+    """From now on a model refuses calls that would rotate with other LongRoPE factors than its cached keys.
+
+    Args:
+        model: the module that holds the rotary one. It is watched once, however often this is called.
+    """
+    # Functions, so that a copy of the model has them too.
+    if _refuse_switch not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_refuse_switch, with_kwargs=True)
+        model.register_forward_hook(_remember, with_kwargs=True)
+
+
+def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values")
+    if cache is None or not (limits := _limits(decoder)):
+        return
+    cached = int(cache.get_seq_length())
+    length, choice = _choice(decoder, limits, cached, args, kwargs)
+    # A cache that something else filled carries the factors of its own length.
+    held = getattr(cache, _CHOICE, [cached > limit for limit in limits]) if cached else choice
+    if held != choice:
+        names = ("short", "long") if choice > held else ("long", "short")
+        raise RopewalkError(
+            f"the cache holds {cached} keys with LongRoPE's {names[0]} factors and this call, with a length of "
+            f"{length} tokens, would take the {names[1]} ones; fix the length before the first token: with "
+            "ropewalk.models.load.generating(model, prompt tokens + new tokens)"
+        )
+    setattr(cache, _CHOICE, choice)
+
+
+def _remember(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """The choice of a call that made its cache itself."""
+    cache = getattr(output, "past_key_values", None)
+    if cache is None or kwargs.get("past_key_values") is not None:
+        return
+    if limits := _limits(decoder):
+        setattr(cache, _CHOICE, _choice(decoder, limits, 0, args, kwargs)[1])
+
+
+def _rotary(decoder: nn.Module) -> RotaryEmbedding | None:
+    return next((each for each in decoder.children() if isinstance(each, RotaryEmbedding)), None)
+
+
+def _limits(decoder: nn.Module) -> list[int]:
+    """Original lengths of the LongRoPE methods whose factors differ; [] where nothing can switch."""
+    rotary = _rotary(decoder)
+    return [
+        method.original_max_position_embeddings
+        for method in (rotary.methods.values() if rotary else ())
+        if isinstance(method, LongRope) and method.short_factor != method.long_factor
+    ]
+
+
+def _choice(
+    decoder: nn.Module, limits: list[int], cached: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, list[bool]]:
+    """The length that a call goes by, and for each limit whether that is beyond it."""
+    rotary = _rotary(decoder)
+    length = (rotary.total_length if rotary else None) or _length_of_call(cached, args, kwargs)
+    return length, [length > limit for limit in limits]
+
+
+def _length_of_call(cached: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Tokens that the rotary module takes the sequence for."""
+    positions = kwargs.get("position_ids")
+    if positions is not None:
+        return int(positions.max()) + 1
+    ids = args[0] if args else kwargs.get("input_ids")
+    ids = kwargs.get("inputs_embeds") if ids is None else ids
+    # Without either the model itself has something to say.
+    return cached + (0 if ids is None else int(ids.shape[1]))

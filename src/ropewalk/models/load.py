@@ -1,0 +1,383 @@
+"""Loading a transformers model with our attention and rotary module in place, and saving it without them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
+from ropewalk.attention import AttentionSpec, require_engine_name
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.io.files import check_model_place, not_found
+from ropewalk.models import attention_hooks
+from ropewalk.models.checkpoint_config import CheckpointConfig, read_checkpoint_config
+from ropewalk.models.config_class import CONFIG_ERRORS, one_line
+from ropewalk.models.config_defaults import decoder_values
+from ropewalk.models.generation import generating as generating
+from ropewalk.models.generation import keep_one_choice
+from ropewalk.models.rotary import rope_of as rope_of
+from ropewalk.models.rotary import rope_of_rows as rope_of_rows
+from ropewalk.models.rotary import rotary_module as rotary_module
+from ropewalk.models.rotary import swap_rotary
+from ropewalk.rope import LongRope, RopeMethod, for_all_readers, methods_from_config, replace_methods
+from ropewalk.rope import trained_length as trained_length_of
+from ropewalk.rope.layers import SINKS, packing_refusals, shortest_window
+
+log = logging.getLogger("ropewalk")
+
+
+def load_model(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None = None,
+    engine: str = "auto",
+    dtype: torch.dtype | str = "auto",
+    exact_rope: bool = True,
+    device: torch.device | str | None = None,
+    max_position_embeddings: int | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """Load a causal decoder so that ``model(input_ids, layout=layout)`` attends as the layout says.
+
+    Args:
+        path_or_id: folder in Hugging Face layout, or hub id.
+        rope: the RoPE method to run with and to write into the model's config; the checkpoint's own if None.
+        engine: attention engine for calls with a layout, or ``auto``.
+        dtype: dtype of the parameters; ``auto`` is the checkpoint's own.
+        exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
+        device: where to put the model; left where transformers loads it if None.
+        max_position_embeddings: context in tokens to write into the config beside ``rope``.
+        trust_remote_code: run model code from the checkpoint. Never on by default.
+
+    Returns:
+        The transformers model, in evaluation mode. ``generate()`` works as ever; with longrope that passes the
+        original length, inside :func:`generating`.
+
+    Raises:
+        RopewalkError: if the checkpoint is missing, has no RoPE, or cannot be served; the message says why.
+    """
+    from transformers import AutoModelForCausalLM
+
+    require_engine_name(engine)
+    attention_hooks.register()
+    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path_or_id,
+            config=config,
+            dtype=dtype,
+            attn_implementation=_implementation(config),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            # Both kinds of unfit weights are refused below, by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise RopewalkError(f"cannot load the model in {path_or_id}: {_first_line(error)}") from error
+    except KeyError as error:
+        if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
+            raise
+        raise EngineError(
+            f"{config.model_type} takes no attention function from outside, so it cannot run on packed rows"
+        ) from error
+    _refuse_incomplete(path_or_id, loading)
+    if device is not None:
+        model.to(device)
+    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    return model.eval()
+
+
+def empty_model(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None = None,
+    engine: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    exact_rope: bool = True,
+    max_position_embeddings: int | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """What :func:`load_model` gives, but its parameters have no memory (device ``meta``): to be sharded, then filled.
+
+    Args:
+        path_or_id, rope, engine, exact_rope, max_position_embeddings, trust_remote_code: as for load_model.
+        dtype: of the parameters.
+    """
+    from transformers import AutoModelForCausalLM
+
+    require_engine_name(engine)
+    attention_hooks.register()
+    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=_implementation(config),
+            trust_remote_code=trust_remote_code,
+        )
+    # The rotary module computes its frequencies when it is made, and has none on the device meta.
+    parent, attribute, stock = rotary_module(model)
+    setattr(parent, attribute, type(stock)(config=config.get_text_config()))
+    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    return model.eval()
+
+
+def _configured(
+    path_or_id: str | os.PathLike[str],
+    rope: RopeMethod | None,
+    max_position_embeddings: int | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Mapping[str | None, RopeMethod]]:
+    """The config to build a model with, and the RoPE method of each layer type."""
+    config = read_config(path_or_id, trust_remote_code)
+    if rope is None:
+        return config, methods_from_config(config.to_dict())
+    in_config = replace(rope, start_tokens=0) if isinstance(rope, LongRope) else rope
+    return with_rope(config, in_config, max_position_embeddings), {None: rope}
+
+
+def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers; nobody wants those trained on."""
+    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
+        # A mismatched key comes with its two shapes.
+        keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise RopewalkError(f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}")
+
+
+def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> Any:
+    """The transformers config of a folder or hub id; what its file leaves to the class is said aloud, once.
+
+    Raises:
+        RopewalkError: if there is none, it says nothing of RoPE, or it contradicts itself.
+    """
+    from transformers import AutoConfig
+
+    _check_exists(path_or_id)
+    try:
+        config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
+    except (*CONFIG_ERRORS, OSError) as error:
+        if not Path(path_or_id).exists():
+            raise not_found(path_or_id, "config.json", error) from error
+        raise RopewalkError(f"cannot read a model config from {path_or_id}: {one_line(error)}") from error
+    if getattr(config.get_text_config(), "alibi", False):
+        raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
+    methods_from_config(config.get_text_config().to_dict())
+    if type(config).__module__.startswith("transformers."):
+        # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
+        _say_defaults(str(path_or_id), read_checkpoint_config(str(path_or_id)))
+    return config
+
+
+def _say_defaults(path_or_id: str, checkpoint: CheckpointConfig) -> None:
+    """Llama 2's config.json names no theta, and transformers fills in its class's own: never silently."""
+    if checkpoint.defaults and path_or_id not in _told:
+        _told.add(path_or_id)
+        for key, value in checkpoint.defaults.items():
+            log.warning(
+                "%s/config.json gives no %s; %s's own default of %s is used",
+                path_or_id.rstrip("/"),
+                key,
+                checkpoint.config_class,
+                f"{value:g}" if isinstance(value, float) else value,
+            )
+
+
+_told: set[str] = set()
+"""Checkpoints whose defaults were mentioned: once a process is enough."""
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        RopewalkError: if there is no such device, or no CUDA where it was asked for.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RopewalkError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise RopewalkError(f"device {name} is not supported; choose auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RopewalkError(f"device {name} was asked for, but torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def attach(
+    model: Any,
+    engine: str = "auto",
+    exact_rope: bool = True,
+    methods: Mapping[str | None, RopeMethod] | None = None,
+) -> None:
+    """Put our attention, and with ``exact_rope`` our rotary module, into a transformers model in memory.
+
+    Attached again, a model takes the new engine.
+
+    Args:
+        model: a causal decoder from transformers; changed in place.
+        engine: attention engine for calls with a layout.
+        exact_rope: swap the rotary module for one with float64 angles.
+        methods: RoPE method of each layer type; read from the model's config if None.
+
+    Raises:
+        EngineError: if the model mixes in layers that packed rows cannot pass through.
+        RopewalkError: if its rotary module does not compute what its config says.
+    """
+    config = model.config.get_text_config()
+    values = decoder_values(config)
+    if methods is None:
+        methods = methods_from_config(values)
+    _refuse_architecture(model, values)
+    attention_hooks.register()
+    model.set_attn_implementation(_implementation(config))
+    if exact_rope:
+        swap_rotary(model, methods)
+        keep_one_choice(rotary_module(model)[0])
+    elif any(getattr(method, "start_tokens", 0) for method in methods.values()):
+        raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
+    hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
+    if hooks is None:
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, shortest_window(values))
+        model._ropewalk_hooks.install(model)
+    else:
+        hooks.engine = engine
+
+
+def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | None = None) -> Any:
+    """A copy of a transformers config that says this RoPE method and nothing else about RoPE.
+
+    Args:
+        config: a transformers config.
+        method: for all layers.
+        max_position_embeddings: the context in tokens from now on; as it is if None.
+
+    Raises:
+        RopewalkError: if the model has a method of its own for each layer type (one for all of them would
+            change layers that are not meant), or its config cannot hold this method.
+    """
+    layer_types = [kind for kind in methods_from_config(config.to_dict()) if kind is not None]
+    if layer_types:
+        raise RopewalkError(
+            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(layer_types)}); one "
+            "method for all of them is refused, since it would change layers that are not meant"
+        )
+    values = replace_methods(config.to_dict(), method)
+    if max_position_embeddings is not None:
+        values["max_position_embeddings"] = max_position_embeddings
+    values = for_all_readers(values)
+    try:
+        return type(config).from_dict(values)
+    except (ValueError, KeyError, StrictDataclassError) as error:
+        # Phi-3 takes longrope only, and reads yarn as that.
+        raise RopewalkError(
+            f"the config of {config.model_type} cannot hold the RoPE method {method.name}: "
+            f"{' '.join(str(error).split())}; theta always fits"
+        ) from error
+
+
+def trained_length(config: Any) -> int:
+    """Tokens that a checkpoint was trained for: some say only the original length beside their factor.
+
+    Args:
+        config: the transformers config of the language model (``config.get_text_config()``).
+    """
+    values = config.to_dict()
+    return trained_length_of(values, methods_from_config(values).get(None))
+
+
+def attention_spec(
+    config: Any, device: torch.device | str, dtype: torch.dtype, backward: bool = True, ring: bool = False
+) -> AttentionSpec:
+    """What a model's layers ask of an attention engine.
+
+    Args:
+        config: the transformers config of the language model (``config.get_text_config()``).
+        device, dtype: of queries, keys and values.
+        backward: whether gradients are wanted.
+        ring: whether keys travel around a ring of ranks.
+    """
+    return AttentionSpec(
+        device,
+        dtype,
+        # Latent attention calls the rotated part of a head its head_dim.
+        getattr(config, "qk_head_dim", None)
+        or getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
+        getattr(config, "v_head_dim", None),
+        getattr(config, "attn_logit_softcapping", None),
+        backward,
+        ring,
+    )
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keep each layer's input instead of its activations, and compute the layer again in the backward."""
+    options = {"use_reentrant": False}
+    # transformers 5.23 has a new name for it and warns of the old one.
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)
+
+
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Put a model's parameters into a dtype, in place, and nothing else.
+
+    ``model.to(dtype)`` would round buffers as well, the frequencies of transformers' own rotary modules among them.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def save_model(
+    model: Any, folder: Path, tokenizer: Any = None, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Write a folder that plain transformers loads: our hooks and modules leave no trace in it.
+
+    ``state_dict`` is saved in place of the model's own, if given.
+
+    The caller makes the folder appear under its final name; see ``ropewalk.training.checkpoint.single``.
+    """
+    model.save_pretrained(folder, state_dict=state_dict)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _refuse_architecture(model: Any, values: Mapping[str, Any]) -> None:
+    refused = packing_refusals(values)
+    if not refused and any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters()):
+        refused = [SINKS]
+    if refused:
+        raise EngineError(f"{type(model).__name__} {refused[0]}")
+
+
+def _implementation(config: Any) -> str:
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return attention_hooks.OVER_EAGER if capped else attention_hooks.OVER_SDPA
+
+
+def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
+    path = Path(path_or_id)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise RopewalkError(
+                f"{path} is a folder without a config.json: not a model in Hugging Face layout"
+            )
+    elif path.is_file():
+        raise RopewalkError(f"{path} is a file; a model is a folder with config.json and weights")
+    else:
+        check_model_place(path_or_id)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,329 @@
+"""Attention that mends RoPE's precision as a user would run it: over PyTorch's fused attention, nothing emulated.
+
+A mend is a registered attention function and a rotary module, both in place for as long as a context is open. All
+functions end in transformers' own ``sdpa`` function with transformers' own masks, so grouped heads, sliding windows
+and the choice of a kernel are those of a stock model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.rotary import rotary_module, swap_rotary
+from ropewalk.rope import RopeMethod, RotaryEmbedding, methods_from_config
+
+FLASH_HEAD_DIM = 256
+"""The widest head that flash attention takes on CUDA."""
+
+FUSED_MENDS = (
+    "exact angles",
+    "float32 rotation",
+    "tf32 attention",
+    "split product",
+    "float32 attention",
+)
+"""Mends that run over fused attention with the exact rotary module."""
+
+
+def twin_of(model: Any, dtype: torch.dtype) -> Any:
+    """A copy of a model to experiment on, as transformers would load it in a dtype: the model itself never changes.
+
+    Weights that are in ``dtype`` already are shared, not copied. The rotary module keeps the frequencies that it has,
+    which ``model.to(dtype)`` would round.
+
+    Args:
+        model: a causal decoder from transformers with its own rotary module.
+        dtype: of the twin's parameters and saved buffers.
+
+    Returns:
+        The twin, in evaluation mode.
+
+    Raises:
+        RopewalkError: if the model has not one rotary module of transformers' own.
+    """
+    if isinstance(rotary_module(model)[2], RotaryEmbedding):
+        raise RopewalkError(
+            f"{type(model).__name__} runs ropewalk's rotary module already; load it with exact_rope=False"
+        )
+    with torch.no_grad():
+        memo: dict[int, Any] = {id(p): _in_dtype(p, dtype) for p in model.parameters()}
+    twin = copy.deepcopy(model, memo)
+    saved = twin.state_dict().keys()
+    for path, module in twin.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # What is not saved, the frequencies among it, the class computes in float32 whatever is loaded.
+            is_saved = (f"{path}.{name}" if path else name) in saved
+            if is_saved and buffer.is_floating_point():
+                setattr(module, name, buffer.to(dtype))
+    return twin.eval()
+
+
+def _in_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    if not parameter.is_floating_point() or parameter.dtype == dtype:
+        return parameter
+    return nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+
+
+def fused_refusal(model: Any) -> str | None:
+    """Why a model cannot run over PyTorch's fused attention, in a sentence; None if it can."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    cap = getattr(config, "attn_logit_softcapping", None)
+    if cap is not None:
+        return f"{name} caps its attention scores at {cap:g}, which PyTorch's fused attention cannot do"
+    if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
+        return f"{name} has learned attention sinks, which PyTorch's fused attention cannot do"
+    # The classes say it themselves, and from_pretrained goes by it; a registered function is not held to it.
+    if not getattr(model, "_supports_sdpa", True):
+        return f"transformers does not run {name} over PyTorch's fused attention"
+    return None
+
+
+def exact_rotary(model: Any) -> RotaryEmbedding:
+    """The rotary module with float64 angles that fits a model, which keeps its own.
+
+    Raises:
+        RopewalkError: if the model's own does not compute what its config says.
+    """
+    parent, attribute, own = rotary_module(model)
+    methods: Mapping[str | None, RopeMethod] = methods_from_config(model.config.get_text_config().to_dict())
+    try:
+        swap_rotary(model, methods)
+        exact = getattr(parent, attribute)
+    finally:
+        setattr(parent, attribute, own)
+    assert isinstance(exact, RotaryEmbedding)
+    return exact
+
+
+class RoundedRotaryEmbedding(nn.Module):
+    """Exact angles, but cos and sin in the dtype of the activations, so that the rotation runs in it as well."""
+
+    def __init__(self, exact: RotaryEmbedding) -> None:
+        super().__init__()
+        self.exact = exact
+
+    def forward(self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        """cos and sin in ``x.dtype``, ``[batch, length, rotary_dim]`` each; arguments as the exact module's."""
+        cos, sin = self.exact(x, position_ids, *kind, **named)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@contextmanager
+def attending(model: Any, implementation: str) -> Iterator[None]:
+    """Run a model with an attention implementation by name while the context is open.
+
+    Args:
+        model: a causal decoder; its rotary module stays.
+        implementation: ``eager``, ``sdpa``, or a name registered with transformers.
+
+    Raises:
+        EngineError: if the model does not take it.
+    """
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(implementation)
+        # transformers only warns of a class that computes attention in a way of its own.
+        if model.config._attn_implementation != implementation:
+            raise EngineError(f"{type(model).__name__} takes no attention function from outside")
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def mended(model: Any, name: str, exact: RotaryEmbedding) -> Iterator[set[torch.dtype]]:
+    """Run a model with one of :data:`FUSED_MENDS` while the context is open.
+
+    Args:
+        model: a causal decoder whose weights are in the dtype that the mend is for.
+        name: of the mend.
+        exact: of :func:`exact_rotary`.
+
+    Yields:
+        The dtypes in which queries arrived at the attention function so far; stays empty for ``exact angles``.
+
+    Raises:
+        RopewalkError: if there is no such mend.
+    """
+    if name not in FUSED_MENDS:
+        raise RopewalkError(f"unknown mend {name!r}; choose one of {', '.join(FUSED_MENDS)}")
+    _register()
+    parent, attribute, own = rotary_module(model)
+    arrived: set[torch.dtype] = set()
+    with ExitStack() as stack:
+        stack.enter_context(attending(model, _registered(name)))
+        stack.callback(setattr, parent, attribute, own)
+        setattr(parent, attribute, RoundedRotaryEmbedding(exact) if name == "exact angles" else exact)
+        _arrived.append(arrived)
+        stack.callback(_arrived.pop)
+        yield arrived
+
+
+_arrived: list[set[torch.dtype]] = []
+
+
+def _registered(name: str) -> str:
+    return "sdpa" if name == "exact angles" else f"ropewalk_{name.replace(' ', '_')}"
+
+
+def _register() -> None:
+    """Make the mends known to transformers, with the mask function of its fused attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    for name, function in _FUNCTIONS.items():
+        AttentionInterface.register(_registered(name), function)
+        AttentionMaskInterface.register(_registered(name), ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def _fused(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """transformers' fused attention: ``[batch, length, heads, value_dim]`` in the dtype of all three."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask.to(query.dtype)
+    output: Tensor = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)[0]
+    return output
+
+
+def _arrives(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
+    if options.get("s_aux") is not None or options.get("softcap") is not None:
+        raise EngineError(f"{type(module).__name__} does to its scores what PyTorch's fused attention cannot")
+    if _arrived:
+        _arrived[-1].add(query.dtype)
+
+
+def float32_rotation(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Queries and keys, rotated in float32, are rounded once, to the values' dtype, and attended in it.
+
+    Args:
+        module: the attention layer.
+        query: ``[batch, heads, length, head_dim]``, float32 from an exact rotation.
+        key: ``[batch, kv_heads, length, head_dim]``, likewise.
+        value: ``[batch, kv_heads, length, value_dim]`` in the model's dtype.
+        attention_mask: as transformers makes it for ``sdpa``, or None for plain causal attention.
+        options: what else transformers hands to attention functions.
+
+    Returns:
+        ``[batch, length, heads, value_dim]`` in the values' dtype, and no weights.
+    """
+    _arrives(module, query, options)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return _fused(module, query, key, value, attention_mask, **options), None
+
+
+def float32_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Queries and keys stay float32, values are widened to it, and only the output is rounded.
+
+    Fused attention has one dtype for all three, so a product in float32 with values in the model's dtype does not
+    exist: this is attention in float32 throughout. Arguments and result as :func:`float32_rotation`.
+    """
+    return _in_float32(module, query, key, value, attention_mask, "ieee", options), None
+
+
+def tf32_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """:func:`float32_attention` with TF32 allowed, for CUDA devices that have it.
+
+    PyTorch's memory-efficient kernel, which serves float32 there, computes each product as three in TF32 with or
+    without leave (CUTLASS's ``OpMultiplyAddFastF32``): allowed TF32 makes a difference where no fused kernel serves.
+    """
+    return _in_float32(module, query, key, value, attention_mask, "tf32", options), None
+
+
+def _in_float32(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    precision: str,
+    options: dict[str, Any],
+) -> Tensor:
+    _arrives(module, query, options)
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    # Around the attention alone: the projections of a float32 model are not what is mended.
+    matmul.fp32_precision = precision
+    try:
+        output = _fused(module, query.float(), key.float(), value.float(), attention_mask, **options)
+    finally:
+        matmul.fp32_precision = before
+    return output.to(value.dtype)
+
+
+def split_product(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Queries and keys as sums of two numbers of the values' dtype, and of their four products the three largest.
+
+    ``[q_high, q_high, q_low] · [k_high, k_low, k_high]`` over three times the head's width is one call of fused
+    attention in the model's dtype, whose kernels sum products in float32. Arguments and result as
+    :func:`float32_rotation`.
+    """
+    _arrives(module, query, options)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q_high, q_low = _halves(query, value.dtype)
+    k_high, k_low = _halves(key, value.dtype)
+    query = torch.cat((q_high, q_high, q_low), dim=-1)
+    key = torch.cat((k_high, k_low, k_high), dim=-1)
+    width, wider = value.shape[-1], query.shape[-1]
+    # Flash attention wants values as wide as the keys; beyond its widest head only kernels are left that do not,
+    # while on the CPU the alternative would materialise all scores.
+    if value.device.type == "cpu" or wider <= FLASH_HEAD_DIM:
+        value = nn.functional.pad(value, (0, wider - width))
+    output = _fused(module, query, key, value, attention_mask, scaling=scaling, **options)
+    return output[..., :width], None
+
+
+def _halves(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    high = x.to(dtype)
+    return high, (x - high).to(dtype)
+
+
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, None]]] = {
+    "float32 rotation": float32_rotation,
+    "tf32 attention": tf32_attention,
+    "split product": split_product,
+    "float32 attention": float32_attention,
+}

@@ -1,0 +1,183 @@
+"""A transformers model over many ranks: FSDP2 shards, filled by one rank that reads the checkpoint."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ropewalk.errors import EngineError
+from ropewalk.models.intercept import kept_in_float32
+from ropewalk.models.load import empty_model, load_model
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.parallel import Mesh, World
+from ropewalk.rope import RopeMethod
+
+
+def load_sharded(
+    path_or_id: str | os.PathLike[str],
+    mesh: Mesh,
+    world: World,
+    device: torch.device,
+    rope: RopeMethod | None = None,
+    engine: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    compute_dtype: torch.dtype | None = None,
+    exact_rope: bool = True,
+    max_position_embeddings: int | None = None,
+    trust_remote_code: bool = False,
+) -> LossModel:
+    """A checkpoint whose parameters lie in shards over the ranks; every rank calls this.
+
+    Rank 0 alone reads it, into CPU memory and in the checkpoint's own dtype, and sends it out one parameter at a
+    time. No rank but the first ever holds more than its shard and one parameter.
+
+    Args:
+        path_or_id, rope, engine, exact_rope, max_position_embeddings, trust_remote_code: as for ``load_model``.
+        mesh, world: of this run.
+        device: this rank's.
+        dtype: of the shards.
+        compute_dtype: that parameters are gathered in; gradients are reduced in float32. ``dtype`` if None.
+
+    Returns:
+        The model with its output head, sharded, in evaluation mode.
+
+    Raises:
+        RopewalkError: as load_model, on every rank.
+    """
+    options: dict[str, Any] = {
+        "rope": rope,
+        "engine": engine,
+        "exact_rope": exact_rope,
+        "max_position_embeddings": max_position_embeddings,
+        "trust_remote_code": trust_remote_code,
+    }
+    source: list[Any] = []
+
+    def read() -> None:
+        """Kept where only rank 0 finds it: what lead returns travels to all ranks."""
+        whole = load_model(path_or_id, dtype="auto", **options)
+        OutputHead.of(whole)
+        decoder_layers(whole)
+        source.append(whole)
+
+    world.lead(read)
+    model = empty_model(path_or_id, dtype=dtype, **options)
+    trained = LossModel(model, OutputHead.unchecked(model))
+    shard_model(trained, mesh, compute_dtype)
+    _materialise(trained, device)
+    _fill(model, source[0] if source else None)
+    return trained.eval()
+
+
+def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | None = None) -> None:
+    """Shard a model in place: one unit a decoder layer, and one of all the rest, tied parameters among it.
+
+    Args:
+        trained: on the CPU or the device ``meta``.
+        mesh: parameters are sharded over all its ranks but replicas.
+        compute_dtype: that parameters are gathered in; as they are if None. What is handed from layer to layer is not
+            cast: cos and sin of RoPE stay float32.
+
+    Raises:
+        EngineError: as :func:`decoder_layers`.
+    """
+    layers = decoder_layers(trained.model)
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype,
+        reduce_dtype=None if compute_dtype is None else torch.float32,
+        cast_forward_inputs=False,
+    )
+    dimensions = mesh.device_mesh if mesh.shape.replicate > 1 else mesh.device_mesh["shard_all"]
+    for module in (*layers, trained):
+        fully_shard(module, mesh=dimensions, mp_policy=policy)
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The layers of a model that are sharded one by one: those that transformers checkpoints one by one.
+
+    Raises:
+        EngineError: if it has none.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise EngineError(
+            f"{type(model).__name__} is not built of transformers' decoder layers, so it cannot be sharded; train it "
+            "with one process"
+        )
+    return layers
+
+
+def _materialise(module: nn.Module, device: torch.device) -> None:
+    """Memory for shards that have none. Not ``to_empty``, which would untie tied parameters and undo buffers."""
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                empty = torch.empty_like(parameter, device=device)
+                made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+            setattr(owner, name, made[id(parameter)])
+        for name, buffer in owner.named_buffers(recurse=False):
+            there = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+            setattr(owner, name, there)
+
+
+@torch.no_grad()
+def _fill(model: Any, source: Any | None) -> None:
+    """Send every parameter and buffer of rank 0's whole model to the shards of all ranks, in one order."""
+    parameters = {} if source is None else dict(source.named_parameters())
+    for name, shard in model.named_parameters():
+        full = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
+        if source is not None:
+            full.copy_(parameters[name])
+        dist.broadcast(full, src=0)
+        shard.to_local().copy_(local_part(full, shard))
+    buffers = {} if source is None else dict(source.named_buffers())
+    for name, buffer in model.named_buffers():
+        if source is not None:
+            buffer.copy_(buffers[name])
+        dist.broadcast(buffer, src=0)
+
+
+def local_part(full: Tensor, like: DTensor) -> Tensor:
+    """This rank's shard of a whole tensor that every rank has, cut as ``like`` is."""
+    cut = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+    return cut.to_local()
+
+
+@torch.no_grad()
+def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """A sharded model's parameters and saved buffers, whole, on rank 0's CPU; nothing on the other ranks.
+
+    Gathered one by one: beside its shards no rank but the first ever holds more than one parameter. Of tied parameters
+    there is one name. Every rank must call this.
+
+    Args:
+        model: a transformers model, whole or sharded.
+        world: the ranks that hold it.
+        dtype: of the result, but for what transformers keeps in float32; as it is if None.
+    """
+    state: dict[str, Tensor] = {}
+    kept = set() if dtype is None else kept_in_float32(model, dtype)
+
+    def take(name: str, full: Tensor, in_float32: bool) -> None:
+        if world.leads:
+            other = dtype is not None and full.is_floating_point() and not in_float32
+            state[name] = full.detach().to("cpu", dtype if other else full.dtype)
+
+    for name, parameter in model.named_parameters():
+        # Gathering is the work of all ranks.
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        take(name, whole, id(parameter) in kept)
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            take(name, buffer, in_float32=False)
+    return state

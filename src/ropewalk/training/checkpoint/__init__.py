@@ -1,0 +1,1 @@
+"""Checkpoints of one process and of several."""

@@ -1,0 +1,1 @@
+"""The recipe: everything that decides a run, as a person writes it."""

@@ -1,0 +1,224 @@
+"""What of a recipe may change between a run and its ``--resume``: each key says it where it is declared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ropewalk.errors import RopewalkError
+from ropewalk.training.optimizer import learning_rate_at
+from ropewalk.training.recipe.data import OnResume, Strict
+from ropewalk.training.recipe.file import model_in
+from ropewalk.training.recipe.recipe import Change, Recipe, Stage
+
+Key = tuple[str | int, ...]
+"""Where a value stands in a recipe: ``("stages", 0, "steps")``."""
+
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, as far as its recipe's keys are concerned.
+
+    Attributes:
+        stage: that it has reached, counted from 0.
+        step: steps of it that are done.
+        begun: stages whose RoPE is settled; those from this number on may still become others.
+    """
+
+    stage: int = 0
+    step: int = 0
+    begun: int = 0
+
+
+@dataclass(frozen=True)
+class Changes:
+    """In what a recipe differs from that of the run which it goes on with.
+
+    Attributes:
+        onward: what holds from now on, for the recipe's history.
+        same: keys whose new value must come to the same as the old one.
+        stages: stages, counted from 0, that had not begun and are new, gone, or no longer of the same rows or RoPE.
+    """
+
+    onward: tuple[Change, ...]
+    same: frozenset[str]
+    stages: tuple[int, ...]
+
+    def sentences(self, old: Recipe, new: Recipe) -> list[str]:
+        """What changes and from when on, for people; none where nothing does."""
+        if not self.onward:
+            return []
+        stage, step = self.onward[0].stage, self.onward[0].step
+        said = [f"{each.key} {_told(each.old)} -> {_told(each.new)}" for each in self.onward]
+        told = [f"the recipe changes after step {step} of stage {stage + 1}: {'; '.join(said)}"]
+        if stage < min(len(old.stages), len(new.stages)):
+            told.extend(_rates(stage, old.stages[stage], new.stages[stage], step))
+        return told
+
+
+def on_resume(model: type[Strict], name: str) -> OnResume:
+    """What a key's declaration says of ``--resume``.
+
+    Raises:
+        TypeError: if neither the key nor its class says it; our own mistake, and a test finds it.
+    """
+    own = [each for each in model.model_fields[name].metadata if isinstance(each, OnResume)]
+    found = own[0] if own else model.on_resume
+    if found is None:
+        raise TypeError(f"{model.__name__}.{name} does not say what --resume does with it")
+    return found
+
+
+def is_group(field: FieldInfo) -> bool:
+    """Whether a field always holds other keys, which say themselves what ``--resume`` does with them."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
+    """Compare the recipe of a run with the one that is to go on with it.
+
+    Args:
+        old: of the run so far.
+        new: given with ``--resume``.
+        progress: of the run.
+
+    Raises:
+        RopewalkError: for a key that may not change, or no longer, with the reason.
+    """
+    onward: list[Change] = []
+    same: set[str] = set()
+    refused: list[str] = []
+    stages: set[int] = set()
+    for number in range(max(len(old.stages), len(new.stages))):
+        pair = [each.stages[number] if number < len(each.stages) else None for each in (old, new)]
+        if number < progress.begun:
+            if pair[1] is None:
+                refused.append(f"stages: stage {number + 1} has begun, and is no longer there")
+            continue
+        for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
+            rule = _rule(key)
+            if rule.kind == "same":
+                same.add(_name(key))
+            elif rule.kind != "free":
+                onward.append(_change(key, was, is_, progress))
+                if rule.kind == "fixed" or len(key) == 2:
+                    stages.add(number)
+    if stages and any(stage.rope.search is not None for stage in old.stages[: progress.begun]):
+        # A longer target takes more of them for its evaluation.
+        refused.append(
+            "stages: a search has chosen factors on held-out documents that the evaluation left to it"
+        )
+    begun = min(progress.begun, len(old.stages), len(new.stages))
+    before, after = (_plain(each.model_copy(update={"stages": each.stages[:begun]})) for each in (old, new))
+    for key, was, is_ in _differences(before, after):
+        rule, name = _rule(key), _name(key)
+        if rule.kind == "same":
+            same.add(name)
+        elif rule.kind == "fixed":
+            refused.append(f"{name} {_told(was)} -> {_told(is_)}: {rule.why}")
+        elif rule.kind == "onward":
+            reason = _too_late(key, old, new, progress)
+            if reason is None:
+                onward.append(_change(key, was, is_, progress))
+            else:
+                refused.append(f"{name} {_told(was)} -> {_told(is_)}: {reason}")
+    if refused:
+        raise RopewalkError(
+            f"the recipe differs from that of the run in what may not change: {'; '.join(refused[:3])}; restore it, or "
+            "give another output and begin a new run"
+        )
+    return Changes(tuple(onward), frozenset(same), tuple(sorted(stages)))
+
+
+def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | None:
+    """Why a key that holds from now on can no longer change; None if it can."""
+    if key[0] != "stages":
+        return None
+    number = int(key[1])
+    was, steps = old.stages[number].steps, new.stages[number].steps
+    if number < progress.stage:
+        return f"stage {number + 1} is done"
+    if number > progress.stage:
+        return None
+    if key[2] == "steps":
+        if not was:
+            return "the stage trains nothing; train in another stage behind it"
+        return f"{progress.step} steps of stage {number + 1} are done" if steps < progress.step else None
+    if steps <= progress.step:
+        return f"all steps of stage {number + 1} are done, and none is left for it; give more steps with it"
+    return None
+
+
+def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
+    """What becomes of the learning rate of a stage of which ``step`` steps are done, if anything does."""
+
+    def rate(stage: Stage, at: int) -> float:
+        return learning_rate_at(at, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule)
+
+    # Beyond a decaying schedule's end it has no rate.
+    has_rate = old.steps if old.schedule != "constant" else new.steps
+    if all(at < has_rate and rate(old, at) == rate(new, at) for at in range(step, new.steps)):
+        return []
+    before = f"{rate(old, step - 1):.3g} in step {step}, and " if step else ""
+    instead = f" instead of {rate(old, step):.3g}" if step < has_rate else ""
+    return [
+        f"the learning rate of stage {number + 1} is {before}{rate(new, step):.3g} in step {step + 1}{instead}; "
+        f"{new.schedule}, it is {rate(new, new.steps - 1):.3g} in the last step, {new.steps}"
+    ]
+
+
+def _rule(key: Key) -> OnResume:
+    """What the last key on the way says that is declared: below it are names of the user's own, such as sources."""
+    model: type[BaseModel] | None = Recipe
+    found: OnResume | None = None
+    for depth, part in enumerate(key):
+        if isinstance(part, int):
+            continue
+        if model is None or part not in model.model_fields:
+            break
+        assert issubclass(model, Strict)
+        inner = model_in(model.model_fields[part].annotation)
+        if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
+            found = on_resume(model, part)
+        model = inner
+    assert found is not None, key
+    return found
+
+
+def _change(key: Key, old: Any, new: Any, progress: Progress) -> Change:
+    return Change(key=_name(key), old=old, new=new, stage=progress.stage, step=progress.step)
+
+
+def _name(key: Key) -> str:
+    return ".".join(map(str, key))
+
+
+def _plain(value: BaseModel | None) -> Any:
+    return None if value is None else value.model_dump(mode="json", exclude={"history"})
+
+
+def _differences(old: Any, new: Any, key: Key = ()) -> Iterator[tuple[Key, Any, Any]]:
+    """Keys in which two values differ, with both."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            yield from _differences(old.get(name), new.get(name), (*key, name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, pair in enumerate(zip(old, new, strict=True)):
+            yield from _differences(*pair, (*key, number))
+    elif old != new:
+        yield key, old, new
+
+
+def _told(value: Any) -> str:
+    """A value in a message; of a stage what tells it from others."""
+    if isinstance(value, dict) and {"context", "steps"} <= value.keys():
+        return f"{value['context']} tokens with {value['steps']} steps"
+    text = "none" if value is None else json.dumps(value) if not isinstance(value, str) else value
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,157 @@
+"""The recipe's part on RoPE: the method of a stage, and how factors are searched for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ropewalk.errors import RopewalkError
+from ropewalk.search.algorithms import DEFAULT_ALGORITHM, check_algorithm
+from ropewalk.search.space import SMALLEST
+from ropewalk.training.recipe.data import FREE, SAME, Count, OnResume, Strict
+
+SEEDS = 3
+"""PI, NTK and YaRN; of the short factors one less."""
+
+
+class ShortContext(Strict):
+    """How the short factors are searched for after the last stage."""
+
+    on_resume = OnResume("fixed", "it decides a search of the run")
+
+    algorithm: str = Field(DEFAULT_ALGORITHM, description="as of `ropewalk search`")
+    budget: Count = Field(500, ge=1, description="forwards: one candidate on one document each")
+    documents: Count = Field(5, ge=1, description="held-out rows that candidates are measured on")
+    largest: float | None = Field(
+        None,
+        ge=SMALLEST,
+        description="cap of the factors; 1.25 times the extension, or half of the largest long factor for short ones",
+    )
+    racing: bool = Field(
+        True, description="drop candidates that are clearly behind after their first documents"
+    )
+    batch: Annotated[Count, FREE] = Field(1, ge=1, description="candidates in one forward pass")
+
+    @field_validator("algorithm")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            check_algorithm(name)
+        except RopewalkError as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    @model_validator(mode="after")
+    def _pays_for_the_seeds(self) -> ShortContext:
+        rows = self.documents * (2 if getattr(self, "short_penalty", 0.0) else 1)
+        if self.budget < SEEDS * rows:
+            raise ValueError(
+                f"budget {self.budget} does not pay for the {SEEDS} candidates that a search begins with, on {rows} "
+                f"rows each; give {SEEDS * rows} or more"
+            )
+        return self
+
+
+class Search(ShortContext):
+    """How a stage's long factors are searched for; `search: {}` takes the defaults."""
+
+    short_penalty: float = Field(
+        0.0, ge=0, description="weight of what is lost at the length trained for, in nats a nat"
+    )
+    weights: Literal["current", "checkpoint"] = Field(
+        "current",
+        description="measure on what the stage begins with, or on the recipe's model (the paper's first two lengths)",
+    )
+
+
+class Rope(Strict):
+    """How a stage changes RoPE; parameters that are not given are derived, or as published.
+
+    A plain string in the recipe is its method.
+    """
+
+    on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
+
+    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope", "auto"] = Field(
+        "theta", description="see the table of methods above"
+    )
+    rope_theta: float | Literal["auto"] = Field(
+        "auto",
+        description="theta: the new base; auto takes what `ropewalk inspect --target` recommends",
+    )
+    factor: float | None = Field(None, description="linear, ntk, yarn, llama3; target over trained length")
+    attention_factor: float | None = Field(None, description="yarn, longrope")
+    beta_fast: float | None = Field(None, description="yarn; 32")
+    beta_slow: float | None = Field(None, description="yarn; 1")
+    mscale: float | None = Field(None, description="yarn (DeepSeek's variant)")
+    mscale_all_dim: float | None = Field(None, description="yarn (DeepSeek's variant)")
+    truncate: bool | None = Field(None, description="yarn; whether the ramp's ends are whole dimensions")
+    low_freq_factor: float | None = Field(None, description="llama3; 1")
+    high_freq_factor: float | None = Field(None, description="llama3; 4")
+    short_factor: tuple[float, ...] | None = Field(
+        None, description="longrope; one a rotary pair; 1s, or those of the checkpoint"
+    )
+    long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
+    factors: Annotated[str | None, SAME] = Field(
+        None,
+        description="longrope; or: a factor table, as `ropewalk search` writes it, for this context or more",
+    )
+    search: Search | None = Field(
+        None, description="longrope; or: search the long factors right before the stage"
+    )
+    start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
+    candidates: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="auto; rules that set a base, `theta=5.0e6`, and `current`; "
+        "`[critical-dimension, ntk, current]`",
+    )
+    probe_rows: Count | None = Field(
+        None, ge=1, description="auto; rows that each candidate is measured on; 4"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"method": value} if isinstance(value, str) else value
+
+    @field_validator("candidates")
+    @classmethod
+    def _are_bases(cls, names: list[str] | None) -> list[str] | None:
+        # Imported here: a recipe without them needs no torch.
+        from ropewalk.rope.candidates import FACTOR_METHODS, check_candidate
+
+        for name in names or ():
+            if name in FACTOR_METHODS:
+                raise ValueError(
+                    f"{name} is no base, and later stages could not build on it; give {name} as the stage's method"
+                )
+            check_candidate(name)
+        return names
+
+    @model_validator(mode="after")
+    def _one_source_of_factors(self) -> Rope:
+        if self.method not in ("longrope", "auto"):
+            for key in ("factors", "search"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key} has no meaning for {self.method!r}; the method is 'longrope'")
+        numbers = next((key for key in ("long_factor", "short_factor") if getattr(self, key)), None)
+        found = [key for key in (numbers, "factors", "search") if key and getattr(self, key) is not None]
+        if len(found) > 1:
+            raise ValueError(f"give one of {' and '.join(found)}: the stage's factors come from one place")
+        return self
+
+    @model_validator(mode="after")
+    def _auto_or_not(self) -> Rope:
+        own = ("candidates", "probe_rows")
+        if self.method != "auto":
+            given = [key for key in own if getattr(self, key) is not None]
+            if given:
+                raise ValueError(f"{given[0]} has no meaning for {self.method!r}; the method is 'auto'")
+            return self
+        others = [key for key in type(self).model_fields if key not in ("method", *own)]
+        given = [key for key in others if getattr(self, key) not in (None, "auto")]
+        if given:
+            raise ValueError(f"{given[0]} has no meaning for 'auto', which takes {' and '.join(own)}")
+        return self

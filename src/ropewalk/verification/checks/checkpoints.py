@@ -1,0 +1,126 @@
+"""Checkpoints of several ranks: what is read back is what was in memory, and training goes on as if unbroken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ropewalk.models.losses import LossModel
+from ropewalk.models.sharding import gathered_state
+from ropewalk.parallel import Mesh, World
+from ropewalk.training.checkpoint.files import Position
+from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
+from ropewalk.training.optimizer import MasterAdamW
+from ropewalk.training.step import train_step
+from ropewalk.verification.case import Case
+from ropewalk.verification.computing import load_on, load_whole, once_together
+from ropewalk.verification.result import Outcome
+
+LEARNING_RATE = 1e-3
+STEPS = 2
+"""Before the checkpoint, and after it."""
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class BrokenRun:
+    """A short run that saved a checkpoint in the middle.
+
+    Attributes:
+        path: the checkpoint.
+        saved: weights and optimiser state when it was written; empty on ranks but the first, as ``ended``.
+        ended: the same at the end of the run.
+        losses: of the steps after the checkpoint.
+    """
+
+    path: Path
+    saved: State
+    ended: State
+    losses: tuple[float, ...]
+
+
+def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """Weights and optimiser state from a sharded checkpoint, on the same mesh and in one process, bit for bit."""
+    run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
+    model, optimizer = _fresh(case, mesh, world)
+    load_checkpoint(run.path, model, optimizer, world, mesh)
+    there = _state(model, optimizer, world)
+    if not world.leads:
+        return Outcome.not_run("")
+    alone = load_whole(case, torch.float32)
+    own = MasterAdamW(alone.named_parameters(), case.optimizer)
+    load_checkpoint(run.path, alone, own, World())
+    sides = {f"on {mesh.shape}": there, "in one process": _state(alone, own, World())}
+    worst, where = max((_largest(state, run.saved), side) for side, state in sides.items())
+    return Outcome.within(
+        worst[0],
+        0.0,
+        f"{len(run.saved)} tensors of weights and optimiser, read {' and '.join(sides)}",
+        f"{worst[1]} is another one {where} after the checkpoint was loaded than when it was written; a "
+        "resumed run would not be the same run",
+    )
+
+
+def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """Two steps, a checkpoint, two more: in one go, and by processes that loaded the checkpoint; bit for bit."""
+    run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
+    model, optimizer = _fresh(case, mesh, world)
+    load_checkpoint(run.path, model, optimizer, world, mesh)
+    losses = _train(case, model, optimizer, mesh)
+    ended = _state(model, optimizer, world)
+    if not world.leads:
+        return Outcome.not_run("")
+    error, name = _largest(ended, run.ended)
+    return Outcome.within(
+        max(error, *(abs(a - b) for a, b in zip(losses, run.losses, strict=True))),
+        0.0,
+        f"losses, weights and optimiser after {STEPS} + {STEPS} steps over {mesh.shape}",
+        f"{name} differs after the resumed steps, whose losses are {losses} and were {run.losses}: the checkpoint "
+        "lacks something that training depends on",
+    )
+
+
+def _fresh(case: Case, mesh: Mesh, world: World) -> tuple[LossModel, MasterAdamW]:
+    compute = torch.bfloat16 if case.precision == "bfloat16" else None
+    model = load_on(case, mesh, world, torch.float32, compute)
+    return model, MasterAdamW(model.named_parameters(), case.optimizer)
+
+
+def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
+    model, optimizer = _fresh(case, mesh, world)
+    _train(case, model, optimizer, mesh)
+    folder = Path(case.scratch) / f"checkpoints-{case.key}"
+    with ShardedCheckpoints(folder, model, optimizer, world, mesh, keep=1) as checkpoints:
+        path = checkpoints.save(Position(0, STEPS, 0))
+    saved = _state(model, optimizer, world)
+    losses = _train(case, model, optimizer, mesh)
+    return BrokenRun(path, saved, _state(model, optimizer, world), losses)
+
+
+def _train(case: Case, model: LossModel, optimizer: MasterAdamW, mesh: Mesh) -> tuple[float, ...]:
+    rows = case.rows[mesh.data_rank :: mesh.shape.data_degree]
+    settings = (case.rows_per_batch, case.precision, mesh, case.offload_activations)
+    steps = [train_step(model, rows, optimizer, LEARNING_RATE, *settings) for _ in range(STEPS)]
+    return tuple(step.loss for step in steps)
+
+
+def _state(model: LossModel, optimizer: MasterAdamW, world: World) -> dict[str, Tensor]:
+    """Weights and optimiser state, whole, on rank 0."""
+    state = {name: tensor.clone() for name, tensor in gathered_state(model.model, world).items()}
+    for name, tensor in optimizer.state().items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if world.leads:
+            state[name] = whole.detach().cpu().clone()
+    return state
+
+
+def _largest(found: State, expected: State) -> tuple[float, str]:
+    if found.keys() != expected.keys():
+        return float("inf"), sorted(found.keys() ^ expected.keys())[0]
+    return max((float((found[name].double() - e.double()).abs().max()), name) for name, e in expected.items())

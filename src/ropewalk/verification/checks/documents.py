@@ -1,0 +1,101 @@
+"""A packed row against its documents, each by itself."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.models.load import rotary_module
+from ropewalk.models.losses import LossModel, decoder_of
+from ropewalk.rope import RotaryEmbedding
+from ropewalk.verification.case import Case, with_labels
+from ropewalk.verification.computing import RowResult, load_whole, packed_losses, row_losses
+from ropewalk.verification.result import Outcome
+from ropewalk.verification.rounding import largest_difference, rounding_budget
+
+
+def packed_equals_separate(case: Case) -> Outcome:
+    """Token losses and gradients of packed rows against plain causal attention over each document by itself."""
+    pattern = case.rows[0].layout.pattern
+    if pattern == "full":
+        return Outcome.not_run(
+            "not applicable: under pattern full every token sees all before it, so nothing is apart"
+        )
+    if case.rope.length_dependent and not case.exact_rope:
+        return Outcome.not_run(
+            f"not applicable: transformers' own {case.rope.name} takes other frequencies for a shorter sequence"
+        )
+    # The anchor belongs to no document; whether it has a target is a question for the labels.
+    rows = [with_labels(row, (row.layout.document_ids >= 0).nonzero().flatten()) for row in case.rows]
+    model = load_whole(case, torch.float64)
+    packed, separate = (row_losses(model, rows, losses) for losses in (packed_losses, separate_losses))
+    narrow = row_losses(load_whole(case, torch.float32), rows, packed_losses)
+    both = [{**result.values, "token losses": result.losses} for result in (packed, separate, narrow)]
+    found = largest_difference(both[0], both[1])
+    budget = rounding_budget(both[2], both[0], torch.float64)
+    documents = sum(len(row.layout.document_lengths) for row in case.rows)
+    return Outcome.within(
+        found.error,
+        budget,
+        f"{documents} documents in {len(case.rows)} rows, pattern {pattern}; losses and gradients",
+        f"{found.name} differs: {_first_difference(case, packed, separate, budget)}",
+    )
+
+
+def _first_difference(case: Case, packed: RowResult, separate: RowResult, budget: float) -> str:
+    scale = float(separate.losses.abs().max())
+    wrong = ((packed.losses - separate.losses).abs() > budget * scale).nonzero()
+    if not len(wrong):
+        return "the losses agree and the gradients do not, so the backward of attention mixes documents"
+    row, token = wrong[0].tolist()
+    document = int(case.rows[row].layout.document_ids[token])
+    return (
+        f"token {token} of row {row} (document {document}) has loss {float(packed.losses[row, token]):.6f} in the "
+        f"packed row and {float(separate.losses[row, token]):.6f} behind its own document alone; documents "
+        "of a row see each other, or do not see their own tokens"
+    )
+
+
+def separate_losses(model: LossModel, row: Row) -> Tensor:
+    """Token losses ``[length]`` of a row, document by document through stock causal attention, no layout involved.
+
+    A document keeps its positions in the row, and under the pattern anchor the anchor stands before it.
+    """
+    layout = row.layout
+    losses = torch.zeros(layout.total_length, dtype=model.head.linear.weight.dtype, device=model.device)
+    lead = layout.anchor_length if layout.pattern == "anchor" else 0
+    length = int(layout.position_ids.max()) + 1
+    for document in range(len(layout.document_lengths)):
+        number = int(layout.document_ids[layout.anchor_length :].unique()[document])
+        own = (layout.document_ids == number).nonzero().flatten()
+        if not bool((row.labels[own] != IGNORED).any()):
+            continue
+        places = torch.cat([torch.arange(lead), own])
+        hidden = _plain(model, row.input_ids[places], layout.position_ids[places], length)[lead:]
+        targets = row.labels[own].to(model.device)
+        found = F.cross_entropy(model.head.logits(hidden), targets, reduction="none", ignore_index=IGNORED)
+        losses = losses.index_add(0, own.to(model.device), found)
+    return losses
+
+
+def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Hidden states ``[tokens, hidden_size]`` of one causal sequence at given positions."""
+    rotary: Any = rotary_module(model.model)[2]
+    # A method that depends on the length takes that of the whole row.
+    pinned = rotary.pinned(length) if isinstance(rotary, RotaryEmbedding) else nullcontext()
+    device = model.device
+    with pinned:
+        output = decoder_of(model.model)(
+            ids[None].to(device),
+            position_ids=positions[None].to(device),
+            # Said aloud, or transformers takes a jump in position for a new document.
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64, device=device),
+            use_cache=False,
+        )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden

@@ -1,0 +1,210 @@
+"""The angles that a model's rotary module applies, measured in a forward pass, against the recipe's method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.layout import IGNORED, PackedLayout
+from ropewalk.models.load import cast_parameters, load_model, read_config, rotary_module
+from ropewalk.models.losses import LossModel, OutputHead
+from ropewalk.parallel import Mesh, World
+from ropewalk.rope import Default, RotaryEmbedding
+from ropewalk.training.checkpoint.sharded import export_model
+from ropewalk.verification.case import Case
+from ropewalk.verification.computing import load_on, once_together
+from ropewalk.verification.result import Outcome
+
+TOKENS = 32
+"""Places of a probe, spread over the whole context."""
+NEAR = 3
+"""The first positions, which tell each pair's frequency: no pair has turned round yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """What a rotary module gave in one forward pass.
+
+    Attributes:
+        cos, sin: float64 ``[tokens, rotary_dim / 2]``.
+        dtype: in which the module gave them.
+        exact: whether it is ropewalk's own.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    dtype: torch.dtype
+    exact: bool
+
+
+def rope_as_loaded(case: Case) -> Outcome:
+    """As a run loads the model, and as it casts it for its precision."""
+    dtype = case.attention.dtype
+    model = load_model(case.model, dtype=torch.float32, device=case.device, **_options(case))
+    if case.precision == "bfloat16":
+        cast_parameters(model, dtype)
+    return _held(case, {f"in {str(dtype).removeprefix('torch.')}": _in_row(case, _losses(model))})
+
+
+def rope_after_wrapping(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """As the model runs sharded, its parameters gathered in the dtype of the recipe's precision."""
+    compute = torch.bfloat16 if case.precision == "bfloat16" else None
+    applied = _in_row(case, load_on(case, mesh, world, torch.float32, compute))
+    return _held(case, {f"sharded over {mesh.shape}": applied})
+
+
+def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """After the model was saved as a plain folder: as ropewalk loads that, and as transformers does."""
+    from transformers import AutoModelForCausalLM
+
+    folder = saved_folder(case, mesh, world)
+    if not world.leads:
+        return Outcome.not_run("")
+    options: dict[str, Any] = {"trust_remote_code": case.trust_remote_code}
+    ours = load_model(
+        folder, engine="auto", exact_rope=case.exact_rope, device=case.device, dtype=torch.float32, **options
+    )
+    found = {"loaded by ropewalk": _in_row(case, _losses(ours))}
+    plain = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).to(case.device).eval()
+    )
+    ids, positions = _probe(case)
+
+    def run() -> None:
+        where = plain.device
+        mask = torch.ones(1, len(ids), dtype=torch.int64, device=where)
+        plain(
+            ids[None].to(where), position_ids=positions[None].to(where), attention_mask=mask, use_cache=False
+        )
+
+    found["loaded by transformers"] = _captured(plain, run)
+    return _held(case, found)
+
+
+def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
+    """The model with the recipe's RoPE, written from its shards as a run writes its result; once a case."""
+
+    def save() -> Path:
+        dtype = read_config(case.model, case.trust_remote_code).get_text_config().dtype
+        folder = Path(case.scratch) / f"saved-{case.key}"
+        model = load_on(case, mesh, world, torch.float32)
+        export_model(model, folder, None, world, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+        return folder
+
+    return once_together(case, world, "saved", save)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return {
+        "rope": case.rope,
+        "exact_rope": case.exact_rope,
+        "max_position_embeddings": case.context,
+        "trust_remote_code": case.trust_remote_code,
+    }
+
+
+def _losses(model: Any) -> LossModel:
+    return LossModel(model, OutputHead.unchecked(model))
+
+
+def _probe(case: Case) -> tuple[Tensor, Tensor]:
+    """Token ids and positions: the first few, and others as far as the context goes."""
+    far = torch.linspace(NEAR, case.context - 1, TOKENS - NEAR).long()
+    positions = torch.cat([torch.arange(NEAR), far]).unique()
+    return case.rows[0].input_ids[: len(positions)], positions
+
+
+def _in_row(case: Case, model: LossModel) -> Applied:
+    """Through the same call that training makes, with a layout whose positions are the probe's."""
+    ids, positions = _probe(case)
+    ends = torch.tensor([0, len(ids)], dtype=torch.int32)
+    layout = PackedLayout(ends, torch.zeros(1, dtype=torch.int32), positions, 0, "full")
+    device = model.device
+    labels = torch.full_like(ids, IGNORED)
+    return _captured(model.model, lambda: model(ids[None].to(device), labels[None].to(device), (layout,)))
+
+
+def _captured(model: Any, run: Callable[[], object]) -> Applied:
+    rotary = rotary_module(model)[2]
+    outputs: list[Any] = []
+    handle = rotary.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        handle.remove()
+    cos, sin = (part[0].detach().cpu() for part in outputs[-1])
+    return Applied(_one_of_pair(cos), _one_of_pair(sin), cos.dtype, isinstance(rotary, RotaryEmbedding))
+
+
+def _one_of_pair(both: Tensor) -> Tensor:
+    half = both.shape[-1] // 2
+    halves = torch.equal(both[..., :half], both[..., half:])
+    return (both[..., :half] if halves else both[..., 0::2]).double()
+
+
+def _held(case: Case, found: dict[str, Applied]) -> Outcome:
+    """The worst angle of all, as a share of what rounding explains there."""
+    _, positions = _probe(case)
+    inv_freq, factor = case.rope.frequencies(case.context)
+    angles = positions.double()[:, None] * inv_freq
+    shares = []
+    for where, applied in found.items():
+        if applied.cos.shape != angles.shape:
+            pairs = (
+                f"{where} rotates {applied.cos.shape[-1]} pairs of dimensions, the recipe {angles.shape[-1]}"
+            )
+            return Outcome(math.inf, 0.0, False, pairs)
+        error, budget = _angle_errors(applied, angles, inv_freq, factor)
+        worst = int((error / budget).nan_to_num(nan=math.inf).argmax())
+        shares.append((float(error.flatten()[worst]), float(budget.flatten()[worst]), where))
+    error_there, budget_there, where = max(shares, key=lambda share: share[0] / share[1])
+    return Outcome.within(
+        error_there,
+        budget_there,
+        f"angles up to position {case.context - 1:,}, in rad; {' and '.join(found)}",
+        f"{where} the model rotates by other angles than the recipe's {_described(case)}: "
+        f"{_likely(case, found[where])}",
+    )
+
+
+def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Errors in rad (of the length of (cos, sin), which is the attention factor, too) and what rounding explains.
+
+    cos and sin are rounded to their dtype. transformers' own module computes in float32: the frequency is theta to a
+    power, whose relative error grows with its logarithm, and the product with the position is rounded once more.
+    """
+    turn = 2 * math.pi
+    angle = torch.remainder(torch.atan2(applied.sin, applied.cos) - angles + math.pi, turn) - math.pi
+    length = torch.hypot(applied.cos, applied.sin) / factor - 1
+    error = torch.maximum(angle.abs(), length.abs())
+    budget = torch.full_like(angles, torch.finfo(applied.dtype).eps)
+    if not applied.exact:
+        budget = budget + angles * torch.finfo(torch.float32).eps * (1 + inv_freq.log().abs())
+    return error, budget
+
+
+def _described(case: Case) -> str:
+    return f"{case.rope.name}, rope_theta {case.rope.rope_theta:,.0f}"
+
+
+def _likely(case: Case, applied: Applied) -> str:
+    """What the frequencies look like, from the angles at position 1."""
+    inv_freq, _ = case.rope.frequencies(case.context)
+    held = torch.atan2(applied.sin[1], applied.cos[1])
+    unit = 8 * torch.finfo(applied.dtype).eps
+    if bool(((held - inv_freq.bfloat16().double()).abs() <= unit * inv_freq).all()):
+        return "its inv_freq is rounded to bfloat16"
+    slowest = len(inv_freq) - 1
+    theta = float(held[slowest].clamp_min(1e-12)) ** (-len(inv_freq) / max(1, slowest))
+    plain = Default(2 * len(inv_freq), theta) if 1 < theta < 1e12 else None
+    if plain is not None and bool(((held - plain.frequencies()[0]).abs() <= 1e-3 * held.abs()).all()):
+        return f"it runs unscaled RoPE with rope_theta {theta:,.0f}"
+    worst = int(((held - inv_freq).abs() / inv_freq).argmax())
+    return f"pair {worst} turns by {float(held[worst]):.6g} rad a token, and should by {float(inv_freq[worst]):.6g}"

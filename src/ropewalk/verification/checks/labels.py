@@ -1,0 +1,114 @@
+"""Targets: of whole rows by an independent loop, and of shards by counting what all ranks hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.parallel import Mesh, ShardedLayouts, World
+from ropewalk.training.step import Batch
+from ropewalk.verification.case import Case
+from ropewalk.verification.result import Outcome
+
+Entry = tuple[int, int, int]
+"""Token, target and position of one place."""
+
+
+def labels_of_rows(case: Case) -> Outcome:
+    """Every target is the next token of its own document; none crosses a document's end, none is missing."""
+    wrong = [
+        (number, place, said, expected)
+        for number, (row, trained) in enumerate(zip(case.rows, case.trained, strict=True))
+        for place, (said, expected) in enumerate(
+            zip(row.labels.tolist(), _targets(row, trained), strict=True)
+        )
+        if said != expected
+    ]
+    targets = sum(int((row.labels != IGNORED).sum()) for row in case.rows)
+    note = f"{targets} targets in {len(case.rows)} rows"
+    if wrong:
+        number, place, said, expected = wrong[0]
+        note = (
+            f"{len(wrong)} targets are wrong; token {place} of row {number} (document "
+            f"{int(case.rows[number].layout.document_ids[place])}) has {_target(said)}, and "
+            f"{_target(expected)} follows in its document"
+        )
+    return Outcome(float(len(wrong)), 0.0, not wrong, note)
+
+
+def _target(label: int) -> str:
+    return "no target" if label == IGNORED else f"target {label}"
+
+
+def _targets(row: Row, trained: Tensor) -> list[int]:
+    """By walking backwards through the row: what was last seen of a document is what follows."""
+    documents, ids, may = row.layout.document_ids.tolist(), row.input_ids.tolist(), trained.tolist()
+    following: dict[int, int] = {}
+    targets = [IGNORED] * len(ids)
+    for place in reversed(range(len(ids))):
+        document = documents[place]
+        if document >= 0 and document in following and may[following[document]]:
+            targets[place] = ids[following[document]]
+        following[document] = place
+    return targets
+
+
+def labels_of_shards(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """All ranks together hold each token of the rows once, with its target and its position in the row."""
+    held = _held(case, mesh)
+    gathered: list[list[list[Entry]]] = [[] for _ in range(world.size)]
+    dist.all_gather_object(gathered, held, group=world.control)
+    faults = []
+    for number, row in enumerate(case.rows):
+        ranks = [r for r in range(world.size) if mesh.shape.data_rank(r) == number % mesh.shape.data_degree]
+        there = [entry for rank in ranks for entry in gathered[rank][number // mesh.shape.data_degree]]
+        faults += [f"row {number}: {text}" for text in _faults(row, there)]
+    tokens = sum(row.layout.total_length for row in case.rows)
+    note = f"{tokens} tokens over {mesh.shape}"
+    return Outcome(float(len(faults)), 0.0, not faults, "; ".join(faults[:2]) if faults else note)
+
+
+def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
+    """What a run's own batches hold on this rank, a list a row; padding left out."""
+    held = []
+    for rows in case.batches(mesh):
+        batch = Batch.of(rows, mesh)
+        if isinstance(batch.layouts, ShardedLayouts):
+            positions = batch.layouts.position_ids()
+            tokens = [torch.ones(row.layout.total_length, dtype=torch.int64) for row in rows]
+            there = batch.layouts.take(tokens, 0).bool()
+        else:
+            positions = torch.stack([layout.position_ids for layout in batch.layouts])
+            there = torch.ones_like(positions, dtype=torch.bool)
+        # A place of padding that has a target is no padding.
+        there |= batch.labels != IGNORED
+        for number, places in enumerate(there):
+            columns = (each[number, places].tolist() for each in (batch.input_ids, batch.labels, positions))
+            held.append(list(zip(*columns, strict=True)))
+    return held
+
+
+def _faults(row: Row, there: Sequence[Entry]) -> list[str]:
+    columns = (row.input_ids.tolist(), row.labels.tolist(), row.layout.position_ids.tolist())
+    expected: Counter[Entry] = Counter(zip(*columns, strict=True))
+    if Counter(there) == expected:
+        return []
+    faults = []
+    tokens, held = Counter(columns[0]), Counter(token for token, _, _ in there)
+    if tokens != held:
+        faults.append(f"{(tokens - held).total()} tokens are on no rank, {(held - tokens).total()} too often")
+    pairs = Counter((token, target) for token, target, _ in expected.elements())
+    theirs = Counter((token, target) for token, target, _ in there)
+    if pairs != theirs:
+        lost = sum(count for (_, target), count in (pairs - theirs).items() if target != IGNORED)
+        new = sum(count for (_, target), count in (theirs - pairs).items() if target != IGNORED)
+        faults.append(f"the ranks lose {lost} targets of the row and have {new} that it has not")
+    positions = Counter((token, position) for token, _, position in expected.elements())
+    if positions != Counter((token, position) for token, _, position in there):
+        faults.append("tokens stand at other positions on their ranks than in the row")
+    return faults or ["targets and positions of tokens are mixed up between ranks"]

@@ -1,0 +1,123 @@
+"""Attention over rows that are cut over ranks, against the float64 oracle, as the recipe computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ropewalk.attention import check_engine
+from ropewalk.data.mixture.report import counted
+from ropewalk.errors import EngineError
+from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
+from ropewalk.verification.case import Case
+from ropewalk.verification.checks.engines import attended_of, expected_at
+from ropewalk.verification.computing import device_on
+from ropewalk.verification.exactness import Attended, Values, values_of
+from ropewalk.verification.result import Outcome
+
+
+def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
+    """Output and gradients of every layer and row, by the recipe's engine, in its dtype and under its autocast.
+
+    Every rank attends with its shards of what the whole model met in one process, and rank 0 joins them. The budget is
+    that of the engines: a ring or an exchange of heads may round no more than one process does.
+    """
+    device, dtype = device_on(mesh, world), case.attention.dtype
+    refusal = _refusal(case, mesh, device)
+    if refusal is not None:
+        return Outcome.not_run(f"not run here: {refusal}")
+    layers = world.lead(lambda: len(attended_of(case)[0]))
+    worst = (0.0, 0.0, 0.0, "")
+    for layer in range(layers):
+        whole = _from_rank_0(case, layer, device, world)
+        shards = _shards_of(case, mesh, whole)
+        held: list[Values] | None = [()] * world.size if world.leads else None
+        dist.gather_object(tuple(x.cpu() for x in shards), held, dst=0, group=world.control)
+        if held is not None:
+            for number, found in enumerate(_joined(case, mesh, held)):
+                share = expected_at(case, number, layer).worst(found)
+                worst = max(worst, (*share, f"layer {layer}, row {number}"))
+    _, error, budget, where = worst
+    what = str(dtype).removeprefix("torch.")
+    return Outcome.within(
+        error,
+        budget,
+        f"output and gradients of attention in {counted(layers, 'layer')} and {len(case.rows)} rows, engine "
+        f"{case.engine}, {what}",
+        f"in {where} attention over {mesh.shape} is further from exact attention than plain attention of one process "
+        f"in {what} is: its rounds lose digits, or shards see what they should not; do not train on this mesh",
+    )
+
+
+def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
+    try:
+        check_engine(case.engine, replace(case.attention, device=device, ring=mesh.shape.ring > 1))
+    except EngineError as refusal:
+        return str(refusal)
+    return None
+
+
+def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> Attended:
+    """What one layer attends with in all rows, on every rank."""
+
+    def described() -> tuple[list[torch.Size], float, float | None]:
+        first = attended_of(case)[0][layer]
+        shapes = [torch.Size((len(case.rows), *x.shape[1:])) for x in (first.query, first.key, first.value)]
+        return shapes, first.scale, first.softcap
+
+    shapes, scale, softcap = world.lead(described)
+    tensors = [torch.empty(shape, dtype=case.attention.dtype, device=device) for shape in shapes]
+    if world.leads:
+        for name, into in zip(("query", "key", "value"), tensors, strict=True):
+            into.copy_(torch.cat([getattr(row[layer], name) for row in attended_of(case)]))
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
+    query, key, value = tensors
+    return Attended(query, key, value, scale, softcap)
+
+
+def _shards_of(case: Case, mesh: Mesh, whole: Attended) -> Values:
+    """Output and gradients in this rank's places, ``[rows of its group, heads, places, width]``."""
+    mine = slice(mesh.data_rank, None, mesh.shape.data_degree)
+    sharded = ShardedLayouts.of([row.layout for row in case.rows[mine]], mesh.groups)
+    # The cotangent of a row is that of one process, where each row is by itself.
+    one = replace(whole, query=whole.query[:1], value=whole.value[:1])
+    cotangents = one.cotangent.expand(len(sharded.rows), -1, -1, -1)
+    *inputs, cotangent = (
+        _take(sharded, x) for x in (whole.query[mine], whole.key[mine], whole.value[mine], cotangents)
+    )
+    run = partial(
+        sharded_attend, sharded=sharded, engine=case.engine, scale=whole.scale, softcap=whole.softcap
+    )
+    return values_of(run, inputs, cotangent, case.precision)
+
+
+def _take(sharded: ShardedLayouts, values: Tensor) -> Tensor:
+    """This rank's places of ``[rows, heads, tokens, width]``, zeros in padding."""
+    shards = sharded.take(list(values.transpose(2, 3)), 0)
+    return shards.transpose(2, 3).contiguous()
+
+
+def _joined(case: Case, mesh: Mesh, held: Sequence[Values]) -> list[Values]:
+    """Output and gradients of whole rows, ``[1, heads, tokens, width]`` each, from all ranks' shards."""
+    degree = mesh.shape.data_degree
+    groups = [
+        [rank for rank in range(len(held)) if mesh.shape.data_rank(rank) == data] for data in range(degree)
+    ]
+    cuts = [
+        ShardedLayouts.of([row.layout for row in case.rows[data::degree]], mesh.groups).rows
+        for data in range(degree)
+    ]
+    rows = []
+    for number in range(len(case.rows)):
+        within, data = divmod(number, degree)
+        # Ranks of a group stand ring rank by ring rank, as join takes them.
+        parts = [[x[within].transpose(1, 2) for x in held[rank]] for rank in groups[data]]
+        whole = (cuts[data][within].join(each) for each in zip(*parts, strict=True))
+        rows.append(tuple(x.transpose(1, 2)[None] for x in whole))
+    return rows

@@ -1,0 +1,120 @@
+"""The audit's memory: blocks of scores and a few tensors of a layer, however long the row and however many layers."""
+
+import pytest
+import torch
+import transformers
+
+from ropewalk.attention.layout import PackedLayout
+from ropewalk.audit.ablation import RUNGS, rung_arithmetic
+from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
+from ropewalk.audit.blockwise import streamed_attention
+from ropewalk.audit.mitigation_costs import peak_bytes
+from ropewalk.audit.mitigations import changes
+from ropewalk.audit.passes import Runner
+from ropewalk.models.intercept import AttentionCall
+from ropewalk.models.model_under_test import LayerRotation, Subject
+
+CPU = torch.device("cpu")
+BLOCK = 2**18
+HEADS, HIDDEN, LAYERS = 4, 64, 3
+LENGTH = 1024
+
+BLOCKS = 4
+"""Tensors of the size of one block's scores that may be held at once."""
+
+LAYER_TENSORS = 10
+"""Tensors ``[length, hidden]`` that may be held at once: residual, queries, keys, values and their rotation."""
+
+KEPT = 2 * HEADS + 4
+"""Values a token that are kept of each layer: attention received and first score by head, two cuts of the row, and
+what every head of the layer sees and would give evenly."""
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+def runner(block_bytes=BLOCK, lengths=(LENGTH // 4, LENGTH // 2)):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=LENGTH,
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    return Runner(Subject.of(model), LENGTH, lengths, block_bytes)
+
+
+def peak(of, dtype, length):
+    ids = torch.randint(0, 128, (length,), generator=torch.Generator().manual_seed(1))
+    return peak_bytes(lambda: of.run(ids, stock_arithmetic(dtype), torch.arange(length)), CPU)
+
+
+def bound(dtype, length):
+    """Blocks, tensors of a layer, and what is kept of all layers, which is copied once at the end."""
+    wide = stock_arithmetic(dtype).wide.itemsize
+    return BLOCKS * BLOCK + length * (LAYER_TENSORS * HIDDEN * wide + 2 * LAYERS * KEPT * 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_peak_of_a_pass_grows_with_the_row_and_not_with_its_square(dtype):
+    of = runner()
+    half, whole = (peak(of, dtype, length) for length in (LENGTH // 2, LENGTH))
+    assert half <= bound(dtype, LENGTH // 2)
+    assert whole <= bound(dtype, LENGTH)
+    assert whole < 2.6 * half
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_without_blocks_the_same_pass_holds_a_whole_layers_scores(dtype):
+    """The ruler sees what blocks avoid, so that the bounds above say something."""
+    whole = peak(runner(block_bytes=2**40, lengths=()), dtype, LENGTH)
+    scores = HEADS * LENGTH**2 * stock_arithmetic(dtype).wide.itemsize
+    assert whole >= 2 * scores
+    assert whole > 5 * bound(dtype, LENGTH)
+
+
+def test_a_layer_adds_what_is_kept_of_it_and_no_scores():
+    of = runner()
+    decoder = of.subject.model.model
+    peaks = []
+    for layers in (LAYERS, LAYERS - 1):
+        decoder.layers = decoder.layers[:layers]
+        peaks.append(peak(of, torch.float64, LENGTH))
+    assert 0 < peaks[0] - peaks[1] <= KEPT * LENGTH * 8
+
+
+def arithmetics():
+    layout = PackedLayout.from_lengths([8, 8], "full", 0)
+    for dtype in (torch.bfloat16, torch.float32):
+        for step in RUNGS:
+            yield pytest.param(
+                rung_arithmetic(step, stock_arithmetic(dtype)), id=f"{str(dtype)[6:]} {step} alone"
+            )
+        for name, change in changes(stock_arithmetic(dtype), layout).items():
+            yield pytest.param(change.arithmetic, id=f"{str(dtype)[6:]} {name}")
+
+
+@pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize("arithmetic", list(arithmetics()))
+def test_every_arithmetic_holds_few_blocks_at_once(arithmetic, softcap):
+    length, dim = 256, 4
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(8, length, dim, generator=generator).to(arithmetic.rest) for _ in range(3))
+    call = AttentionCall(0, q, k, v, 0.5, softcap, None)
+    cos, sin = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
+    rotation = LayerRotation(None, dim, "halves")
+    held = peak_bytes(
+        lambda: streamed_attention(call, cos, sin, rotation, arithmetic, block_bytes=BLOCK // 4), CPU
+    )
+    # Beside the blocks: queries, keys and outputs, six tensors at most while they are rotated.
+    assert held <= BLOCKS * BLOCK // 4 + 8 * q.numel() * 8
+
+
+def test_a_pass_without_logits_lets_go_of_its_hidden_states():
+    of = runner()
+    ids = torch.arange(64)
+    kept, dropped = (of.run(ids, EXACT, ids, keep_hidden=keep).hidden for keep in (True, False))
+    assert kept.untyped_storage().nbytes() == 64 * HIDDEN * 8
+    assert dropped.untyped_storage().nbytes() == 0

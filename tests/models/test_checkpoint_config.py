@@ -1,0 +1,420 @@
+"""Bare config files: what each says, what its class adds, what a load holds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ropewalk.data.read.embedded import EMBEDDED, demo_model_path
+from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint_config import read_checkpoint_config
+from ropewalk.models.loaded_rope import loaded_rope
+from ropewalk.rope import Default, Linear, LongRope, RopeMethod, Yarn, methods_from_config
+from ropewalk.rope.config_warnings import config_tensions
+from tests.checkpoint_cases import CASES, CheckpointCase, path_of
+
+# transformers computes in float32; what it rounds adds up to less, as in tests/rope/rope_cases.py.
+FLOAT32 = 1e-6
+SMALL = {"hidden_size": 64, "num_attention_heads": 4}
+LLAMA = {"model_type": "llama", **SMALL, "max_position_embeddings": 256}
+
+cases = pytest.mark.parametrize(("name", "case"), CASES.items(), ids=CASES)
+
+
+def written(folder: Path, config: Any) -> str:
+    path = folder / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return str(path)
+
+
+def trained_length(method: RopeMethod, longest: int) -> int:
+    if isinstance(method, Linear):
+        return int(longest / method.factor)
+    return getattr(method, "original_max_position_embeddings", longest)
+
+
+def test_every_file_has_a_case() -> None:
+    assert {path.stem for path in path_of("any").parent.iterdir()} == set(CASES)
+
+
+@cases
+def test_published_config_is_read_as_it_is_meant(name: str, case: CheckpointCase) -> None:
+    config = read_checkpoint_config(str(path_of(name)))
+    methods = methods_from_config(config.values)
+    assert methods == case.methods
+    assert config.defaults == case.defaults
+    assert config.config_class == case.config_class
+    assert config.model == str(path_of(name))
+    chunks = config.values.get("dual_chunk_attention_config") or {}
+    longest = chunks.get("original_max_position_embeddings", config.values["max_position_embeddings"])
+    assert trained_length(next(iter(methods.values())), longest) == case.trained_length
+
+
+@cases
+def test_what_the_file_says_stays(name: str, case: CheckpointCase) -> None:
+    said = json.loads(path_of(name).read_text())
+    said = said.get("text_config", said)
+    values = read_checkpoint_config(str(path_of(name))).values
+    assert {key: values[key] for key in said} == said
+    assert not set(said) & set(case.defaults)
+    assert {key: values[key] for key in case.defaults} == case.defaults
+
+
+@cases
+def test_transformers_computes_what_was_read(name: str, case: CheckpointCase) -> None:
+    held = loaded_rope(read_checkpoint_config(str(path_of(name))))
+    if case.config_class is None:
+        assert held is None
+        return
+    assert held is not None
+    assert {one.layer_type for one in held} == set(case.methods)
+    for one in held:
+        inv_freq, attention_factor = case.methods[one.layer_type].frequencies()
+        assert one.inv_freq.dtype == torch.float64
+        torch.testing.assert_close(one.inv_freq, inv_freq, rtol=FLOAT32, atol=0)
+        assert one.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+        assert one.dtype == "float32"
+
+
+@cases
+def test_tensions_are_those_of_the_table(name: str, case: CheckpointCase) -> None:
+    said = config_tensions(read_checkpoint_config(str(path_of(name))).values)
+    assert [case.tension in sentence for sentence in said if case.tension] == [True] * bool(case.tension)
+    assert len(said) == bool(case.tension)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500000.0},
+        {"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4.0, "finetuned": True}},
+        {"rope_theta": 1e4, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_loaded_rope_is_that_of_a_real_load(rope: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    extra = {"num_hidden_layers": 2, "vocab_size": 32, "intermediate_size": 64}
+    config = transformers.LlamaConfig.from_dict({**LLAMA, **extra, **json.loads(json.dumps(rope))})
+    transformers.LlamaForCausalLM(config).to(dtype).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert model.dtype == dtype
+    (held,) = loaded_rope(read_checkpoint_config(str(tmp_path))) or ()
+    real = model.model.rotary_emb
+    assert torch.equal(held.inv_freq, real.inv_freq.double())
+    assert held.dtype == str(real.inv_freq.dtype).removeprefix("torch.")
+    assert held.attention_factor == real.attention_scaling
+    assert held.layer_type is None
+
+
+def test_loaded_rope_of_layer_types_is_that_of_a_real_load(tmp_path: Path) -> None:
+    config = transformers.Gemma3TextConfig(
+        **SMALL, head_dim=16, num_hidden_layers=6, num_key_value_heads=2, vocab_size=32, intermediate_size=64
+    )
+    transformers.Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").model.rotary_emb
+    held = loaded_rope(read_checkpoint_config(str(tmp_path)))
+    assert held is not None
+    assert [one.layer_type for one in held] == ["full_attention", "sliding_attention"]
+    for one in held:
+        assert torch.equal(one.inv_freq, getattr(real, f"{one.layer_type}_inv_freq").double())
+
+
+def test_reading_changes_no_global_state(tmp_path: Path) -> None:
+    verbosity = transformers.logging.get_verbosity()
+    loaded_rope(read_checkpoint_config(written(tmp_path, {**LLAMA, "dtype": "bfloat16"})))
+    assert transformers.logging.get_verbosity() == verbosity
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("said", "rotary_dim", "defaults"),
+    [
+        ({"model_type": "glm4", "rope_theta": 1e4, "head_dim": 16}, 8, {"partial_rotary_factor": 0.5}),
+        ({"model_type": "phi", "rope_theta": 1e4}, 8, {"partial_rotary_factor": 0.5}),
+        ({"model_type": "stablelm", "rope_theta": 1e4}, 4, {"partial_rotary_factor": 0.25}),
+        ({"model_type": "stablelm", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 8, {}),
+        ({"model_type": "gpt_neox"}, 4, {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}),
+        ({"model_type": "gpt_neox", "rotary_pct": 1.0, "rotary_emb_base": 1e4}, 16, {}),
+        ({"model_type": "qwen3", "rope_theta": 1e6}, 128, {"head_dim": 128}),
+        ({"model_type": "cohere2", "rope_theta": 5e4, "rotary_pct": 1.0}, 16, {"sliding_window": 4096}),
+        ({"model_type": "first-qwen", "rotary_pct": 0.5, "rotary_emb_base": 1e4}, 8, {}),
+    ],
+)
+def test_partial_rotation_and_head_width_come_from_the_class(
+    said: dict[str, Any], rotary_dim: int, defaults: dict[str, Any], tmp_path: Path
+) -> None:
+    config = read_checkpoint_config(written(tmp_path, {**SMALL, "max_position_embeddings": 256, **said}))
+    assert config.defaults == defaults
+    (method,) = methods_from_config(config.values).values()
+    assert method.rotary_dim == rotary_dim
+    held = loaded_rope(config)
+    if held is not None:
+        torch.testing.assert_close(
+            held[0].inv_freq, method.frequencies().inv_freq, rtol=FLOAT32, atol=0, check_dtype=False
+        )
+
+
+def test_a_class_may_supply_a_whole_method(tmp_path: Path) -> None:
+    config = read_checkpoint_config(written(tmp_path, {"model_type": "gpt_oss", "rope_theta": 150000}))
+    (method,) = methods_from_config(config.values).values()
+    assert method == Yarn(64, 150000, 32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False)
+    assert config.defaults["rope_scaling"]["rope_type"] == "yarn"
+    assert "rope_theta" not in config.defaults
+
+
+def test_phi_3_supplies_the_original_length(tmp_path: Path) -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    said = {"model_type": "phi3", **SMALL, "max_position_embeddings": 131072, "rope_scaling": scaling}
+    config = read_checkpoint_config(written(tmp_path, said))
+    assert config.defaults == {"rope_theta": 10000.0, "original_max_position_embeddings": 4096}
+    (method,) = methods_from_config(config.values).values()
+    assert isinstance(method, LongRope)
+    assert method.original_max_position_embeddings == 4096
+
+
+def test_layer_types_in_the_present_spelling_are_completed_one_by_one(tmp_path: Path) -> None:
+    parameters = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
+    said = {"model_type": "gemma3_text", **SMALL, "head_dim": 16, "rope_parameters": parameters}
+    config = read_checkpoint_config(written(tmp_path, said))
+    assert methods_from_config(config.values) == {
+        "full_attention": Linear(16, 1000000.0, 8.0),
+        "sliding_attention": Default(16, 10000.0),
+    }
+    assert config.defaults["full_attention.rope_theta"] == 1000000.0
+    assert config.defaults["sliding_attention.rope_theta"] == 10000.0
+
+
+def test_olmo_3_scales_full_layers_alone(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    said = {"model_type": "olmo3", **SMALL, "max_position_embeddings": 65536, "rope_theta": 5e5}
+    config = read_checkpoint_config(written(tmp_path, {**said, "rope_scaling": scaling}))
+    assert methods_from_config(config.values) == {
+        "full_attention": Yarn(16, 5e5, 8.0, 8192),
+        "sliding_attention": Default(16, 5e5),
+    }
+    assert set(config.defaults) == {"sliding_window"}
+
+
+def test_a_window_that_is_null_stays_none(tmp_path: Path) -> None:
+    said = {**LLAMA, "model_type": "mistral", "rope_theta": 1e4}
+    assert read_checkpoint_config(written(tmp_path, said)).defaults == {"sliding_window": 4096}
+    config = read_checkpoint_config(written(tmp_path, {**said, "sliding_window": None}))
+    assert config.defaults == {}
+    assert config.values["sliding_window"] is None
+
+
+def test_windows_of_qwen_are_off_by_default(tmp_path: Path) -> None:
+    said = {**LLAMA, "model_type": "qwen2", "rope_theta": 1e4, "sliding_window": 64}
+    config = read_checkpoint_config(written(tmp_path, said))
+    assert config.defaults == {"use_sliding_window": False}
+    assert config_tensions(config.values) == []
+
+
+def test_dtype_of_a_multimodal_model_is_that_of_its_decoder(tmp_path: Path) -> None:
+    said = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": {"model_type": "gemma3_text"}}
+    assert read_checkpoint_config(written(tmp_path, said)).values["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_embedded_checkpoint_is_read_by_its_name(named: bool) -> None:
+    folder = str(demo_model_path())
+    config = read_checkpoint_config(EMBEDDED, folder) if named else read_checkpoint_config(folder)
+    assert config.model == (EMBEDDED if named else folder)
+    assert methods_from_config(config.values)
+    assert loaded_rope(config)
+
+
+def test_file_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**LLAMA, "rope_theta": 1e4}))
+    assert read_checkpoint_config(str(path)).config_class == "LlamaConfig"
+
+
+def test_hub_id_is_read_through_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, {**LLAMA, "rope_theta": 1e4})
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda model, name: path)
+    monkeypatch.chdir(tmp_path)
+    assert read_checkpoint_config("meta-llama/Llama-3-8B").model == "meta-llama/Llama-3-8B"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "as JSON"),
+        ("[1]", "must hold a JSON object, got list"),
+        ('{"rope_theta": 1e4, "rope_theta": 5e5}', "rope_theta twice, 10000.0 and 500000.0"),
+        ('{"a": ' * 100000, "as JSON"),
+        ("\udcff", "as JSON"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(RopewalkError, match=said) as caught:
+        read_checkpoint_config(str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RopewalkError, match=r"has no config\.json"):
+        read_checkpoint_config(str(tmp_path))
+    for model in ("./missing", "/missing/folder", "missing/config.json", "a/b/c"):
+        with pytest.raises(RopewalkError, match=f"no folder or file {model}"):
+            read_checkpoint_config(model)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RopewalkError, match="no folder nobody/nothing, and the Hub gave") as caught:
+        read_checkpoint_config("nobody/nothing")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gpt2"}, "model type 'gpt2' \\(GPT2Config\\) has no RoPE parameters"),
+        ({"model_type": "bloom"}, "BloomConfig"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi positions and no RoPE \\(FalconConfig\\)"),
+        ({"model_type": "granitemoehybrid"}, "position_embedding_type is None"),
+        ({"model_type": "gemma4"}, "layers of different shapes \\(Gemma4TextConfig\\)"),
+        ({"model_type": "own", **SMALL}, "no rope_theta"),
+        ({**SMALL}, "no rope_theta"),
+        ({"model_type": "own", **SMALL, "rope_theta": 1e4, "use_dynamic_ntk": True}, "use_dynamic_ntk True"),
+        (
+            {"model_type": "own", **SMALL, "rope_theta": 1e4, "rope_ratio": 50},
+            "rope_ratio 50 .* not understood",
+        ),
+        (
+            {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_dim": 8},
+            "rotary_dim is 8, but .* says 16",
+        ),
+        (
+            {"model_type": "own", **SMALL, "rope_theta": 1e4, "rotary_emb_base": 5e4},
+            "rotary_emb_base is 50000",
+        ),
+        ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta has two values"),
+        ({**LLAMA, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "but type is"),
+        ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "transformers' LlamaConfig refuses"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs low_freq"),
+        ({**LLAMA, "rope_theta": 1e4, "hidden_size": 66}, "hidden_size 66 is no multiple of .* 4"),
+        ({**LLAMA, "rope_theta": 1e4, "num_attention_heads": 0}, "num_attention_heads must be .* got 0"),
+        ({**LLAMA, "rope_theta": 1e4, "hidden_size": "64"}, "hidden_size must be .* got '64'"),
+        ({**LLAMA, "rope_theta": [1e4]}, "rope_theta must be a finite number"),
+        # What the class does not read, or reads as something else, is not left unsaid.
+        ({**LLAMA, "rope_theta": 1e4, "rotary_pct": 0.5}, "rotary_dim 8, which is 16 to .* LlamaConfig"),
+        (
+            {**LLAMA, "model_type": "gpt_neox", "rope_theta": 5e5},
+            "rope_theta 500000.0, which is 10000.0 to .* GPTNeoXConfig",
+        ),
+        (
+            {
+                "model_type": "phi3",
+                **SMALL,
+                "max_position_embeddings": 65536,
+                "rope_theta": 1e4,
+                "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768},
+            },
+            "Phi3Config",
+        ),
+        (
+            {"model_type": "gemma3", "rope_theta": 1e4, "text_config": {"rope_theta": 1e6}},
+            "rope_theta is 10000.0 in the config but 1000000.0 in its text_config",
+        ),
+        ({"model_type": "llava", "text_config": {"model_type": "none of theirs"}}, "LlavaConfig refuses"),
+        ({"model_type": "rag"}, "RagConfig has its decoder's config, .* cannot find"),
+        ({"model_type": "musicgen"}, "has no one decoder"),
+    ],
+)
+def test_configs_that_no_rope_can_be_read_from_are_refused(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RopewalkError, match=said) as caught:
+        read_checkpoint_config(written(tmp_path, config))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_rope_that_no_model_holds_is_refused(tmp_path: Path) -> None:
+    config = read_checkpoint_config(written(tmp_path, {"model_type": "granite_swa", "rope_theta": 1e4}))
+    with pytest.raises(
+        RopewalkError, match=r"cannot build the rotary module of .* has 2 rotary modules, not one"
+    ):
+        loaded_rope(config)
+
+
+def test_code_of_the_checkpoint_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit('ran')")
+    auto_map = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"}
+    for model_type in ("llama", "own"):
+        said = {**LLAMA, "model_type": model_type, "rope_theta": 1e4, "auto_map": auto_map}
+        written(tmp_path, said)
+        config = read_checkpoint_config(str(tmp_path))
+        assert methods_from_config(config.values) == {None: Default(16, 1e4)}
+        loaded_rope(config)
+
+
+def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
+    text = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    for key, value in (("rope_theta", 1e6), ("max_position_embeddings", 131072)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": text}))
+        with pytest.raises(RopewalkError, match=f"{key} .* stands outside text_config"):
+            read_checkpoint_config(str(path))
+        path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": {**text, key: 7e5}}))
+        with pytest.raises(RopewalkError, match=f"{key} is .* in the config but 700000.0 in its text_config"):
+            read_checkpoint_config(str(path))
+
+
+def test_multi_head_latent_attention_is_named_also_where_the_class_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "kimi_k9", "qk_rope_head_dim": 64, "rope_theta": 50000.0}))
+    with pytest.raises(RopewalkError, match="multi-head latent attention"):
+        read_checkpoint_config(str(path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "two values"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            "contradicts itself",
+        ),
+        ({"rope_theta": 1e4, "rope_ratio": 5}, "rope_ratio 5 in the config is not understood"),
+        ({"rope_theta": 1e4, "rotary_pct": 0.25}, "to transformers' LlamaConfig"),
+    ],
+)
+def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path: Path) -> None:
+    """transformers takes one of two values that contradict each other, and says nothing."""
+    from ropewalk.models.load import read_config
+
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, **keys}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for read in (read_checkpoint_config, read_config):
+        with pytest.raises(RopewalkError, match=message):
+            read(str(tmp_path))
+
+
+def test_a_load_says_every_default_aloud_and_only_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ropewalk.models.load import read_config
+
+    config = {
+        "model_type": "gpt_neox",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "rotary_emb_base": 500000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read_config(tmp_path)
+    read_config(tmp_path)
+    said = [record.getMessage() for record in caplog.records]
+    assert not any("rope_theta" in line for line in said)
+    assert sum("partial_rotary_factor" in line and "default of 0.25" in line for line in said) == 1

@@ -1,0 +1,150 @@
+"""What a config says of each layer, against transformers: its choice of a layer's cache, and its models' outputs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from ropewalk.models.checkpoint_config import read_checkpoint_config
+from ropewalk.models.config_class import build, class_of
+from ropewalk.models.config_defaults import decoder_values
+from ropewalk.rope.layers import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, attention_of_layers, shortest_window
+from tests.checkpoint_cases import CASES, path_of
+from tests.models.families import COMMON, FAMILIES
+
+FOUR = {**COMMON, "num_hidden_layers": 4, "rope_theta": 1e4}
+F, S = "full_attention", "sliding_attention"
+
+
+def of_transformers(config: Any) -> list[tuple[str, int | None]]:
+    """Kind and window of each layer, as transformers itself makes a cache for them."""
+    kinds, keys = get_layer_types_and_kwargs(config.get_text_config())
+    return [(kind, more.get("sliding_window")) for kind, more in zip(kinds, keys, strict=True)]
+
+
+def ours(values: dict[str, Any]) -> list[tuple[str, int | None]]:
+    return [(layer.kind, layer.window) for layer in attention_of_layers(values)]
+
+
+WINDOW = {"sliding_window": 16}
+VARIANTS = {
+    "mistral": {"model_type": "mistral", **WINDOW},
+    "mistral without": {"model_type": "mistral", "sliding_window": None},
+    "mistral with a switch that it does not have": {
+        "model_type": "mistral",
+        **WINDOW,
+        "use_sliding_window": False,
+    },
+    "mistral by its class": {"model_type": "mistral"},
+    "window beyond the longest input": {"model_type": "mistral", "sliding_window": 65536},
+    "phi3": {"model_type": "phi3", **WINDOW},
+    "starcoder2": {"model_type": "starcoder2", **WINDOW},
+    "qwen2 off by its class": {"model_type": "qwen2", **WINDOW},
+    "qwen2 off": {"model_type": "qwen2", **WINDOW, "use_sliding_window": False},
+    "qwen2 on": {"model_type": "qwen2", **WINDOW, "use_sliding_window": True, "max_window_layers": 3},
+    "qwen2 on for none": {
+        "model_type": "qwen2",
+        **WINDOW,
+        "use_sliding_window": True,
+        "max_window_layers": 4,
+    },
+    "qwen3 on": {"model_type": "qwen3", **WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen2 with a list": {
+        "model_type": "qwen2",
+        **WINDOW,
+        "use_sliding_window": True,
+        "layer_types": [F, S, F, F],
+    },
+    "all full with a window stated": {"model_type": "qwen2", **WINDOW, "layer_types": [F] * 4},
+    "gemma2": {"model_type": "gemma2", **WINDOW},
+    "gemma3": {"model_type": "gemma3_text", **WINDOW, "rope_local_base_freq": 1e4},
+    "gemma3 with a pattern": {"model_type": "gemma3_text", **WINDOW, "sliding_window_pattern": 2},
+    "cohere2": {"model_type": "cohere2", **WINDOW},
+    "cohere2 with a pattern": {"model_type": "cohere2", **WINDOW, "sliding_window_pattern": 2},
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 1, 1, 0]},
+    "smollm3 on": {"model_type": "smollm3", **WINDOW, "use_sliding_window": True},
+    "olmo3": {"model_type": "olmo3", **WINDOW},
+    "gpt_oss": {"model_type": "gpt_oss", **WINDOW},
+    "exaone4": {"model_type": "exaone4", **WINDOW, "sliding_window_pattern": 2},
+    "llama": {"model_type": "llama"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_windows_are_those_that_transformers_masks_by(name: str, tmp_path: Path) -> None:
+    said = {**FOUR, **VARIANTS[name]}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    built = class_of(said["model_type"]).from_dict(dict(said))
+    expected = of_transformers(built)
+    # As a file, and as the config of a model in memory.
+    assert ours(read_checkpoint_config(str(tmp_path)).values) == expected
+    assert ours(decoder_values(built)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.config_class is not None])
+def test_windows_of_published_configs_are_those_of_transformers(name: str) -> None:
+    said = json.loads(path_of(name).read_text())
+    built = build(name, class_of(said["model_type"]), said)
+    assert ours(read_checkpoint_config(str(path_of(name))).values) == of_transformers(built)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("cohere2", {"sliding_window": 64, "layer_types": [F] * 4, "logit_scale": 0.25}),
+        ("cohere2", {"sliding_window": 64, "layer_types": [S] * 4, "logit_scale": 0.25}),
+        ("exaone4", {"sliding_window": 64, "layer_types": [F] * 4}),
+        ("exaone4", {"sliding_window": None, "layer_types": [F] * 4}),
+        ("smollm3", {"no_rope_layers": [0] * 4}),
+        ("smollm3", {"no_rope_layers": [1] * 4}),
+        ("mistral", {"sliding_window": 64}),
+    ],
+)
+def test_layers_without_rope_are_those_that_no_position_changes(family: str, more: dict[str, Any]) -> None:
+    config = class_of(family)(**{**COMMON, "num_hidden_layers": 4, **more})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    tokens = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        near, far = (model(tokens, position_ids=step * torch.arange(8)[None]).logits for step in (1, 5))
+    rotates = {layer.rotates for layer in attention_of_layers(decoder_values(config))}
+    assert rotates == {not torch.equal(near, far)}
+
+
+def test_the_tiny_families_have_the_windows_of_their_configs() -> None:
+    for name, extra in FAMILIES.values():
+        config = getattr(transformers, name)(**{**COMMON, **extra})
+        windows = [window for _, window in of_transformers(config) if window is not None]
+        assert shortest_window(decoder_values(config)) == min(windows, default=None)
+
+
+def test_families_that_are_known_by_name_are_those_of_the_installed_transformers() -> None:
+    """The two lists of names against the sources: a learned parameter ``sinks``, and RoPE behind a layer's window."""
+    models = Path(transformers.__file__).parent / "models"
+    sinks, windowed = set(), set()
+    for path in sorted(models.glob("*/modeling_*.py")):
+        text = path.read_text(encoding="utf-8")
+        family = path.parent.name
+        if "self.sinks = nn.Parameter(torch" in text:
+            sinks.add(family)
+        # Most files have no such condition, and parsing all of them takes seconds.
+        if "apply_rotary_pos_emb(" in text and re.search(r"\bif\b[^:]*(sliding|is_local)", text):
+            conditions = {
+                ast.unparse(node.test)
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.If)
+                and any("apply_rotary_pos_emb(" in ast.unparse(each) for each in node.body)
+            }
+            if any("sliding" in test or "is_local" in test for test in conditions):
+                windowed.add(family)
+    # deepseek_v4 and mimo_v2_flash have layer types of their own, for which they are refused.
+    assert sinks - {"deepseek_v4", "mimo_v2_flash"} == set(WITH_SINKS)
+    assert windowed - {"exaone4_5"} == set(ROTATE_IN_WINDOWS_ALONE)

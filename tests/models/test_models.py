@@ -1,0 +1,389 @@
+"""Our attention and rotary module inside transformers models: parity, refusals, and no trace when saved."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+
+from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
+from ropewalk.attention.layout import PATTERNS
+from ropewalk.models import attention_hooks
+from ropewalk.models.load import (
+    attach,
+    attention_spec,
+    checkpoint_activations,
+    read_config,
+    rotary_module,
+    save_model,
+)
+from ropewalk.rope import (
+    LongRope,
+    RotaryEmbedding,
+    Theta,
+    Yarn,
+    method_for_target,
+    methods_from_config,
+)
+from tests.models.families import COMMON, FAMILIES, tiny_model
+from tests.programs import run_program
+
+LAYOUTS = {
+    pattern: PackedLayout.from_lengths([20, 1, 30, 12], pattern, 1 if pattern == "anchor" else 0, positions)
+    for pattern, positions in zip(PATTERNS, ("continuous", "reset", "continuous"), strict=True)
+}
+
+
+def token_ids(length: int, batch: int = 1) -> torch.Tensor:
+    return torch.randint(3, 97, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def dense_logits(model, ids, layout):
+    """transformers' own eager attention with the layout's dense mask: the oracle."""
+    blocked = torch.finfo(model.dtype).min
+    mask = torch.zeros(1, 1, ids.shape[1], ids.shape[1], dtype=model.dtype)
+    mask = mask.masked_fill(~layout.dense_mask(), blocked)
+    return model(ids, attention_mask=mask, position_ids=layout.position_ids[None]).logits
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def pair(request):
+    """(transformers' model, the same with our attention and rotary module)"""
+    # torch multiplies the experts of a mixture in float32 at most.
+    stock = tiny_model(request.param, torch.float32 if "moe" in request.param else torch.float64)
+    ours = copy.deepcopy(stock)
+    attach(ours)
+    return stock, ours
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_logits_equal_eager_attention_with_the_dense_mask(pair, pattern):
+    stock, ours = pair
+    layout = LAYOUTS[pattern]
+    ids = token_ids(layout.total_length)
+    expected, found = dense_logits(stock, ids, layout), ours(ids, layout=layout).logits
+    # Both models are float64, but stock rotates with float32 angles and some norms run in float32.
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+
+
+def test_generation_is_unchanged(pair):
+    stock, ours = pair
+    ids = token_ids(10)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert ours.generate(ids, **options).tolist() == stock.generate(ids, **options).tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "cohere2", "glm4"])
+def test_left_padded_batches_generate_as_before(family):
+    stock = tiny_model(family)
+    ours = copy.deepcopy(stock)
+    attach(ours)
+    ids = token_ids(8, batch=2)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "attention_mask": mask}
+    assert ours.generate(ids, **options).tolist() == stock.generate(ids, **options).tolist()
+
+
+def tiny_llama(**options):
+    model = tiny_model("llama")
+    attach(model, **options)
+    return model
+
+
+def test_a_packed_document_has_the_logits_it_has_alone():
+    model = tiny_llama().double()
+    for pattern, layout in LAYOUTS.items():
+        ids = token_ids(layout.total_length)
+        packed = model(ids, layout=layout).logits[0]
+        for document in range(4):
+            own = (layout.document_ids == document).nonzero().flatten()
+            anchored = layout.anchor_length and pattern == "anchor"
+            index = torch.cat([torch.zeros(1, dtype=torch.int64), own]) if anchored else own
+            alone = PackedLayout.from_lengths([len(index)], "full", 0)
+            # Alone it stands where it stands in the row: the distance to the anchor is part of what it sees.
+            positions = layout.position_ids[None, index]
+            logits = model(ids[:, index], layout=alone, position_ids=positions).logits[0, -len(own) :]
+            # Norms of a Llama run in float32, so equal inputs may differ by float32 roundings.
+            same = torch.allclose(logits, packed[own], rtol=0, atol=1e-6)
+            assert same == (pattern != "full" or document == 0), (pattern, document)
+
+
+def test_a_batch_may_hold_a_different_layout_a_row():
+    model = tiny_llama()
+    layouts = [PackedLayout.from_lengths([20, 43], "anchor"), PackedLayout.from_lengths([64], "full", 0)]
+    ids = token_ids(64, batch=2)
+    together = model(ids, layout=layouts).logits
+    for row, layout in enumerate(layouts):
+        torch.testing.assert_close(
+            together[row], model(ids[row : row + 1], layout=layout).logits[0], rtol=0, atol=1e-6
+        )
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    layout = LAYOUTS["anchor"]
+    ids = token_ids(layout.total_length)
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_llama().train()
+        if checkpointing:
+            checkpoint_activations(model)
+        model(ids, layout=layout).logits.square().mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_bfloat16_generation_sees_what_training_saw(cache):
+    """Cached keys are float32 after an exact rotation; each logit must still equal the packed forward's."""
+    model = tiny_llama().to(torch.bfloat16)
+    ids = token_ids(24)
+    out = model.generate(
+        ids,
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+        cache_implementation=cache,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    layout = PackedLayout.from_lengths([31], "full", 0)
+    packed = model(out.sequences[:, :-1], layout=layout).logits[0, 23:].float()
+    steps = torch.cat(out.logits).float()
+    # One bfloat16 rounding of a logit of this size; products of other shapes may round the other way.
+    assert (steps - packed).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * packed.abs().max()
+
+
+def test_exact_rope_survives_a_cast_to_bfloat16():
+    model = tiny_llama().to(torch.bfloat16)
+    rotary = rotary_module(model)[2]
+    assert isinstance(rotary, RotaryEmbedding)
+    inv_freq = rotary.frequencies().inv_freq
+    expected = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    torch.testing.assert_close(inv_freq, expected, rtol=1e-15, atol=0)
+
+
+def test_transformers_own_rotary_module_can_stay():
+    model = tiny_llama(exact_rope=False)
+    assert type(rotary_module(model)[2]).__name__ == "LlamaRotaryEmbedding"
+    layout = LAYOUTS["anchor"]
+    assert model(token_ids(64), layout=layout).logits.isfinite().all()
+
+
+def test_attached_again_a_model_takes_the_new_engine():
+    model = tiny_llama(engine="reference")
+    attach(model, engine="flex")
+    with pytest.raises(EngineError, match="flex has no backward"):
+        model(token_ids(64), layout=LAYOUTS["anchor"])
+    attach(model, engine="segments")
+    assert model(token_ids(64), layout=LAYOUTS["anchor"]).logits.isfinite().all()
+
+
+def test_position_ids_given_override_the_layouts():
+    model = tiny_llama()
+    ids, layout = token_ids(64), LAYOUTS["anchor"]
+    shifted = model(ids, layout=layout, position_ids=layout.position_ids[None] * 3).logits
+    assert (shifted - model(ids, layout=layout).logits).abs().max() > 1e-3
+
+
+def call(model, **options):
+    layout = options.pop("layout", LAYOUTS["anchor"])
+    return model(token_ids(64), layout=layout, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_mask": torch.ones(1, 64)}, "leave attention_mask out"),
+        ({"past_key_values": transformers.DynamicCache()}, "no key/value cache"),
+        ({"layout": PackedLayout.from_lengths([10])}, "describes 11 tokens, the row has 64"),
+        ({"layout": [LAYOUTS["anchor"]] * 2}, "got 2 layouts for a batch of 1"),
+    ],
+)
+def test_calls_that_contradict_the_layout_are_refused(options, message):
+    with pytest.raises(RopewalkError, match=message):
+        call(tiny_llama(), **options)
+
+
+def test_a_refused_call_leaves_the_model_usable():
+    model = tiny_llama()
+    with pytest.raises(RopewalkError):
+        call(model, attention_mask=torch.ones(1, 64))
+    assert attention_hooks._current.get() is None
+    assert model.generate(token_ids(4), max_new_tokens=2, pad_token_id=0).shape == (1, 6)
+
+
+def test_restarting_positions_without_a_layout_are_refused():
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(RopewalkError, match="say where they lie with layout="):
+        tiny_llama()(token_ids(5), position_ids=positions)
+
+
+def test_rows_longer_than_a_sliding_window_are_refused():
+    model = tiny_model("gemma3")
+    attach(model)
+    layout = PackedLayout.from_lengths([200], "full", 0)
+    with pytest.raises(EngineError, match="sliding window of 128 tokens, shorter than the row of 200"):
+        model(token_ids(200), layout=layout)
+
+
+def test_an_architecture_that_drops_the_layout_is_refused():
+    config = transformers.StableLmConfig(**COMMON)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    attach(model, exact_rope=False)
+    with pytest.raises(EngineError, match="does not hand keyword arguments down"):
+        model(token_ids(64), layout=LAYOUTS["anchor"])
+
+
+def test_attention_sinks_are_refused_by_name():
+    config = transformers.GptOssConfig(**{**COMMON, "head_dim": 8, "num_local_experts": 2})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(EngineError, match="GptOssForCausalLM has attention sinks"):
+        attach(model)
+
+
+def test_attention_dropout_in_training_is_refused():
+    config = transformers.LlamaConfig(**{**COMMON, "attention_dropout": 0.1})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    attach(model)
+    with pytest.raises(EngineError, match=r"attention dropout 0\.1"):
+        model.train()(token_ids(64), layout=LAYOUTS["anchor"])
+
+
+def test_other_layer_types_are_refused_by_name():
+    model = tiny_model("llama")
+    model.config.layer_types = ["full_attention", "linear_attention", "full_attention"]
+    with pytest.raises(EngineError, match="layers of type linear_attention"):
+        attach(model)
+
+
+def test_a_rotary_module_that_contradicts_the_config_is_refused():
+    model = tiny_model("llama")
+    rotary_module(model)[2].inv_freq.mul_(1.01)
+    with pytest.raises(RopewalkError, match="does not compute what the model's config says"):
+        attach(model)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        None,
+        Theta(rotary_dim=8, rope_theta=5e5),
+        Yarn(rotary_dim=8, rope_theta=1e4, factor=4.0, original_max_position_embeddings=64),
+    ],
+)
+def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, rope):
+    """Loaded by a process in which importing ropewalk fails, the logits are those of the model in memory."""
+    model = load_model(checkpoint, rope=rope, exact_rope=False)
+    saved = tmp_path / "saved"
+    save_model(model, saved)
+    assert "ropewalk" not in (saved / "config.json").read_text()
+    ids = token_ids(64)
+    layout = PackedLayout.from_lengths([64], "full", 0)
+    torch.save({"ids": ids, "logits": model(ids, layout=layout).logits.detach()}, tmp_path / "expected.pt")
+    program = (
+        "import sys, torch; sys.modules['ropewalk'] = None\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "expected = torch.load(sys.argv[2], weights_only=True)\n"
+        "print(float((model(expected['ids']).logits - expected['logits']).abs().max()))\n"
+    )
+    result = run_program(program, saved, tmp_path / "expected.pt")
+    result.check_returncode()
+    # Two float32 kernels over logits below 1; the same cos and sin.
+    assert float(result.stdout) < 1e-6
+
+
+def test_a_new_rope_is_written_into_the_config(checkpoint):
+    model = load_model(checkpoint, rope=Theta(rotary_dim=8, rope_theta=5e5))
+    assert model.config.rope_parameters["rope_theta"] == 5e5
+    assert rotary_module(model)[2].frequencies().inv_freq[1] == pytest.approx(5e5 ** (-2 / 8), rel=1e-15)
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4", "gpt_neox", "cohere2", "granite"])
+@pytest.mark.parametrize("method", ["theta", "linear", "ntk", "yarn", "llama3"])
+def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_positions(family, method, tmp_path):
+    tiny_model(family).save_pretrained(tmp_path / "old")
+    (current,) = methods_from_config(read_config(tmp_path / "old").to_dict()).values()
+    rope = method_for_target(method, current, 256, 1024)
+    model = load_model(tmp_path / "old", rope=rope, max_position_embeddings=1024)
+    save_model(model, tmp_path / "new")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert plain.config.max_position_embeddings == 1024
+    positions = torch.arange(904, 1024)[None]
+    layout = PackedLayout.from_lengths([120], "full", 0)
+    ours = model(token_ids(120), layout=layout, position_ids=positions).logits
+    theirs = plain(token_ids(120), position_ids=positions).logits
+    # Angles of up to 1024 rad rounded to float32 (6e-5 rad) reach logits of about 0.5 far attenuated.
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
+    tiny_model("phi3").save_pretrained(tmp_path)
+    (current,) = methods_from_config(read_config(tmp_path).to_dict()).values()
+    with pytest.raises(RopewalkError, match=r"phi3 cannot hold the RoPE method linear.*theta always fits"):
+        load_model(tmp_path, rope=method_for_target("linear", current, 256, 1024))
+
+
+def test_start_tokens_run_in_our_module_only(checkpoint):
+    factors = tuple(1.0 + i for i in range(4))
+    rope = LongRope(
+        rotary_dim=8,
+        rope_theta=1e4,
+        short_factor=(1.0,) * 4,
+        long_factor=factors,
+        attention_factor=1.1,
+        original_max_position_embeddings=16,
+        start_tokens=4,
+    )
+    assert rotary_module(load_model(checkpoint, rope=rope))[2].frequencies(total_length=64) is not None
+    with pytest.raises(RopewalkError, match="start_tokens > 0"):
+        load_model(checkpoint, rope=rope, exact_rope=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./missing", r"there is no folder or file ./missing"),
+        ("/nowhere/at/all", "there is no folder or file /nowhere/at/all"),
+        ("nope/nope", "there is no folder nope/nope, and the Hub gave no config.json for it"),
+        (".", "without a config.json"),
+    ],
+)
+def test_missing_models_are_named(name, message):
+    with pytest.raises(RopewalkError, match=message):
+        load_model(name)
+
+
+def test_a_default_theta_is_never_taken_silently(checkpoint, caplog):
+    load_model(checkpoint)
+    assert caplog.messages == []
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    path.write_text(json.dumps(config))
+    assert load_model(checkpoint).config.rope_parameters["rope_theta"] == 1e4
+    assert "gives no rope_theta; LlamaConfig's own default of 10000 is used" in caplog.text
+
+
+def test_a_checkpoint_without_rope_is_refused(tmp_path):
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RopewalkError, match="RoPE"):
+        load_model(tmp_path)
+
+
+def test_engines_are_asked_for_the_widths_that_attention_has():
+    latent = transformers.DeepseekV3Config(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    assert attention_spec(latent, "cpu", torch.float32).widths == (192, 128)
+    assert attention_spec(transformers.Qwen3Config(head_dim=96), "cpu", torch.float32).widths == (96, 96)
+    plain = transformers.GPTNeoXConfig(hidden_size=512, num_attention_heads=8)
+    assert attention_spec(plain, "cpu", torch.float32).widths == (64, 64)

@@ -1,0 +1,90 @@
+"""A whole model on shards of its rows: what differs from one process, and where that comes from."""
+
+import random
+
+import pytest
+import torch
+
+from ropewalk import EngineError, PackedLayout, RopewalkError
+from ropewalk.models.load import attach
+from ropewalk.parallel import SequenceGroups, ShardedLayouts
+from ropewalk.testing import random_layout
+from tests.models.sharded_model_cases import LONG, logits_on_shards, run_slice_by_slice, tiny_llama
+
+
+def batches():
+    """Every pattern, odd lengths, documents over one to all shards, two rows of other layouts."""
+    rng, generator = random.Random(0), torch.Generator().manual_seed(0)
+    found = []
+    for number, pattern in enumerate(["full", "intra_document", "anchor"] * 2):
+        total = rng.choice([37, 64, 101])
+        layouts = [
+            random_layout(total, rng, patterns=[pattern], interleaved=number > 2)
+            for _ in range(1 + number % 2)
+        ]
+        found.append((torch.randint(0, 503, (len(layouts), total), generator=generator), layouts))
+    return found
+
+
+def whole_logits(model, cases):
+    with torch.no_grad():
+        return [model(ids, layout=layouts).logits for ids, layouts in cases]
+
+
+def largest(found, expected):
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "budget"), [(torch.float32, 1e-6), (torch.float64, 1e-13)], ids=str)
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_logits_on_four_shards_differ_by_rounding_alone(four_ranks, dtype, budget, kv_heads):
+    cases = batches()
+    for found in four_ranks.run(logits_on_shards, {"sequence": 4}, dtype, cases, kv_heads):
+        assert largest(found, whole_logits(tiny_llama(dtype, kv_heads), cases)) < budget
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_the_rounding_is_that_of_the_same_work_in_other_shapes(two_ranks, four_ranks, degree):
+    cases = batches()
+    ranks = {2: two_ranks, 4: four_ranks}[degree]
+    found = ranks.run(logits_on_shards, {"sequence": degree}, torch.float32, cases)[0]
+    assert largest(found, whole_logits(tiny_llama(torch.float32), cases)) < 1e-6
+    model = tiny_llama(torch.float32)
+    run_slice_by_slice(model, degree)
+    # One process that multiplies and normalises the same slices has the same bits: attention adds nothing.
+    assert largest(found, whole_logits(model, cases)) == 0.0
+
+
+def test_frequencies_that_depend_on_the_length_follow_the_whole_row(four_ranks):
+    cases = [(ids, layouts) for ids, layouts in batches() if ids.shape[1] > 32]
+    found = four_ranks.run(logits_on_shards, {"sequence": 4}, torch.float64, cases, 2, LONG)[0]
+    assert largest(found, whole_logits(tiny_llama(torch.float64, 2, LONG), cases)) < 1e-13
+    # The first shards end before the switch: by themselves they would have turned with the short factors.
+    assert largest(found, whole_logits(tiny_llama(torch.float64), cases)) > 1e-6
+
+
+def two_shards(total):
+    layout = PackedLayout.from_lengths([total - 1])
+    return ShardedLayouts.of([layout], SequenceGroups(sequence_group=object(), sequence=2))
+
+
+def test_a_batch_that_does_not_fit_the_shards_is_refused():
+    model = tiny_llama(torch.float32)
+    with pytest.raises(RopewalkError, match="shards have 17 places, the batch has 33"):
+        model(torch.zeros(1, 33, dtype=torch.int64), layout=two_shards(33))
+
+
+def test_stock_rope_that_depends_on_the_length_is_refused_on_shards():
+    model = tiny_llama(torch.float32)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = type(model)(type(model.config).from_dict({**model.config.to_dict(), "rope_parameters": dynamic}))
+    attach(model, exact_rope=False)
+    with pytest.raises(EngineError, match=r"dynamic.* would take the length of a shard for the row's"):
+        model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))
+
+
+def test_a_window_is_held_against_the_whole_row():
+    model = tiny_llama(torch.float32)
+    model._ropewalk_hooks.window = 20
+    with pytest.raises(EngineError, match="window of 20 tokens, shorter than the row of 33"):
+        model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))
