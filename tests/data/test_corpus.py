@@ -420,7 +420,7 @@ SCRIPT = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from ropewalk.data import token_blocks
+from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.corpus import tokenise_portions
 from ropewalk.data.read.documents import SourceSpec
 from ropewalk.data.read.input_splits import plan_portions
@@ -428,7 +428,7 @@ from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
     _, _, inputs, output, workers, limit = sys.argv
     from tests.data.tiny_tokenizer import make_tokenizer
-    token_blocks.BLOCK_TOKENS = 3000
+    token_shards.BLOCK_TOKENS = 3000
     portions = plan_portions([SourceSpec(str(path)) for path in sorted(Path(inputs).iterdir())])
     if int(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
