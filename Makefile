@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format docs benchmarks clean
+.PHONY: demo test lint wheel format docs benchmarks clean
 
 demo: $(READY)
 	@rm -rf demo
@@ -28,6 +28,20 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+# The package as a user gets it: a wheel of what is committed, in an environment without the tools of development.
+wheel:
+	@rm -rf build && mkdir -p build/source
+	@git archive HEAD | tar -x -C build/source
+	@$(PYTHON) -m venv build/venv
+	@build/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist build/source
+	@echo "Installing $$(ls build/dist) into an empty environment"
+	@build/venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+		--constraint constraints.txt build/dist/*.whl
+	@cd build && env -u PYTHONPATH venv/bin/ropewalk extend demo
+	@test -s build/demo/report.html && test -s build/demo/model/config.json
+	@rm -rf build
+	@echo "The wheel installs and runs the demo without the tools of development."
+
 format: $(READY)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -41,7 +55,7 @@ docs: $(READY)
 	@$(BIN)/python scripts/recipe_reference.py
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) build demo
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
