@@ -1,8 +1,11 @@
 """The arrows between rooms, what each may import, and that importing is quick and needs no GPU."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,16 @@ def test_one_piece_needs_torch_alone():
 def test_help_needs_no_heavy_library():
     loaded = loaded_after("from ropewalk.cli.app import main; main(['extend', '--help'])")
     assert not loaded & {"torch", "transformers", "datasets", "matplotlib"}
+
+
+DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow"}
+"""Packages that are imported by another name than they are installed by."""
+
+
+def test_every_imported_package_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {re.split(r"[\[<>=~! ]", each)[0].lower().replace("-", "_") for each in wanted}
+    imported = set().union(*(imports_of(path) for path in PACKAGE.rglob("*.py")))
+    outer = {n.split(".")[0] for n in imported} - {"ropewalk"} - set(sys.stdlib_module_names)
+    assert {DISTRIBUTIONS.get(n, n).lower() for n in outer} <= declared
