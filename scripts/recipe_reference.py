@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from ropewalk.io.settings import Settings
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
-from ropewalk.training.recipe.data import Strict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recipes.md"
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
@@ -48,7 +48,7 @@ def default(field: Any) -> str:
     return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
 
 
-def on_resume(model: type[Strict], name: str) -> str:
+def on_resume(model: type[Settings], name: str) -> str:
     """What ``--resume`` does with a key; nothing for one whose own keys say it."""
     return "" if is_group(model.model_fields[name]) else recipe_changes.on_resume(model, name).kind
 

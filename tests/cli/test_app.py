@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -63,7 +64,7 @@ FLAGS = {
         "--plot",
         "--json",
     },
-    "search run": {
+    "search": {
         "--to",
         "--out",
         "--text",
@@ -196,24 +197,30 @@ FLAGS = {
 
 
 def commands():
-    """{command line: flags} of the whole program, from the program itself."""
-    import typer
+    """{command line: options} of the whole program, from the program itself."""
+    from ropewalk.cli.app import program
+    from ropewalk.cli.commands import TYPER_COMMANDS, typer_program
 
-    from ropewalk.cli.app import app
-    from ropewalk.cli.commands import register
-
-    register(app)
-
-    def walk(command, prefix):
+    def walk_typer(command, prefix):
         for name, inner in command.commands.items():
             path = f"{prefix} {name}".strip()
             if hasattr(inner, "commands"):
-                yield from walk(inner, path)
+                yield from walk_typer(inner, path)
             else:
                 flags = {p.opts[0] for p in inner.params if p.opts[0].startswith("--")}
                 yield path, flags - {"--help"}
 
-    return dict(walk(typer.main.get_command(app), ""))
+    def walk(app, prefix):
+        if app.default_command is not None and app.show:
+            yield (
+                prefix,
+                {each.name for each in app.assemble_argument_collection() if each.name.startswith("--")},
+            )
+        for name in app:
+            if not name.startswith("-") and f"{prefix}{name}" not in TYPER_COMMANDS:
+                yield from walk(app[name], f"{prefix} {name}".strip())
+
+    return {**dict(walk_typer(typer_program(), "")), **dict(walk(program(), ""))}
 
 
 def test_no_flag_appears_or_vanishes_by_accident():
@@ -224,16 +231,13 @@ def test_no_flag_appears_or_vanishes_by_accident():
 def test_every_help_has_an_example(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     # The commands that measure and search go by no name of their own.
-    assert (
-        f"ropewalk {command.removesuffix(' model').removesuffix(' run')}"
-        in capsys.readouterr().out.split("Example", 1)[1]
-    )
+    assert f"ropewalk {command.removesuffix(' model')}" in capsys.readouterr().out.split("Example", 1)[1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["extnd"], "No such command 'extnd'"),
+        (["extnd"], "unknown command 'extnd'; did you mean extend?"),
         (["extend"], "Missing argument"),
         (["extend", "demo", "--st", "a=1"], "No such option"),
         (["eval", "x", "--samples", "many"], "--samples"),
@@ -284,19 +288,23 @@ def test_help_names_every_shipped_recipe(capsys):
     assert all(name in printed for name in names)
 
 
-def test_a_shell_completes_commands_and_options(monkeypatch, capsys):
-    for words, expected in (("ropewalk ex", {"export", "extend"}), ("ropewalk extend --re", {"--resume"})):
-        monkeypatch.setenv("_ROPEWALK_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        with pytest.raises(SystemExit) as ended:
-            main([])
-        assert ended.value.code == 0
-        assert set(capsys.readouterr().out.split()) == expected
-    monkeypatch.setenv("_ROPEWALK_COMPLETE", "source_bash")
-    with pytest.raises(SystemExit):
-        main([])
-    assert "complete_bash" in capsys.readouterr().out
+def test_a_shell_completes_commands_options_and_choices(tmp_path):
+    from ropewalk.cli.app import program
+
+    script = tmp_path / "ropewalk.bash"
+    script.write_text(program().generate_completion(shell="bash"))
+    for words, expected in (
+        ("ex", {"export", "extend"}),
+        ("search --ra", {"--racing"}),
+        ("search --objective ne", {"needle"}),
+    ):
+        line = ["ropewalk", *words.split()]
+        bash = (
+            f"source {script}; COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; _ropewalk ropewalk "
+            f'{line[-1]} {line[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        done = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True)
+        assert set(done.stdout.split()) == expected, done.stderr
 
 
 def test_json_is_all_there_is_on_stdout(capsys):

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from ropewalk.attention.layout import IGNORED
-from ropewalk.cli import search as search_module
 from ropewalk.cli.app import main
 from ropewalk.cli.search_text import beginning, search_text
 from ropewalk.data import load_tokenizer
@@ -15,7 +14,6 @@ from ropewalk.models import load as models
 from ropewalk.rope import LongRope, longrope_attention_factor
 from ropewalk.search import ALGORITHMS, needles, read_factors
 from ropewalk.search.objective import ModelEvaluator
-from ropewalk.search.run import BUDGET, DOCUMENTS, OBJECTIVES, SearchSettings
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.verify_command_cases import command
 
@@ -53,12 +51,6 @@ def without_times(path):
     values = json.loads(path.read_text())
     del values["search"]["seconds"]
     return values
-
-
-def test_defaults_are_those_of_a_search():
-    assert (search_module.BUDGET, search_module.DOCUMENTS) == (BUDGET, DOCUMENTS)
-    assert search_module.OBJECTIVES == OBJECTIVES
-    assert SearchSettings().budget == search_module.BUDGET
 
 
 def test_json_is_the_file_and_holds_what_was_found(search, checkpoint, text, tmp_path, capsys):
@@ -326,17 +318,17 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
     [
         (["--to", "64"], "the checkpoint is trained for 64; give a length beyond 64"),
         (["--to", "lots"], "'lots' is no length"),
-        (["--algorithm", "guess"], "unknown search algorithm 'guess'; choose one of "),
-        (["--objective", "needles"], "unknown objective 'needles'; choose one of perplexity, needle"),
-        (["--dtype", "int8"], "unknown dtype 'int8'"),
+        (["--algorithm", "guess"], "unknown --algorithm 'guess'; choose from cma-es, evolution"),
+        (["--objective", "needles"], "unknown --objective 'needles'; did you mean needle?"),
+        (["--dtype", "int8"], "unknown --dtype 'int8'; choose from auto, float32, bfloat16, float16"),
         (["--device", "abacus"], "unknown device 'abacus'"),
         (
             ["--start-tokens", "few"],
-            "--start-tokens 'few' is neither a number of tokens from 0 on nor search",
+            "--start-tokens: 'few' is neither a number of tokens from 0 on nor search",
         ),
-        (["--largest", "0.5"], "the largest rescale factor must be 1 or more, got 0.5"),
+        (["--largest", "0.5"], "--largest must be 1 or more, got 0.5"),
         (["--attention-factor", "0"], "attention_factor"),
-        (["--short-penalty", "-1"], "the short penalty must be 0 or more, got -1"),
+        (["--short-penalty", "-1"], "--short-penalty must be 0 or more, got -1"),
         (
             ["--budget", "5"],
             "a budget of 5 forwards does not pay for the 3 candidates that a search begins with, on 2 documents each; "

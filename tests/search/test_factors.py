@@ -14,7 +14,8 @@ from ropewalk.search import Candidate, Factors, goal_of, read_factors, write_fac
 from ropewalk.search.algorithm import Measured
 from ropewalk.search.factors import FactorsModel, Provenance, found_factors, perplexity
 from ropewalk.search.loop import SearchResult, Trace
-from ropewalk.search.run import Found, SearchSettings
+from ropewalk.search.run import Found
+from ropewalk.search.settings import SearchSettings
 
 MODEL = FactorsModel(name="tiny", rotary_dim=8, rope_theta=1e4, original_max_position_embeddings=512)
 LONG = (1.0, 1.5, 2.0, 4.0)

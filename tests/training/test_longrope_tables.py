@@ -11,7 +11,7 @@ from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.rope import Default, LongRope
 from ropewalk.search.factors import Factors, write_factors
-from ropewalk.search.run import BUDGET, DOCUMENTS
+from ropewalk.search.settings import SearchSettings
 from ropewalk.training import extend
 from ropewalk.training.preflight import plan
 from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
@@ -151,7 +151,7 @@ def test_the_shipped_recipe_is_the_papers_order():
 
 def test_the_defaults_are_those_of_the_search_itself():
     for settings in (Search(), ShortContext()):
-        assert (settings.budget, settings.documents) == (BUDGET, DOCUMENTS)
+        assert (settings.budget, settings.documents) == (SearchSettings().budget, SearchSettings().documents)
 
 
 BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps: 1, rope: %s}]\n"
@@ -166,7 +166,10 @@ BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps:
         ("{method: yarn, search: {}}", "search has no meaning for 'yarn'; the method is 'longrope'"),
         ("{method: theta, factors: f.json}", "factors has no meaning for 'theta'"),
         ("{method: auto, search: {}}", "search has no meaning for 'auto'"),
-        ("{method: longrope, search: {algorithm: annealing}}", "unknown search algorithm 'annealing'"),
+        (
+            "{method: longrope, search: {algorithm: annealing}}",
+            "algorithm 'annealing'; choose from cma-es, evolution",
+        ),
         ("{method: longrope, search: {budget: 14}}", "budget 14 does not pay for the 3 candidates .*give 15"),
         ("{method: longrope, search: {budget: 29, short_penalty: 1}}", "budget 29 .*give 30"),
         ("{method: longrope, search: {largest: 0.5}}", "largest"),

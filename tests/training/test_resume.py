@@ -15,12 +15,12 @@ import ropewalk.training.checkpoint.writing as checkpointing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.io.lock import locked
+from ropewalk.io.settings import Settings, model_in
 from ropewalk.training import extend
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
 from ropewalk.training.context import Team
 from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume
-from ropewalk.training.recipe.data import Strict
-from ropewalk.training.recipe.file import model_in, parse_recipe
+from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 
 HEX = "0123456789abcdef" * 2
@@ -405,7 +405,7 @@ def test_rows_that_another_run_has_packed_are_checked_before_training(done, tmp_
 # What may change.
 
 
-def keys_of(model: type[Strict], prefix=""):
+def keys_of(model: type[Settings], prefix=""):
     for name, field in model.model_fields.items():
         if not is_group(field):
             yield model, name
@@ -422,7 +422,7 @@ def test_every_key_says_what_resume_does_with_it():
 
 
 def test_a_new_key_that_does_not_say_it_is_our_mistake():
-    class More(Strict):
+    class More(Settings):
         key: int = 0
 
     with pytest.raises(TypeError, match=r"More\.key does not say what --resume does with it"):

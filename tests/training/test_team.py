@@ -114,12 +114,12 @@ def test_offloading_needs_checkpointing(recipe_values):
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ({"ring": 0}, "parallel.ring: Input should be greater than or equal to 1, got 0"),
+        ({"ring": 0}, "parallel.ring must be 1 or more, got 0"),
         ({"ulysses": 2}, "unknown key parallel.ulysses; known keys are replicate, ring, sequence, shard"),
         ({"rings": 2}, "unknown key parallel.rings; did you mean ring?"),
         (
             "best",
-            "parallel: Input should be 'auto' or a mapping of replicate, shard, sequence, ring, got 'best'",
+            "parallel must be 'auto' or a mapping of replicate, shard, sequence, ring, got 'best'",
         ),
     ],
 )

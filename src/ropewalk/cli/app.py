@@ -7,43 +7,20 @@ import os
 import sys
 import traceback
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from cyclopts import App
 
 import ropewalk
+from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
 from ropewalk.errors import Echo, RopewalkError, RunFailure
 
 INTERRUPTED = 130
+TyperUsageError: Any = typer.BadParameter.__mro__[1]
+"""What typer raises for arguments that do not fit; which module it lives in depends on typer's version."""
 MOST_OF_A_MESSAGE = 2000
 """Characters of an error that are printed: it may repeat a value that fills a file."""
-
-UsageError: Any = typer.BadParameter.__mro__[1]
-"""What typer raises for arguments that do not fit; which module it lives in depends on typer's version."""
-
-app = typer.Typer(
-    name="ropewalk",
-    help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-
-
-def _print_version(value: bool) -> None:
-    if value:
-        typer.echo(f"ropewalk {ropewalk.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options of the program itself; ``--debug`` is read in main, so it may stand anywhere."""
 
 
 class _Remarks(logging.Handler):
@@ -69,12 +46,35 @@ def quiet_libraries() -> None:
 
 
 @cache
-def _program(app: typer.Typer) -> Any:
-    """All commands; typer evaluates the annotations of their functions, for which it takes 45 ms."""
+def program() -> App:
+    """The whole program; a command's module is imported when the command is asked for."""
     from ropewalk.cli import commands
 
+    app = App(
+        name="ropewalk",
+        help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
+        version=f"ropewalk {ropewalk.__version__}",
+        version_flags="--version",
+        help_flags=HELP_FLAGS,
+        help_format="plaintext",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
     commands.register(app)
-    return typer.main.get_command(app)
+    app.register_install_completion_command(help="Install completion for the shell that is running.")
+    return app
+
+
+def _run(arguments: list[str]) -> Any:
+    from ropewalk.cli import commands
+
+    if arguments and arguments[0] in commands.TYPER_COMMANDS:
+        return commands.typer_program()(args=arguments, prog_name="ropewalk", standalone_mode=False)
+    from ropewalk.cli.output import results
+
+    return program()(arguments, console=results())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        result = _program(app)(args=arguments, prog_name="ropewalk", standalone_mode=False)
+        result = _run(arguments)
         # typer turns Ctrl-C into this status of its own.
         return _fail_once("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
     except Interrupted as error:
@@ -95,11 +95,15 @@ def main(arguments: list[str] | None = None) -> int:
     except Echo as error:
         # The first of several processes says it.
         return 1 if error.failed else 2
+    except UsageError as error:
+        return _fail_once(f"{error} (see {_command_in(arguments)} --help)", 2)
+    except UsageErrors as error:
+        return _fail_once(f"{usage_sentence(error)} (see {_command_in(arguments)} --help)", 2)
     except RopewalkError as error:
         if debug:
             _print_traceback()
         return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
-    except UsageError as error:
+    except TyperUsageError as error:
         # Typer checks values with pydantic, which calls the words of our own parsers a value error.
         message = error.format_message().replace("Value error, ", "")
         if not message:  # a group without a command: typer has printed its help
@@ -117,6 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             _print_traceback()
         return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
+
+
+def _command_in(arguments: list[str]) -> str:
+    """The command that a command line names, for the hint at its help."""
+    return " ".join(["ropewalk", *program().parse_commands(arguments)[0]])
 
 
 def _fail_once(message: str, status: int) -> int:

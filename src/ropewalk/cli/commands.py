@@ -1,22 +1,51 @@
-"""Which commands exist; each module is imported here, so ``--help`` of one loads no other's libraries."""
+"""Which commands exist; a command's module is imported when the command is asked for."""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import typer
+from cyclopts import App
+
+COMMANDS = {
+    "inspect": "Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.",
+    "rope": "RoPE arithmetic: bounds, bases, frequencies, plans, and a probe on a checkpoint.",
+    "audit": "Audit the precision of a checkpoint's attention and of its RoPE.",
+    "data": "Pack documents into rows, and look at them.",
+    "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    "extend": "Extend a model's context as a recipe says.",
+    "export": "Write a checkpoint with another RoPE.",
+    "eval": "Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
+    "verify": "Check on this machine that training computes what it should.",
+}
+"""One line on each command, in the order of the help."""
+
+HOMES = {"search": "ropewalk.cli.search:app"}
+TYPER_COMMANDS = frozenset(COMMANDS) - frozenset(HOMES)
 
 
-def register(app: typer.Typer) -> None:
-    """Add every command to the program, once."""
-    if app.registered_commands or app.registered_groups:
-        return
-    from ropewalk.cli import audit, data, evaluate, export, extend, inspect, rope, search, verify
+def register(app: App) -> None:
+    """Add every command to the program."""
+    for place, (name, help) in enumerate(COMMANDS.items()):
+        if name in HOMES:
+            app.command(HOMES[name], name=name, help=help, sort_key=place)
+        else:
+            app.command(App(name=name, help=help, sort_key=place))
 
-    inspect.register(app)
-    rope.register(app)
-    audit.register(app)
-    data.register(app)
-    search.register(app)
-    extend.register(app)
-    export.register(app)
-    evaluate.register(app)
-    verify.register(app)
+
+@cache
+def typer_program() -> Any:
+    """The commands that typer runs."""
+    from ropewalk.cli import audit, data, evaluate, export, extend, inspect, rope, verify
+
+    app = typer.Typer(
+        name="ropewalk",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    for module in (inspect, rope, audit, data, extend, export, evaluate, verify):
+        module.register(app)
+    return typer.main.get_command(app)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import AfterValidator, Field
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
+from ropewalk.io.settings import FilePath, Option
 
 RotaryDimOption = Annotated[
     int, typer.Option("--rotary-dim", help="Rotated dimensions of a head: head_dim, or a part of it.")
@@ -24,6 +26,10 @@ PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into FILE (.png or .svg).")
 ]
 
+JsonFlag = Annotated[
+    bool, Field(description="Print the result as JSON on stdout, nothing else."), Option(name="--json")
+]
+
 
 def check_plot(path: Path | None) -> None:
     """Refuse a picture that could not be written, before the work."""
@@ -33,3 +39,16 @@ def check_plot(path: Path | None) -> None:
         raise RopewalkError(f"a figure is written as .png or .svg, got {path.name}")
     if path.is_dir():
         raise RopewalkError(f"{path} is a folder; --plot names a file")
+
+
+def _checked(path: Path | None) -> Path | None:
+    check_plot(path)
+    return path
+
+
+PlotFile = Annotated[
+    FilePath | None,
+    AfterValidator(_checked),
+    Field(description="Draw a picture into FILE (.png or .svg)."),
+    Option(metavar="FILE"),
+]

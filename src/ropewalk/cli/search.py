@@ -3,136 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.default_command import DefaultCommand
-from ropewalk.cli.evaluate import DTYPES
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, on_interrupt
-from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import parse_length
-
-RUN = "run"
-"""The command that ``ropewalk search MODEL`` means."""
-ANY_START_TOKENS = "search"
-OBJECTIVES = ("perplexity", "needle")
-BUDGET, DOCUMENTS = 500, 5
+from ropewalk.cli import search_tables
+from ropewalk.cli.binding import make_command, make_group_with_default
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import on_interrupt
+from ropewalk.io.settings import FilePath, Length, Option, Settings
+from ropewalk.search.settings import WHAT, SearchSettings
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    from ropewalk.cli import search_tables
+class SearchOutput(Settings):
+    """What a search writes and prints."""
 
-    group = typer.Typer(
-        cls=DefaultCommand,
-        help="Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    group: ClassVar[str | None] = "Output"
+
+    out: Annotated[FilePath, Option(metavar="FILE")] = Field(
+        description="The factor table (.json); a log grows beside it."
     )
-    example = (
-        "Example: ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json   "
-        "See also: ropewalk search show --help, ropewalk search import --help"
-    )
-    group.command(RUN, epilog=example, hidden=True)(search_command)
-    search_tables.register(group)
-    app.add_typer(group, name="search")
+    resume: bool = Field(False, description="Go on with the log beside --out.")
+    plot: PlotFile = None
+    as_json: JsonFlag = False
 
 
-WHAT, SPACE, HOW, OUT = "What", "Where to search", "How", "Output"
-
-
-def search_command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
-    ],
+def search(
+    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
+    settings: SearchSettings,
+    output: SearchOutput,
+    *,
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="Tokens to search for: 2048, 32k, 1M; up to the original length of a longrope checkpoint its short "
-            "factors.",
-            rich_help_panel=WHAT,
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="The factor table (.json); a log grows beside it.", rich_help_panel=OUT
+        Length,
+        WHAT,
+        Field(
+            description="Tokens to search for: 2048, 32k, 1M; up to the original length of a longrope checkpoint its "
+            "short factors."
         ),
     ],
     text: Annotated[
-        str, typer.Option(help="Documents: as for ropewalk data pack.", rich_help_panel=WHAT)
+        str, WHAT, Field(description="Documents: as for ropewalk data pack.")
     ] = "embedded:validation",
-    documents: Annotated[
-        int,
-        typer.Option(help="Rows of text that a candidate is measured on.", min=1, rich_help_panel=WHAT),
-    ] = DOCUMENTS,
-    held_out: Annotated[
-        int,
-        typer.Option(
-            help="Most rows of other documents to judge the result by.", min=0, rich_help_panel=WHAT
-        ),
-    ] = DOCUMENTS,
-    objective: Annotated[
-        str,
-        typer.Option(
-            help="perplexity, of all tokens; needle, of answers that lie far back in the text.",
-            rich_help_panel=WHAT,
-        ),
-    ] = OBJECTIVES[0],
-    short_penalty: Annotated[
-        float,
-        typer.Option(
-            help="Weight of the loss that is added at the trained length; 0 for none.", rich_help_panel=WHAT
-        ),
-    ] = 0.0,
-    start_tokens: Annotated[
-        str,
-        typer.Option(
-            help="First tokens that keep their angles: a number, or search; a config can hold 0 alone.",
-            rich_help_panel=SPACE,
-        ),
-    ] = "0",
-    largest: Annotated[
-        float | None,
-        typer.Option(help="Largest factor; 1.25 times the extension if not given.", rich_help_panel=SPACE),
-    ] = None,
-    attention_factor: Annotated[
-        float | None,
-        typer.Option(help="Of all candidates; the published formula if not given.", rich_help_panel=SPACE),
-    ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help="cma-es, or the paper's evolution; what measured best if not given.", rich_help_panel=HOW
-        ),
-    ] = None,
-    budget: Annotated[
-        int, typer.Option(help="Forwards: one is a candidate on a row.", min=1, rich_help_panel=HOW)
-    ] = BUDGET,
-    racing: Annotated[
-        bool,
-        typer.Option(help="Drop candidates that are behind after their first rows.", rich_help_panel=HOW),
-    ] = True,
-    batch: Annotated[
-        int, typer.Option(help="Candidates in one forward pass.", min=1, rich_help_panel=HOW)
-    ] = 1,
-    prefill_chunk: Annotated[
-        str | None,
-        typer.Option(help="Tokens of a pass: 4096, 8k; a row at once if not given.", rich_help_panel=HOW),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of all chance.", min=0, rich_help_panel=HOW)] = 0,
-    dtype: Annotated[
-        str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.", rich_help_panel=HOW)
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto takes cuda where there is one, else cpu.", rich_help_panel=HOW)
-    ] = "auto",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the log beside --out.", rich_help_panel=OUT)
-    ] = False,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Search rescale factors for a longer context: several candidates, the same weights, the same rows of text.
 
@@ -142,46 +53,10 @@ def search_command(
     """
     from ropewalk.cli.search_run import Request, run
     from ropewalk.parallel import joined
-    from ropewalk.search.algorithms import DEFAULT_ALGORITHM
-    from ropewalk.search.run import SearchSettings
 
-    def asked() -> Request:
-        check_plot(plot)
-        if objective not in OBJECTIVES:
-            raise RopewalkError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-        if dtype not in DTYPES:
-            raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-        settings = SearchSettings(
-            algorithm=algorithm or DEFAULT_ALGORITHM,
-            budget=budget,
-            seed=seed,
-            start_tokens=_start_tokens(start_tokens, parse_length(to)),
-            racing=racing,
-            largest=largest,
-            short_penalty=short_penalty,
-            batch=batch,
-            prefill_chunk=None if prefill_chunk is None else parse_length(prefill_chunk),
-        )
-        return Request(
-            model,
-            text,
-            parse_length(to),
-            objective,
-            documents,
-            held_out,
-            settings,
-            attention_factor,
-            dtype,
-            device,
-            out,
-            resume,
-            plot,
-            as_json,
-        )
-
-    with on_interrupt(lambda: _so_far(out)), joined(device, "go on with --resume") as world:
-        # Every process reads the same command; what is wrong with it is said once.
-        run(world.lead(asked), world)
+    asked = Request(model, to, text, settings.within(to), output)
+    with on_interrupt(lambda: _so_far(output.out)), joined(settings.device, "go on with --resume") as world:
+        run(asked, world)
 
 
 def _so_far(out: Path) -> str:
@@ -193,14 +68,19 @@ def _so_far(out: Path) -> str:
     return f"the losses measured so far lie in {log}; the same command with --resume goes on from there"
 
 
-def _start_tokens(said: str, length: int) -> tuple[int, ...]:
-    """A number as the only choice, or those of the paper's list that leave something of the length to scale."""
-    from ropewalk.search.space import START_TOKENS
-
-    if said == ANY_START_TOKENS:
-        return tuple(each for each in START_TOKENS if each < length)
-    if not (said.isascii() and said.isdigit()):
-        raise RopewalkError(
-            f"--start-tokens {said!r} is neither a number of tokens from 0 on nor {ANY_START_TOKENS}"
-        )
-    return (int(said),)
+app = make_group_with_default(
+    "search",
+    "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    search,
+    own_name="run",
+    example="ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json   "
+    "See also: ropewalk search show --help, ropewalk search import --help",
+)
+app.command(make_command(search_tables.show, "show", "ropewalk search show factors.json --plot factors.png"))
+app.command(
+    make_command(
+        search_tables.import_command,
+        "import",
+        "ropewalk search import 128k.csv --model meta-llama/Llama-2-7b-hf --to 128k --out factors.json",
+    )
+)

@@ -21,9 +21,9 @@ def finish(table: Factors, asked: Request) -> None:
     """Write the table of a search, print it, draw it."""
     from ropewalk.search.factors import write_factors
 
-    write_factors(asked.out, table)
-    if asked.as_json:
-        print_json({**table.model_dump(mode="json"), "file": str(asked.out)})
+    write_factors(asked.output.out, table)
+    if asked.output.as_json:
+        print_json({**table.model_dump(mode="json"), "file": str(asked.output.out)})
     else:
         print_whole(objectives_table(table).rich())
         say("")
@@ -31,22 +31,24 @@ def finish(table: Factors, asked: Request) -> None:
         for sentence in (*table.cautions(), *table.remarks()):
             say(f"\n{sentence}")
         say("")
-        fact("file", str(asked.out))
+        fact("file", str(asked.output.out))
         for command in _next(table, asked):
             fact("next", f"ropewalk {command}")
     # After the result: a picture that cannot be written must not take it away.
-    if asked.plot is not None:
-        draw(table, asked.plot)
-        if not asked.as_json:
-            fact("picture", str(asked.plot))
+    if asked.output.plot is not None:
+        draw(table, asked.output.plot)
+        if not asked.output.as_json:
+            fact("picture", str(asked.output.plot))
 
 
 def _next(table: Factors, asked: Request) -> list[str]:
     """Commands that take the table: a config holds no start tokens, and a stage no short factors alone."""
     if table.start_tokens:
-        return [f"eval {asked.model} --rope {asked.out} --lengths {table.target_length}"]
-    export = f"export {asked.model} --rope {asked.out} --out {asked.out.stem}-model"
-    return [export] if table.long_factor is None else [f"extend recipe.yaml --rope {asked.out}", export]
+        return [f"eval {asked.model} --rope {asked.output.out} --lengths {table.target_length}"]
+    export = f"export {asked.model} --rope {asked.output.out} --out {asked.output.out.stem}-model"
+    return (
+        [export] if table.long_factor is None else [f"extend recipe.yaml --rope {asked.output.out}", export]
+    )
 
 
 def objectives_table(table: Factors) -> ResultTable:

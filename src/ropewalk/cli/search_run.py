@@ -13,39 +13,40 @@ from ropewalk.errors import RopewalkError
 if TYPE_CHECKING:
     import torch
 
+    from ropewalk.cli.search import SearchOutput
     from ropewalk.cli.search_text import SearchText
     from ropewalk.parallel import World
     from ropewalk.search.algorithm import Job
     from ropewalk.search.factors import Factors, FactorsModel
     from ropewalk.search.goal import Goal
-    from ropewalk.search.run import Found, SearchSettings
+    from ropewalk.search.run import Found
+    from ropewalk.search.settings import SearchSettings
 
 LOG_FORMAT = "ropewalk-search/1"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command asks for; see its options."""
+    """What the command asks for.
+
+    Attributes:
+        model: checkpoint to search on.
+        target_length: tokens to search for.
+        text: documents to measure on.
+        settings: how to search.
+        output: where the result goes.
+    """
 
     model: str
-    text: str
     target_length: int
-    objective: str
-    documents: int
-    held_out: int
+    text: str
     settings: SearchSettings
-    attention_factor: float | None
-    dtype: str
-    device: str
-    out: Path
-    resume: bool
-    plot: Path | None
-    as_json: bool
+    output: SearchOutput
 
     @property
     def log(self) -> Path:
         """Where losses are kept, line by line."""
-        return log_file(self.out)
+        return log_file(self.output.out)
 
 
 def log_file(out: Path) -> Path:
@@ -74,8 +75,8 @@ def run(asked: Request, world: World) -> None:
     from ropewalk.models.load import load_model
 
     ready = world.lead(lambda: _prepared(asked, world))
-    device = _device(asked.device, world)
-    loaded = load_model(ready.path, dtype=asked.dtype, device=device)
+    device = _device(asked.settings.device, world)
+    loaded = load_model(ready.path, dtype=asked.settings.dtype, device=device)
     with ExitStack() as stack:
         found = _search(asked, ready, loaded, stack, world)
     if world.leads:
@@ -95,7 +96,7 @@ def _search(asked: Request, ready: Prepared, loaded: Any, stack: ExitStack, worl
 
     def known() -> dict[Job, float]:
         header, rows = _header(asked, ready, loaded), len(text.rows) + len(text.short_rows)
-        ledgers.append(stack.enter_context(search_log(asked.log, header, asked.resume, rows)))
+        ledgers.append(stack.enter_context(search_log(asked.log, header, asked.output.resume, rows)))
         if ledgers[0].known:
             notes.print(f"going on after {len(ledgers[0].known):,} forwards", soft_wrap=True)
         return ledgers[0].known
@@ -135,11 +136,11 @@ def _prepared(asked: Request, world: World) -> Prepared:
     from ropewalk.search.loop import check_budget
 
     _check_files(asked)
-    device = choose_device(asked.device)
+    device = choose_device(asked.settings.device)
     if world.size > 1:
         if device.index is not None:
             raise RopewalkError(
-                f"--device {asked.device} names one device for {world.size} processes; say cuda"
+                f"--device {asked.settings.device} names one device for {world.size} processes; say cuda"
             )
         require_devices(world, device)
     config = checkpoint(asked.model)
@@ -147,28 +148,28 @@ def _prepared(asked: Request, world: World) -> Prepared:
     read_config(path)
     current = method_of(config)
     goal = goal_of(
-        current, trained_length(config.values, current), asked.target_length, asked.attention_factor
+        current, trained_length(config.values, current), asked.target_length, asked.settings.attention_factor
     )
     _check_goal(goal, asked.settings)
     short = goal.trained_length if asked.settings.short_penalty else None
-    measured = asked.documents * (1 if short is None else 2)
+    measured = asked.settings.documents * (1 if short is None else 2)
     space = goal.space(asked.settings.start_tokens, asked.settings.largest)
     check_budget(asked.settings.budget, goal.seeds(space), measured)
     text = search_text(
         asked.text,
         load_tokenizer(path),
-        asked.objective,
+        asked.settings.objective,
         asked.target_length,
-        asked.documents,
-        asked.held_out,
+        asked.settings.documents,
+        asked.settings.held_out,
         short,
         goal.trained_length,
     )
     if text.joined:
         notes.print(f"rows are documents joined: too few have {asked.target_length:,} tokens of their own")
-    if len(text.held_out) < asked.held_out:
+    if len(text.held_out) < asked.settings.held_out:
         notes.print(
-            f"{len(text.held_out)} held-out rows, and not {asked.held_out}: there is no more text",
+            f"{len(text.held_out)} held-out rows, and not {asked.settings.held_out}: there is no more text",
             soft_wrap=True,
         )
     return Prepared(path, goal, text)
@@ -178,17 +179,17 @@ def _check_files(asked: Request) -> None:
     """Raise for what would be overwritten, for what is missing, and for what cannot be written."""
     from ropewalk.io.files import check_writable
 
-    if asked.out.suffix != ".json":
-        raise RopewalkError(f"--out {asked.out} is a factor table, whose name ends in .json")
-    if asked.out.exists():
-        raise RopewalkError(f"{asked.out} exists already; remove it or give another --out")
-    if not asked.resume and asked.log.exists() and asked.log.stat().st_size:
+    if asked.output.out.suffix != ".json":
+        raise RopewalkError(f"--out {asked.output.out} is a factor table, whose name ends in .json")
+    if asked.output.out.exists():
+        raise RopewalkError(f"{asked.output.out} exists already; remove it or give another --out")
+    if not asked.output.resume and asked.log.exists() and asked.log.stat().st_size:
         raise RopewalkError(
             f"{asked.log} holds a search already; go on with it by --resume, or give another --out"
         )
-    if asked.resume and not asked.log.exists():
+    if asked.output.resume and not asked.log.exists():
         raise RopewalkError(f"nothing to resume: there is no log {asked.log}; leave --resume out")
-    for path in (asked.out, asked.plot):
+    for path in (asked.output.out, asked.output.plot):
         if path is not None:
             check_writable(path)
 
@@ -228,8 +229,8 @@ def _header(asked: Request, ready: Prepared, loaded: Any) -> dict[str, Any]:
         "model_sha256": model_digest(ready.path),
         "target_length": asked.target_length,
         "attention_factor": ready.goal.attention_factor,
-        "objective": asked.objective,
-        "documents": asked.documents,
+        "objective": asked.settings.objective,
+        "documents": asked.settings.documents,
         "documents_sha256": rows_digest([*ready.text.rows, *ready.text.short_rows]),
         "short_penalty": settings.short_penalty,
         "algorithm": settings.algorithm,
@@ -251,7 +252,7 @@ def _table(asked: Request, ready: Prepared, loaded: Any, found: Found) -> Factor
     return found_factors(
         found,
         _model(asked, ready),
-        objective=asked.objective,
+        objective=asked.settings.objective,
         text=asked.text,
         documents=(len(measured), rows_digest(measured)),
         held_out=(len(text.held_out), rows_digest(text.held_out)) if text.held_out else None,

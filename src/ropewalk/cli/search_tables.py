@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, print_json, print_whole
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import print_json, print_whole
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import parse_length
+from ropewalk.io.settings import FilePath, Length, Option
 
 if TYPE_CHECKING:
     from ropewalk.reporting import ResultTable
@@ -18,25 +18,16 @@ if TYPE_CHECKING:
     from ropewalk.search.imports import Imported
 
 
-def register(group: typer.Typer) -> None:
-    """Add the commands to their group."""
-    group.command("show", epilog="Example: ropewalk search show factors.json --plot factors.png")(show)
-    group.command(
-        "import",
-        epilog="Example: ropewalk search import 128k.csv --model meta-llama/Llama-2-7b-hf --to 128k --out factors.json",
-    )(import_command)
-
-
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A factor table.")],
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    file: Annotated[FilePath, Field(description="A factor table.")],
+    *,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show a table of rescale factors: for which model and length, beside PI, NTK and YaRN, and how it came to be."""
     from ropewalk.cli import search_output
     from ropewalk.search.factors import read_factors
 
-    check_plot(plot)
     table = read_factors(file)
     rules = search_output.rule_factors(table)
     if as_json:
@@ -59,23 +50,22 @@ def show(
 def import_command(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A CSV of the paper's code, or a config.json, model folder or Hub id with longrope factors.",
+        Field(
+            description="A CSV of the paper's code, or a config.json, model folder or Hub id with longrope factors."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The factor table (.json).")],
+    *,
+    out: Annotated[FilePath, Option(metavar="FILE"), Field(description="The factor table (.json).")],
     model: Annotated[
-        str | None,
-        typer.Option(help="Whose factors they are; a config is of its own model if not given."),
+        str | None, Field(description="Whose factors they are; a config is of its own model if not given.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="Tokens that they are for; a config states it itself.")
+        Length | None, Field(description="Tokens that they are for; a config states it itself.")
     ] = None,
     start_tokens: Annotated[
-        int, typer.Option(help="First tokens that keep their angles; a CSV does not say.", min=0)
+        int, Field(ge=0, description="First tokens that keep their angles; a CSV does not say.")
     ] = 0,
-    as_json: JsonOption = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Make a factor table of a CSV that the paper's code wrote, or of the factors in a published config."""
     from ropewalk.cli import search_output
@@ -85,7 +75,7 @@ def import_command(
         raise RopewalkError(f"--out {out} is a factor table, whose name ends in .json")
     if out.exists():
         raise RopewalkError(f"{out} exists already; remove it or give another --out")
-    imported = _imported(source, model, None if to is None else parse_length(to), start_tokens)
+    imported = _imported(source, model, to, start_tokens)
     write_factors(out, imported.factors)
     if as_json:
         print_json(

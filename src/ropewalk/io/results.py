@@ -29,8 +29,8 @@ def plain_json(value: Any) -> Any:
     """A value of dictionaries, lists, strings, numbers and None, from dataclasses, paths and tuples.
 
     Args:
-        value: a dataclass (its own ``to_json`` is asked where it has one), mapping, sequence, path or scalar. Scalars of
-            NumPy and torch become Python's through ``item()``; NaN and infinity, which JSON does not have, None.
+        value: a dataclass (its own ``to_json`` is asked where it has one), mapping, sequence, path or scalar. Scalars
+            of NumPy and torch become Python's through ``item()``; NaN and infinity, which JSON does not have, None.
 
     Raises:
         TypeError: for anything else, with its type.

@@ -9,21 +9,22 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.search.algorithm import Algorithm, Ask, Evaluator, Job, Measured
-    from ropewalk.search.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm_named, check_algorithm
+    from ropewalk.search.algorithms import algorithm_named, check_algorithm
     from ropewalk.search.evolution import EvolutionSettings, crossover, evolve, mutate
     from ropewalk.search.factors import Factors, read_factors, write_factors
     from ropewalk.search.goal import Goal, goal_of, rescale_factors
     from ropewalk.search.ledger import Ledger
     from ropewalk.search.loop import SearchResult, search
     from ropewalk.search.objective import ModelEvaluator, ShortPenalty
+    from ropewalk.search.settings import ALGORITHMS, DEFAULT_ALGORITHM, SearchSettings
     from ropewalk.search.space import START_TOKENS, Candidate, Space
 
 _HOMES = {
-    "ALGORITHMS": "algorithms",
+    "ALGORITHMS": "settings",
     "Algorithm": "algorithm",
     "Ask": "algorithm",
     "Candidate": "space",
-    "DEFAULT_ALGORITHM": "algorithms",
+    "DEFAULT_ALGORITHM": "settings",
     "Evaluator": "algorithm",
     "EvolutionSettings": "evolution",
     "Factors": "factors",
@@ -34,6 +35,7 @@ _HOMES = {
     "ModelEvaluator": "objective",
     "START_TOKENS": "space",
     "SearchResult": "loop",
+    "SearchSettings": "settings",
     "ShortPenalty": "objective",
     "Space": "space",
     "algorithm_named": "algorithms",
@@ -64,6 +66,7 @@ __all__ = [
     "Measured",
     "ModelEvaluator",
     "SearchResult",
+    "SearchSettings",
     "ShortPenalty",
     "Space",
     "algorithm_named",

@@ -6,11 +6,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.search.algorithm import Algorithm
 from ropewalk.search.covariance import covariance
 from ropewalk.search.evolution import evolve
-
-CMA_ES = "cma-es"
-EVOLUTION = "evolution"
-ALGORITHMS = (CMA_ES, EVOLUTION)
-DEFAULT_ALGORITHM = CMA_ES
+from ropewalk.search.settings import ALGORITHMS
 
 
 def check_algorithm(name: str) -> None:
@@ -22,4 +18,4 @@ def check_algorithm(name: str) -> None:
 def algorithm_named(name: str) -> Algorithm:
     """An algorithm with its published or measured settings."""
     check_algorithm(name)
-    return covariance() if name == CMA_ES else evolve()
+    return covariance() if name == "cma-es" else evolve()

@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import World
 from ropewalk.rope import RopeMethod
-from ropewalk.search.algorithms import DEFAULT_ALGORITHM, algorithm_named
+from ropewalk.search.algorithms import algorithm_named
 from ropewalk.search.goal import Goal
 from ropewalk.search.ledger import Ledger
 from ropewalk.search.loop import Progress, SearchResult, search
 from ropewalk.search.objective import ModelEvaluator, ShortPenalty
-
-Objective = Literal["perplexity", "needle"]
-OBJECTIVES: tuple[Objective, ...] = ("perplexity", "needle")
-DOCUMENTS = 5
-BUDGET = 500
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How to search.
-
-    Attributes:
-        algorithm: by name.
-        budget: forwards of candidates; the baselines' are not counted in.
-        seed: of all chance.
-        start_tokens: n̂ to choose from; ``(0,)`` for a result that a config can hold.
-        racing: drop candidates that are behind after their first documents.
-        largest: cap of the factors; the goal's own if None.
-        short_penalty: weight of the short-context penalty; 0 for none.
-        batch: candidates in one forward pass.
-        prefill_chunk: tokens of a pass; None for one pass.
-
-    Raises:
-        RopewalkError: if a number is out of range or the algorithm unknown.
-    """
-
-    algorithm: str = DEFAULT_ALGORITHM
-    budget: int = BUDGET
-    seed: int = 0
-    start_tokens: tuple[int, ...] = (0,)
-    racing: bool = True
-    largest: float | None = None
-    short_penalty: float = 0.0
-    batch: int = 1
-    prefill_chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        algorithm_named(self.algorithm)
-        if self.budget < 1:
-            raise RopewalkError(f"a search needs a budget of 1 forward or more, got {self.budget}")
-        if not (math.isfinite(self.short_penalty) and self.short_penalty >= 0):
-            raise RopewalkError(f"the short penalty must be 0 or more, got {self.short_penalty}")
+from ropewalk.search.settings import SearchSettings
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import OnResume, Settings, model_in
 from ropewalk.training.optimizer import learning_rate_at
-from ropewalk.training.recipe.data import OnResume, Strict
-from ropewalk.training.recipe.file import model_in
 from ropewalk.training.recipe.recipe import Change, Recipe, Stage
 
 Key = tuple[str | int, ...]
@@ -63,7 +62,7 @@ class Changes:
         return told
 
 
-def on_resume(model: type[Strict], name: str) -> OnResume:
+def on_resume(model: type[Settings], name: str) -> OnResume:
     """What a key's declaration says of ``--resume``.
 
     Raises:
@@ -183,7 +182,7 @@ def _rule(key: Key) -> OnResume:
             continue
         if model is None or part not in model.model_fields:
             break
-        assert issubclass(model, Strict)
+        assert issubclass(model, Settings)
         inner = model_in(model.model_fields[part].annotation)
         if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
             found = on_resume(model, part)

@@ -4,57 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import parse_length
-
-_AS_PEOPLE_WRITE_IT = BeforeValidator(lambda value: parse_length(value) if isinstance(value, str) else value)
-
-Length = Annotated[int, _AS_PEOPLE_WRITE_IT, Field(le=2**31)]
-"""Tokens of a document or a row: 131072, or as people write it: 128k, 1M."""
-
-Tokens = Annotated[int, _AS_PEOPLE_WRITE_IT, Field(le=10**15)]
-"""Tokens of a whole mixture, in the same words."""
-
-Count = Annotated[int, Field(le=10**9)]
-"""Of anything that a person counts; a larger one is a slip."""
-
-
-@dataclass(frozen=True)
-class OnResume:
-    """What ``--resume`` does where a key has another value than in the run that it goes on with.
-
-    It stands in a key's annotation, or as ``on_resume`` in the class for all keys that say nothing themselves.
-
-    Attributes:
-        kind: ``free``, the run goes on; ``same``, it goes on if the new value comes to the same as the old one;
-            ``onward``, the new value holds from the step on where the run goes on, which is said and noted in the
-            recipe's history; ``fixed``, it is refused.
-        why: of a ``fixed`` key, the end of a sentence.
-    """
-
-    kind: Literal["free", "same", "onward", "fixed"]
-    why: str = ""
-
-
-FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
-
-
-class Strict(BaseModel):
-    """What a person writes: unknown keys, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    on_resume: ClassVar[OnResume | None] = None
-
+from ropewalk.io.settings import FREE, SAME, Count, Length, OnResume, Settings, Tokens
 
 _PACKED = "it decides the rows, and those of the run are packed"
 
 
-class Source(Strict):
+class Source(Settings):
     """One place that documents come from; a plain string in the recipe is its path."""
 
     on_resume = OnResume("fixed", _PACKED)
@@ -73,7 +33,7 @@ class Source(Strict):
         return {"path": value} if isinstance(value, str) else value
 
 
-class Mixture(Strict):
+class Mixture(Settings):
     """Which documents, how often; with none of these every document once, in the order of the sources."""
 
     on_resume = OnResume("fixed", _PACKED)
@@ -109,7 +69,7 @@ class Mixture(Strict):
         return self
 
 
-class Interleave(Strict):
+class Interleave(Settings):
     """Interleaved chunks; defaults as in AnchorContext. `true` in the recipe takes the defaults."""
 
     on_resume = OnResume("fixed", _PACKED)
@@ -134,7 +94,7 @@ class Interleave(Strict):
         return self
 
 
-class Data(Strict):
+class Data(Settings):
     """Which documents, and how they are framed."""
 
     on_resume = OnResume("fixed", _PACKED)

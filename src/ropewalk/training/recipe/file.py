@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import explain
 from ropewalk.recipes import shipped_recipes
-from ropewalk.training.recipe.recipe import Parallel, Recipe
+from ropewalk.training.recipe.recipe import Recipe
 
 MOST_VALUES = 100_000
 """Of a recipe, with what its aliases repeat."""
@@ -59,7 +58,7 @@ def parse_recipe(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RopewalkError(f"recipe {name}: {describe(error)}") from error
+        raise RopewalkError(f"recipe {name}: {explain(error, Recipe)}") from error
 
 
 def _yaml(text: str, what: str) -> Any:
@@ -156,49 +155,6 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
 def dump_recipe(recipe: Recipe) -> str:
     """YAML with every value written out, so that a run can be repeated under later defaults."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def describe(error: ValidationError) -> str:
-    """The first few problems of a validation error in one line."""
-    return "; ".join(_problem(problem) for problem in error.errors()[:3])
-
-
-def _problem(problem: Any) -> str:
-    # Names with an underscore are our own steps on the way, not keys.
-    location = [part for part in problem["loc"] if not str(part).startswith("_")]
-    key = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        known = sorted(_fields_at(Recipe, location[:-1]))
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
-        return f"unknown key {key}; {hint}"
-    if problem["type"] == "missing":
-        return f"{key} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    if key == "parallel" and problem["type"] == "literal_error":
-        message += f" or a mapping of {', '.join(Parallel.model_fields)}"
-    got = "" if isinstance(problem["input"], dict | list | BaseModel) else f", got {problem['input']!r}"
-    return f"{key}: {message}{got}" if key else message
-
-
-def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Names of the fields of the model that a location in the recipe leads to."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        inner = None if field is None else model_in(field.annotation)
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
-
-
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model among what an annotation allows, such as Mixture in ``Mixture | None``; None if there is none."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation if issubclass(annotation, BaseModel) else None
-    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -7,19 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ropewalk.training.recipe.data import (
-    FREE,
-    ONWARD,
-    SAME,
-    Count,
-    Data,
-    Interleave,
-    Length,
-    Mixture,
-    OnResume,
-    Source,
-    Strict,
-)
+from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
+from ropewalk.training.recipe.data import Data, Interleave, Mixture, Source
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
 
 __all__ = [
@@ -47,7 +36,7 @@ DECIDES = OnResume("fixed", "what was computed so far depends on it")
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
-class Stage(Strict):
+class Stage(Settings):
     """One stretch of training at one context length."""
 
     context: Annotated[Length, BEGUN] = Field(
@@ -99,7 +88,7 @@ class Stage(Strict):
         return self
 
 
-class Optimizer(Strict):
+class Optimizer(Settings):
     """AdamW as in arXiv:2411.13476; matrices decay, norms and biases do not."""
 
     on_resume = ONWARD
@@ -111,7 +100,7 @@ class Optimizer(Strict):
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping by global norm")
 
 
-class Checkpoints(Strict):
+class Checkpoints(Settings):
     every: Annotated[Count, FREE] = Field(
         10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
     )
@@ -121,7 +110,7 @@ class Checkpoints(Strict):
     )
 
 
-class Parallel(Strict):
+class Parallel(Settings):
     """How the processes of a run are arranged; the product of the four is their number."""
 
     on_resume = ONWARD
@@ -146,7 +135,7 @@ ParallelOrAuto = Annotated[
 """Told apart by hand, so that an error is about what was meant and not about both."""
 
 
-class Evaluation(Strict):
+class Evaluation(Settings):
     """What is measured before and after."""
 
     on_resume = OnResume(
@@ -166,7 +155,7 @@ class Evaluation(Strict):
     )
 
 
-class Change(Strict):
+class Change(Settings):
     """A key that had another value before a run was resumed.
 
     The new value holds for the steps after step ``step`` of stage ``stage``, which is counted from 0 as in the keys.
@@ -181,7 +170,7 @@ class Change(Strict):
     step: Count = Field(ge=0, description="steps of that stage that were done")
 
 
-class Recipe(Strict):
+class Recipe(Settings):
     """One run of ``ropewalk extend``."""
 
     model: Annotated[str, SAME] = Field(

@@ -6,66 +6,46 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ropewalk.errors import RopewalkError
-from ropewalk.search.algorithms import DEFAULT_ALGORITHM, check_algorithm
-from ropewalk.search.space import SMALLEST
-from ropewalk.training.recipe.data import FREE, SAME, Count, OnResume, Strict
+from ropewalk.io.settings import SAME, Count, OnResume, Settings
+from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
 
 SEEDS = 3
 """PI, NTK and YaRN; of the short factors one less."""
 
 
-class ShortContext(Strict):
+def _pays_for_the_seeds(search: ShortFactorSearch) -> None:
+    rows = search.documents * (2 if getattr(search, "short_penalty", 0.0) else 1)
+    if search.budget < SEEDS * rows:
+        raise ValueError(
+            f"budget {search.budget} does not pay for the {SEEDS} candidates that a search begins with, on {rows} "
+            f"rows each; give {SEEDS * rows} or more"
+        )
+
+
+class ShortContext(ShortFactorSearch):
     """How the short factors are searched for after the last stage."""
 
-    on_resume = OnResume("fixed", "it decides a search of the run")
-
-    algorithm: str = Field(DEFAULT_ALGORITHM, description="as of `ropewalk search`")
-    budget: Count = Field(500, ge=1, description="forwards: one candidate on one document each")
-    documents: Count = Field(5, ge=1, description="held-out rows that candidates are measured on")
-    largest: float | None = Field(
-        None,
-        ge=SMALLEST,
-        description="cap of the factors; 1.25 times the extension, or half of the largest long factor for short ones",
-    )
-    racing: bool = Field(
-        True, description="drop candidates that are clearly behind after their first documents"
-    )
-    batch: Annotated[Count, FREE] = Field(1, ge=1, description="candidates in one forward pass")
-
-    @field_validator("algorithm")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        try:
-            check_algorithm(name)
-        except RopewalkError as error:
-            raise ValueError(str(error)) from error
-        return name
-
     @model_validator(mode="after")
-    def _pays_for_the_seeds(self) -> ShortContext:
-        rows = self.documents * (2 if getattr(self, "short_penalty", 0.0) else 1)
-        if self.budget < SEEDS * rows:
-            raise ValueError(
-                f"budget {self.budget} does not pay for the {SEEDS} candidates that a search begins with, on {rows} "
-                f"rows each; give {SEEDS * rows} or more"
-            )
+    def _check(self) -> ShortContext:
+        _pays_for_the_seeds(self)
         return self
 
 
-class Search(ShortContext):
+class Search(LongFactorSearch):
     """How a stage's long factors are searched for; `search: {}` takes the defaults."""
 
-    short_penalty: float = Field(
-        0.0, ge=0, description="weight of what is lost at the length trained for, in nats a nat"
-    )
     weights: Literal["current", "checkpoint"] = Field(
         "current",
         description="measure on what the stage begins with, or on the recipe's model (the paper's first two lengths)",
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> Search:
+        _pays_for_the_seeds(self)
+        return self
 
-class Rope(Strict):
+
+class Rope(Settings):
     """How a stage changes RoPE; parameters that are not given are derived, or as published.
 
     A plain string in the recipe is its method.

@@ -21,15 +21,16 @@ from ropewalk.search.documents import rows_digest
 from ropewalk.search.factors import FactorsModel, found_factors
 from ropewalk.search.goal import TITLES
 from ropewalk.search.ledger import search_log
-from ropewalk.search.run import Found, SearchSettings, find
+from ropewalk.search.run import Found, find
+from ropewalk.search.settings import LongFactorSearch, SearchSettings, ShortFactorSearch
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.context import Team
 from ropewalk.training.documents import model_at_start
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe, ShortContext
+from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.reporter import search_progress
-from ropewalk.training.stage_rope.search_data import Material, factors_file, search_material, short_penalty
+from ropewalk.training.stage_rope.search_data import Material, factors_file, search_material
 from ropewalk.training.step import autocast
 from ropewalk.versions import software_versions
 
@@ -49,7 +50,7 @@ class FactorSearch:
     name: str
     label: str
     goal: Goal
-    settings: ShortContext
+    settings: ShortFactorSearch
     weights: Path | None
 
 
@@ -180,15 +181,8 @@ def _find(
     model = Team(alone).load(chosen.model, recipe, chosen, dtype=dtype)
     if search.weights is not None:
         load_weights(search.weights, model, alone)
-    settings = SearchSettings(
-        algorithm=search.settings.algorithm,
-        budget=search.settings.budget,
-        seed=recipe.seed,
-        racing=search.settings.racing,
-        largest=search.settings.largest,
-        short_penalty=short_penalty(search.settings),
-        batch=search.settings.batch,
-    )
+    shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))
+    settings = SearchSettings(**shared, seed=recipe.seed)
     with ExitStack() as stack, autocast(chosen.device, chosen.precision):
         return find(
             model.model,

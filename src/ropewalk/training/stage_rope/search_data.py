@@ -14,6 +14,7 @@ from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows
 from ropewalk.search.documents import rows_digest, search_rows
+from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
 from ropewalk.training.documents import (
     held_out_documents,
     rows_with_validation,
@@ -22,7 +23,7 @@ from ropewalk.training.documents import (
 )
 from ropewalk.training.measurement import perplexity_lengths
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe, Search, ShortContext
+from ropewalk.training.recipe.recipe import Recipe
 
 SHORT, SHORT_LABEL = "short", "the short factors"
 HELD_OUT, TRAINING = "held-out rows", "training rows"
@@ -39,9 +40,9 @@ def stage_name(number: int) -> str:
     return f"stage{number + 1}"
 
 
-def short_penalty(settings: ShortContext) -> float:
+def short_penalty(settings: ShortFactorSearch) -> float:
     """The weight of a search's penalty; 0 for none."""
-    return settings.short_penalty if isinstance(settings, Search) else 0.0
+    return settings.short_penalty if isinstance(settings, LongFactorSearch) else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Material:
 
 def search_material(
     label: str,
-    settings: ShortContext,
+    settings: ShortFactorSearch,
     lengths: tuple[int, int],
     recipe: Recipe,
     chosen: Plan,
@@ -147,7 +148,11 @@ def check_materials(
     trained = chosen.trained_length
 
     def check(
-        name: str, label: str, settings: ShortContext, lengths: tuple[int, int], packed: PackedRows | None
+        name: str,
+        label: str,
+        settings: ShortFactorSearch,
+        lengths: tuple[int, int],
+        packed: PackedRows | None,
     ) -> None:
         table = factors_file(name)
         if table in outdated or not (output / table).is_file():
@@ -164,7 +169,7 @@ def check_materials(
 
 def _held_out_material(
     label: str,
-    settings: ShortContext,
+    settings: ShortFactorSearch,
     lengths: tuple[int, int],
     recipe: Recipe,
     chosen: Plan,

@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import explain
 from ropewalk.search import read_factors
-from ropewalk.training.recipe.file import describe
 from ropewalk.training.recipe.recipe import Recipe
 
 
@@ -45,7 +45,7 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
     try:
         return Recipe.model_validate({**dict(recipe), "stages": stages})
     except ValidationError as error:
-        raise RopewalkError(f"with the factor tables: {describe(error)}") from error
+        raise RopewalkError(f"with the factor tables: {explain(error, Recipe)}") from error
 
 
 def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int:

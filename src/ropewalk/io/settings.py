@@ -1,0 +1,347 @@
+"""What a person can set: the base class of every settings model, shared types, and one sentence for each mistake.
+
+A setting is declared once, as a field of a frozen pydantic model beside the code that uses it. Recipes compose these
+models, command-line options and the reference in the documentation are generated from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+
+from ropewalk.io.lengths import format_length, parse_length
+
+MOST_PROBLEMS = 3
+"""Mistakes that one sentence names."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field stands on the command line, where its name and type do not say it; part of its annotation.
+
+    Attributes:
+        name: of the option (``--from``) if it is not the field's own.
+        group: heading in the help; the ``group`` of the model if None.
+        metavar: what stands for the value in the help; derived from the type if None.
+        text: how a default is written as people would; ``str`` if None.
+        repeated: whether the option is given once for each value.
+        hidden: whether it is a setting of recipes and of the Python API alone.
+    """
+
+    name: str | None = None
+    group: str | None = None
+    metavar: str | None = None
+    text: Callable[[Any], str] | None = None
+    repeated: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """What ``--resume`` does where a key has another value than in the run that it goes on with.
+
+    It stands in a key's annotation, or as ``on_resume`` in the class for all keys that say nothing themselves.
+
+    Attributes:
+        kind: ``free``, the run goes on; ``same``, it goes on if the new value comes to the same as the old one;
+            ``onward``, the new value holds from the step on where the run goes on, which is said and noted in the
+            recipe's history; ``fixed``, it is refused.
+        why: of a ``fixed`` key, the end of a sentence.
+    """
+
+    kind: Literal["free", "same", "onward", "fixed"]
+    why: str = ""
+
+
+FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
+
+
+class Settings(BaseModel):
+    """What a person writes: frozen; unknown keys, NaN, infinity and ``true`` for a number are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    group: ClassVar[str | None] = None
+    """Heading of the model's options in the help."""
+    on_resume: ClassVar[OnResume | None] = None
+    """What ``--resume`` does with the model's keys in a recipe."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """``steps: true`` is not 1, and ``eos: 1`` is not true."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        takes_bool = _takes_bool(annotation)
+        if not takes_bool:
+            items = value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(item, bool) for item in items):
+                kinds = set(_leaves(annotation))
+                number = "a whole number" if float not in kinds else "a number"
+                raise ValueError(f"must be {number if kinds & {int, float} else 'a text'}")
+        elif _only_bool(annotation) and value is not None and not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+
+
+def _takes_bool(annotation: Any) -> bool:
+    """Whether a boolean means something to a field; a model may give ``true`` a meaning of its own."""
+    if annotation is bool or annotation is Any or model_in(annotation) is not None:
+        return True
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return any(isinstance(part, bool) for part in parts)
+    return any(_takes_bool(part) for part in parts)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is made of."""
+    parts = get_args(annotation)
+    yield from (leaf for part in parts for leaf in _leaves(part)) if parts else (annotation,)
+
+
+def _only_bool(annotation: Any) -> bool:
+    return annotation is bool or set(get_args(annotation)) == {bool, types.NoneType}
+
+
+def _length(value: Any) -> Any:
+    return parse_length(value) if isinstance(value, str) else value
+
+
+def _parts(value: Any) -> Any:
+    """The parts of a list with commas, each once, in order."""
+    if isinstance(value, str):
+        value = tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+
+
+def _joined(values: Sequence[Any]) -> str:
+    return ",".join(str(value) for value in values)
+
+
+def _not_empty(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def _path(value: Any) -> Any:
+    return _not_empty(value) if isinstance(value, str) else value
+
+
+LENGTH = Option(metavar="LENGTH", text=format_length)
+
+Length = Annotated[int, BeforeValidator(_length), Field(le=2**31), LENGTH]
+"""Tokens of a document or a row: 131072, or as people write it: 128k, 1M."""
+
+Tokens = Annotated[int, BeforeValidator(_length), Field(le=10**15), LENGTH]
+"""Tokens of a whole mixture, in the same words."""
+
+Lengths = Annotated[
+    tuple[Length, ...],
+    BeforeValidator(_parts),
+    Option(metavar="LENGTH,...", text=lambda found: ",".join(map(format_length, found))),
+]
+"""Several lengths, on the command line with commas between: 8k,128k."""
+
+CommaList = Annotated[tuple[str, ...], BeforeValidator(_parts), Option(metavar="NAME,...", text=_joined)]
+"""Several names, each once; on the command line with commas between."""
+
+Numbers = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_parts), Option(metavar="N,...", text=_joined)
+]
+"""Several whole numbers from 1 on, each once; on the command line with commas between."""
+
+Count = Annotated[int, Field(le=10**9)]
+"""Of anything that a person counts; a larger one is a slip."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""Random seed."""
+
+Text = Annotated[str, AfterValidator(_not_empty)]
+"""A name or a path of a source; not empty."""
+
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    Field(description="Dtype of the parameters; auto takes the checkpoint's."),
+]
+"""Dtype of a model in memory."""
+
+Device = Annotated[str, Field(description="Device; auto takes cuda where there is one, else cpu.")]
+"""Device of a model in memory: auto, cpu, cuda, cuda:1."""
+
+FilePath = Annotated[Path, BeforeValidator(_path), Option(metavar="PATH")]
+"""A path in the file system; the empty text is none."""
+
+
+def near_or_all(name: str, known: Sequence[str]) -> str:
+    """What to write instead of an unknown name: the nearest that there is, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model among what an annotation allows, such as Mixture in ``Mixture | None``; None if there is none."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
+
+
+def recipe_key(location: Sequence[str | int]) -> str:
+    """A location as people write it in a recipe: ``stages.0.steps``."""
+    return ".".join(str(part) for part in location)
+
+
+Spelling = Callable[[Sequence[str | int]], str]
+
+
+def explain(error: ValidationError, model: type[BaseModel], spelled: Spelling = recipe_key) -> str:
+    """The first few mistakes of a validation error in one line.
+
+    Args:
+        error: of pydantic.
+        model: that was validated.
+        spelled: how the person who made the mistake writes a location: a recipe's key, or an option.
+
+    Returns:
+        For each what is wrong, its value, and what would be accepted; without a full stop.
+    """
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        found.setdefault(_without_tags(model, problem), []).append(problem)
+    sentences = [_problem(model, where, each, spelled) for where, each in found.items()]
+    return "; ".join(sentences[:MOST_PROBLEMS])
+
+
+def _without_tags(model: type[BaseModel], problem: Any) -> tuple[str | int, ...]:
+    """Where a problem is, without the names of union members and validators that pydantic puts in between."""
+    found: list[str | int] = []
+    inner: type[BaseModel] | None = model
+    for place, part in enumerate(problem["loc"]):
+        if isinstance(part, int):
+            found.append(part)
+        elif inner is not None and part in inner.model_fields:
+            found.append(part)
+            inner = model_in(inner.model_fields[part].annotation)
+        elif inner is not None:
+            if problem["type"] == "extra_forbidden" and place == len(problem["loc"]) - 1:
+                found.append(part)
+        elif not (part.startswith("_") or "[" in part or part in ("int", "float", "str", "bool")):
+            found.append(part)
+    return tuple(found)
+
+
+def _problem(
+    model: type[BaseModel], where: tuple[str | int, ...], problems: Sequence[Any], spelled: Spelling
+) -> str:
+    key, first = spelled(where), problems[0]
+    if first["type"] == "extra_forbidden":
+        known = sorted(_fields_at(model, where[:-1]))
+        near = difflib.get_close_matches(str(where[-1]), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+        return f"unknown key {key}; {hint}"
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    value = first["input"]
+    if first["type"] == "literal_error" and len(problems) == 1 and isinstance(value, str):
+        known = [str(each) for each in _literals_at(model, where)]
+        if known:
+            return f"unknown {key} {value!r}; {near_or_all(value, known)}"
+    needs = list(dict.fromkeys(_needed(problem) for problem in problems))
+    field = _field_at(model, where)
+    if first["type"] == "literal_error" and field is not None and (inner := model_in(field.annotation)):
+        needs.append(f"must be a mapping of {', '.join(inner.model_fields)}")
+    shown = f", got {value if _is_bound(first['type']) else repr(value)}"
+    if isinstance(value, dict | list | BaseModel):
+        shown = ""
+    if all(need.startswith("must be ") for need in needs):
+        wanted = " or ".join(need.removeprefix("must be ") for need in needs)
+        return f"{key} must be {wanted}{shown}"
+    message = needs[0]
+    if f"{value}" and f"{value}" in message:
+        shown = ""
+    between = " " if message.startswith("must ") else ": "
+    return f"{key}{between}{message}{shown}" if key else message
+
+
+def _is_bound(kind: str) -> bool:
+    return kind.startswith(("greater_", "less_"))
+
+
+def _needed(problem: Any) -> str:
+    """What pydantic found wrong, as ``must be ...`` where it is a bound or a type."""
+    kind, limits = problem["type"], problem.get("ctx", {})
+    number = {
+        "greater_than_equal": "must be {ge:g} or more",
+        "greater_than": "must be more than {gt:g}",
+        "less_than_equal": "must be {le:.15g} or less",
+        "less_than": "must be less than {lt:.15g}",
+        "int_parsing": "must be a whole number",
+        "int_type": "must be a whole number",
+        "int_from_float": "must be a whole number",
+        "float_parsing": "must be a number",
+        "float_type": "must be a number",
+        "finite_number": "must be a finite number",
+        "string_type": "must be a text",
+        "bool_type": "must be true or false",
+        "bool_parsing": "must be true or false",
+        "literal_error": "must be {expected}",
+    }
+    if kind == "string_too_short" and limits["min_length"] == 1:
+        return "must not be empty"
+    if kind in number:
+        return number[kind].format(**limits)
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Names of the fields of the model that a location leads to."""
+    found = _model_at(model, location)
+    return [] if found is None else list(found.model_fields)
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = None if field is None else model_in(field.annotation)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _literals_at(model: type[BaseModel], location: Sequence[str | int]) -> list[Any]:
+    """The values that a field with nothing but a choice takes."""
+    field = _field_at(model, location)
+    if field is None or model_in(field.annotation) is not None:
+        return []
+    return choices_in(field.annotation)
+
+
+def _field_at(model: type[BaseModel], location: Sequence[str | int]) -> FieldInfo | None:
+    names = [part for part in location if isinstance(part, str)]
+    found = _model_at(model, names[:-1]) if names else None
+    return None if found is None else found.model_fields.get(names[-1])
+
+
+def choices_in(annotation: Any) -> list[Any]:
+    """The values of the Literals in an annotation, in order."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in choices_in(part)]
