@@ -10,7 +10,7 @@ figure stands its bound:
   ``ropewalk.testing.attention_errors`` and one process's own error;
 - loss and gradient norm: what the tests grant gradients summed in another order, and for the norm also twice the error
   of torch's own float32 norm of the same gradients;
-- bytes: the formulas of ``ropewalk.planning.sizing.traffic`` and ``ropewalk.parallel.ring_plan``, which are exact.
+- bytes: the formulas of ``ropewalk.planning.sizing.traffic`` and ``ropewalk.parallel.ring.traffic``, which are exact.
 
 Seconds are relative to one process on one thread in the same run, timed in turn with each mesh. Eight processes share
 the machine's cores, so the figure says what parallelism costs in extra work, and nothing about scaling: with 2 cores
@@ -42,8 +42,9 @@ from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, joined, make_mesh, sharded_attend
-from ropewalk.parallel.balance import ring_chunks, ring_work
-from ropewalk.parallel.ring_plan import ring_bytes, ring_plan
+from ropewalk.parallel.ring.balance import ring_chunks, ring_work
+from ropewalk.parallel.ring.plan import ring_plan
+from ropewalk.parallel.ring.traffic import ring_bytes
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes

@@ -36,8 +36,6 @@ from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, World, joined, make_mesh
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring_blocks import PlainBlocks
-from ropewalk.parallel.ring_varlen import VarlenBlocks
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import StepResult, train_step
@@ -54,9 +52,9 @@ SECONDS = 240
 def measure(milliseconds: Callable[[Callable[[], Any]], float], device: str = "cuda") -> dict[str, Any]:
     """Every figure that this machine can give; what fails says why in its place."""
     _free()
-    found: dict[str, Any] = {"ring_blocks": []}
+    found: dict[str, Any] = {"ring": []}
     for length in (8192, 32768):
-        found["ring_blocks"] += ring_blocks(length, milliseconds, device)
+        found["ring"] += ring_of_ranks(length, milliseconds, device)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "llama"
         save_llama(folder)
@@ -70,11 +68,11 @@ def measure(milliseconds: Callable[[Callable[[], Any]], float], device: str = "c
     return found
 
 
-def ring_blocks(
+def ring_of_ranks(
     length: int, milliseconds: Callable[[Callable[[], Any]], float], device: str
 ) -> list[dict[str, Any]]:
     """Forward and backward of all ranks of a ring in turn; the bound is attention of the whole row by varlen."""
-    from tests.parallel.ring_cases import RanksInTurn
+    from tests.parallel.ring.ring_cases import ranks_in_turn
 
     lengths = document_lengths(length - 1, 2048)
     layouts = {
@@ -92,12 +90,12 @@ def ring_blocks(
         rows = ShardedLayouts.of([layout], SequenceGroups(ring=RING)).rows
         ways: dict[str, Callable[..., Tensor]] = {
             "whole row, varlen": lambda q, k, v, layout=layout: attend(q, k, v, layout, "varlen"),
-            "ring, varlen": lambda q, k, v, layout=layout, rows=rows: RanksInTurn.apply(
-                q, k, v, [layout], rows, _varlen_blocks(device)
-            ),
-            "ring, plain": lambda q, k, v, layout=layout, rows=rows: RanksInTurn.apply(
-                q, k, v, [layout], rows, PlainBlocks()
-            ),
+            **{
+                f"ring, {engine}": lambda q, k, v, layout=layout, rows=rows, engine=engine: ranks_in_turn(
+                    q, k, v, [layout], rows, _checked(engine, device)
+                )
+                for engine in ("varlen", "segments")
+            },
         }
         for name, attention in ways.items():
             row: dict[str, Any] = {"length": length, "pattern": pattern, "way": name}
@@ -109,10 +107,9 @@ def ring_blocks(
     return found
 
 
-def _varlen_blocks(device: str) -> VarlenBlocks:
-    """Raises EngineError where there are none."""
-    check_engine("varlen", AttentionSpec(device, torch.bfloat16, HEAD_DIM, ring=True))
-    return VarlenBlocks()
+def _checked(engine: str, device: str) -> str:
+    """Raises EngineError where the ring cannot have this engine."""
+    return check_engine(engine, AttentionSpec(device, torch.bfloat16, HEAD_DIM, ring=True))
 
 
 def save_llama(folder: Path) -> None:

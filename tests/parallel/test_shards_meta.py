@@ -7,10 +7,7 @@ from ropewalk import PackedLayout
 from ropewalk.attention.layout import PATTERNS
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring_blocks import PlainBlocks
-from ropewalk.parallel.ring_varlen import VarlenBlocks
 from tests.meta_cases import META, OneDevice
-from tests.parallel.ring_cases import RanksInTurn
 
 
 @pytest.fixture(autouse=True)
@@ -40,29 +37,20 @@ def assert_gradients_fit(output, inputs):
         assert (gradient.shape, gradient.dtype, gradient.device) == (given.shape, given.dtype, META)
 
 
+@pytest.mark.parametrize(
+    "groups",
+    [{"sequence": 2}, {"sequence": 4}, {"ring": 2}, {"ring": 4}, {"ring": 2, "sequence": 2}],
+    ids=str,
+)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("balance", ["contiguous", "zigzag"])
-@pytest.mark.parametrize("blocks", [VarlenBlocks(), PlainBlocks()], ids=["varlen", "plain"])
-def test_rounds_of_a_ring_never_leave_the_device(pattern, balance, blocks):
-    layouts = rows(pattern)
-    sharded = ShardedLayouts.of(layouts, SequenceGroups(ring=4), balance)
-    inputs = meta_qkv()
-    assert_gradients_fit(RanksInTurn.apply(*inputs, layouts, sharded.rows, blocks), inputs)
-
-
-@pytest.mark.parametrize(
-    "groups", [{"sequence": 2}, {"sequence": 4}, {"ring": 2}, {"ring": 2, "sequence": 2}], ids=str
-)
-def test_shards_of_a_rank_never_leave_the_device(monkeypatch, groups):
+@pytest.mark.parametrize("engine", ["auto", "segments"])
+def test_shards_of_a_rank_never_leave_the_device(monkeypatch, groups, pattern, balance, engine):
     """One rank's part, with exchanges that leave whatever is in the buffer: there is no process group for ``meta``."""
 
-    class Sent:
-        def wait(self):
-            return None
-
-    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *tensors, **options: Sent())
-    layouts = rows("anchor")
+    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *tensors, **options: None)
+    layouts = rows(pattern)
     for rank in range(groups.get("ring", 1)):
-        sharded = ShardedLayouts.of(layouts, SequenceGroups(**groups, ring_rank=rank))
+        sharded = ShardedLayouts.of(layouts, SequenceGroups(**groups, ring_rank=rank), balance)
         inputs = meta_qkv(sharded.shard_length)
-        assert_gradients_fit(sharded_attend(*inputs, sharded), inputs)
+        assert_gradients_fit(sharded_attend(*inputs, sharded, engine), inputs)

@@ -38,9 +38,9 @@ def test_four_ranks_attend_as_one(four_ranks, sharp_case, shape):
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
-def test_ring_blocks_that_autocast_rounds_are_found(two_ranks, sharp_case, precision):
+def test_rounded_scores_of_a_ring_are_found(two_ranks, sharp_case, precision):
     sharp = replace(sharp_case, precision=precision)
-    check = attention(two_ranks, sharp, MeshShape(ring=2), "ring blocks under autocast")
+    check = attention(two_ranks, sharp, MeshShape(ring=2), "ring scores in bfloat16")
     assert check.passed is False
     assert "attention over 2 ring is further from exact attention" in check.note
 

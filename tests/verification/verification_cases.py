@@ -11,16 +11,17 @@ from torch.distributed import distributed_c10d
 import ropewalk.attention.engines.segments as segments
 import ropewalk.models.load as models
 import ropewalk.parallel.ring as ring
+import ropewalk.parallel.ring.attention as ring_attention
 import ropewalk.training.checkpoint.sharded as sharded_checkpoint
 import ropewalk.training.step as step
 import ropewalk.verification.checks.effective_rope as effective_rope
 import ropewalk.verification.computing as computing
 import ropewalk.verification.run as running
 from ropewalk.attention import api
+from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.layout import IGNORED, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
-from ropewalk.parallel.ring_blocks import PlainBlocks
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.training.step import Batch
 from ropewalk.verification import Outcome, Planned, run_in
@@ -213,16 +214,18 @@ def _optimizer_state_lost(patch):
     patch.setattr(sharded_checkpoint, "set_moments", lambda *args: None)
 
 
-def _ring_blocks_under_autocast(patch):
-    """Plain blocks widen what they multiply; autocast, if it still holds there, rounds it and the scores again."""
-    sound = PlainBlocks.forward
+def _ring_scores_in_bfloat16(patch):
+    """Scores are rounded to 16 bits, as autocast would do it to products that are written out."""
 
-    def forward(blocks, *args):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            parts = list(sound(blocks, *args))
-        yield from parts
+    def causal_runs(q, k, v, queries, keys, scale, softcap):
+        outputs = []
+        for run in zip(q.split(list(queries)), k.split(list(keys)), v.split(list(keys)), strict=True):
+            a, b, c = (x.transpose(0, 1)[None].bfloat16() for x in run)
+            visible = torch.ones(a.shape[2], b.shape[2], dtype=torch.bool).tril(b.shape[2] - a.shape[2])
+            outputs.append(plain_attention(a, b, c, visible, scale, softcap)[0].transpose(0, 1).to(q.dtype))
+        return torch.cat(outputs)
 
-    patch.setattr(PlainBlocks, "forward", forward)
+    patch.setattr(ring_attention, "causal_runs", causal_runs)
 
 
 def _scale_of_the_head_dim(patch):
@@ -261,7 +264,7 @@ FAULTS = {
 
 
 RING_FAULTS = {
-    "ring blocks under autocast": _ring_blocks_under_autocast,
+    "ring scores in bfloat16": _ring_scores_in_bfloat16,
     "scale lost in the ring": _scale_of_the_head_dim,
 }
 OTHER_FAULTS = {

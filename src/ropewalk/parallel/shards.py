@@ -127,7 +127,7 @@ def row_shards(layout: PackedLayout, ring: int, sequence: int, balance: Balance 
     length = layout.total_length
     if ring == 1:
         return RowShards(torch.arange(length), (((0, length),),), sequence)
-    from ropewalk.parallel.balance import ring_chunks
+    from ropewalk.parallel.ring.balance import ring_chunks
 
     return RowShards(layout.storage_in_order, ring_chunks(layout, ring, balance), sequence)
 

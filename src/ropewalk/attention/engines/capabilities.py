@@ -39,7 +39,7 @@ class AttentionSpec:
         value_dim: width of a head of values; ``head_dim`` if None.
         softcap: soft cap of the scores, None for none.
         backward: whether gradients are wanted.
-        ring: whether keys come part by part, around a ring of ranks.
+        ring: whether a rank has a part of the queries and the keys that they see (``parallel.ring``).
         capability: the GPU's; that of ``device`` if None, and 8.0 where this machine has no GPU to ask.
     """
 
@@ -70,7 +70,7 @@ class AttentionSpec:
 def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
     """Why an engine cannot do this, as a sentence that goes on from its name; None if it can."""
     if spec.ring and engine in ("reference", "flex"):
-        return "needs all keys of a row at once, and parallel.ring brings them part by part"
+        return "needs all keys of a row at once, and parallel.ring brings those that a rank's queries see"
     if engine in ("reference", "segments"):
         return None
     if engine == "flex" and not spec.on_gpu:

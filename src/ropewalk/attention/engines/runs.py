@@ -93,6 +93,30 @@ def _gather(
     return Gather(index.to(device), slot.to(device), slots[~owned].to(device), on_device)
 
 
+def gather_by(index: Tensor, device: torch.device) -> Gather | None:
+    """The gather into slots of which ``index`` says the token; every token stands in one slot or more.
+
+    Args:
+        index: int64 ``[slots]``, on the CPU; its values are all of 0 to tokens - 1.
+        device: of the gather's own tensors.
+
+    Returns:
+        A gather in which the first slot of a token owns it; None where the tokens lie that way already.
+    """
+    if torch.equal(index, torch.arange(len(index))):
+        return None
+    slots, copies = index.argsort(stable=True), index.bincount()
+    first = copies.cumsum(0) - copies
+    owned = torch.zeros(len(index), dtype=torch.bool)
+    owned[slots[first]] = True
+    repeats = []
+    for count in copies.unique().tolist():
+        if count > 1:
+            tokens = (copies == count).nonzero().flatten()
+            repeats.append((tokens, slots[first[tokens] + torch.arange(1, count)[:, None]]))
+    return _gather(index, owned, repeats, device)
+
+
 def _any_interleaved(layouts: Sequence[PackedLayout]) -> bool:
     return any(layout.is_interleaved and layout.pattern != "full" for layout in layouts)
 
@@ -132,7 +156,8 @@ class _IntoRuns(torch.autograd.Function):
         wide = torch.promote_types(result.dtype, torch.float32)
         for tokens, slots in gather.repeats:
             copies = grad.index_select(0, slots.flatten()).unflatten(0, slots.shape)
-            result[tokens] = (result[tokens].to(wide) + copies.sum(dim=0, dtype=wide)).to(result.dtype)
+            # In place: around a ring up to half of a row's keys stand in further slots.
+            result[tokens] = copies.sum(dim=0, dtype=wide).add_(result[tokens]).to(result.dtype)
         return result, None
 
 

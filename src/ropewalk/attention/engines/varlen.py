@@ -16,8 +16,8 @@ MAX_RUNS = 65535
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """The runs of one call of the kernel.
+class Offsets:
+    """Where runs start in a buffer in which they stand one after the other.
 
     Attributes:
         slots: tokens of all of them.
@@ -29,10 +29,30 @@ class Call:
     cu_seqlens: Tensor
     max_seqlen: int
 
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Offsets:
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device)
+        return cls(sum(lengths), cu_seqlens, max(lengths))
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The runs of one call of the kernel: queries, and the keys that end with the queries' own."""
+
+    queries: Offsets
+    keys: Offsets
+
+
+def calls_of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Call, ...]:
+    """The calls that runs of so many queries and keys take, one for most batches."""
+    starts = range(0, len(queries), MAX_RUNS)
+    parts = [(queries[start : start + MAX_RUNS], keys[start : start + MAX_RUNS]) for start in starts]
+    return tuple(Call(Offsets.of(q, device), Offsets.of(k, device)) for q, k in parts)
+
 
 @dataclass(frozen=True, eq=False)
 class VarlenPlan:
-    """Attributes: the gather, None where runs lie one after the other already; the calls, one for most batches."""
+    """Attributes: the gather, None where runs lie one after the other already; the calls."""
 
     gather: Gather | None
     calls: tuple[Call, ...]
@@ -40,41 +60,40 @@ class VarlenPlan:
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device) -> VarlenPlan:
     lengths, gather = runs_of(layouts, device)
-    parts = [lengths[start : start + MAX_RUNS] for start in range(0, len(lengths), MAX_RUNS)]
-    calls = [
-        Call(sum(part), torch.tensor([0, *part]).cumsum(0).to(torch.int32).to(device), max(part))
-        for part in parts
-    ]
-    return VarlenPlan(gather, tuple(calls))
+    return VarlenPlan(gather, calls_of(lengths, lengths, device))
 
 
 def run(
     q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, plan: VarlenPlan, scale: float, softcap: float | None
 ) -> Tensor:
     q, k, v = (into_runs(x, plan.gather) for x in (q_BHTD, k_BKTD, v_BKTD))
-    if len(plan.calls) == 1:
-        return out_of_runs(causal_varlen(q, k, v, plan.calls[0], scale), plan.gather, q_BHTD.shape[0])
-    slots = [call.slots for call in plan.calls]
-    parts = zip(q.split(slots), k.split(slots), v.split(slots), plan.calls, strict=True)
-    output = torch.cat([causal_varlen(*part, scale) for part in parts])
-    return out_of_runs(output, plan.gather, q_BHTD.shape[0])
+    return out_of_runs(causal_varlen(q, k, v, plan.calls, scale), plan.gather, q_BHTD.shape[0])
 
 
-def causal_varlen(q_SHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: float) -> Tensor:
-    """Causal attention inside each run."""
+def causal_varlen(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[Call], scale: float) -> Tensor:
+    """Causal attention inside each run, whose last query sees its last key: ``[Q, H, D]``."""
+    if len(calls) == 1:
+        return _kernel(q_QHD, k_SKD, v_SKD, calls[0], scale)
+    queries, keys = [call.queries.slots for call in calls], [call.keys.slots for call in calls]
+    parts = zip(q_QHD.split(queries), k_SKD.split(keys), v_SKD.split(keys), calls, strict=True)
+    return torch.cat([_kernel(*part, scale) for part in parts])
+
+
+def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(
-        q_SHD,
+        q_QHD,
         k_SKD,
         v_SKD,
-        call.cu_seqlens,
-        call.cu_seqlens,
-        call.max_seqlen,
-        call.max_seqlen,
+        call.queries.cu_seqlens,
+        call.keys.cu_seqlens,
+        call.queries.max_seqlen,
+        call.keys.max_seqlen,
         scale=scale,
+        # Causal, aligned at the last query and the last key.
         window_size=(-1, 0),
-        enable_gqa=q_SHD.shape[1] != k_SKD.shape[1],
+        enable_gqa=q_QHD.shape[1] != k_SKD.shape[1],
     )
     assert isinstance(output, Tensor)
     return output

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, numel
 
@@ -28,7 +29,8 @@ class Memory:
         gathered: the layers that FSDP holds whole, with one gradient and one message of gradients.
         activations: what the layers keep for the backward; their inputs alone under checkpointing.
         layer: one layer's own tensors and gradients in its backward, exchanges of heads included.
-        ring: messages and float32 sums of ring attention.
+        ring: keys and values that one layer has received from a ring, with gradients and copies of those of one
+            exchange.
         loss: logits of one chunk with their gradient, and the last hidden states.
         root_reduction: the root's whole gradient, and its message in float32, at the end of a backward.
         host: in the CPU's memory: offloaded layer inputs.
@@ -86,8 +88,10 @@ def estimate_memory(run: ShardedRun) -> Memory:
     shard = sum(numel(sizes, ranks) for sizes in shape.units) // ranks * MASTER_BYTES
     root, gathered, reduction = _gathered(run)
     inputs = run.places * shape.hidden * width
+    received, exchange = _ring_bytes(run)
     if not run.checkpointing:
         kept = shape.layers * run.places * (_saved(shape, run.mesh.sequence, width) + shape.hidden * width)
+        kept += shape.layers * received
     else:
         # Offloaded: the one in use, and the one on its way.
         kept = inputs * (min(2, shape.layers) if run.offload else shape.layers)
@@ -99,7 +103,7 @@ def estimate_memory(run: ShardedRun) -> Memory:
         gathered=gathered,
         activations=kept,
         layer=run.places * _layer_bytes(run),
-        ring=run.places * _ring_bytes(run),
+        ring=exchange + (received if run.checkpointing else 0),
         loss=_loss_bytes(run),
         root_reduction=reduction,
         host=shape.layers * inputs if run.offload else 0,
@@ -173,13 +177,27 @@ def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
     return sums + (2 * query * width if kv < query else 0)
 
 
-def _ring_bytes(run: ShardedRun) -> int:
-    """Bytes a token: two messages of keys and values, the float32 gradients of two, float32 outputs or queries'
-    gradients summed and new."""
+def _ring_bytes(run: ShardedRun) -> tuple[int, int]:
+    """Bytes of the keys and values that autograd keeps of a layer, and the most that one exchange's backward needs.
+
+    For one causal document a row in the zigzag cut: a rank's last piece sees up to the whole row, and its first piece
+    has its own copy of what it sees; together that is never more than a row and one piece. Documents that do not see
+    each other need less.
+    """
     if run.mesh.ring == 1:
-        return 0
-    query, kv = _head_widths(run.model, run.mesh.sequence)
-    return 2 * 2 * kv * (run.compute_bytes + MASTER_BYTES) + 2 * query * MASTER_BYTES
+        return 0, 0
+    shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
+    kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
+    tokens = run.rows_per_batch * run.row_length
+    # A piece is half of the places of a ring rank.
+    slots = tokens + -(-run.places * sequence // 2)
+    key = 2 * shape.head_dim * width
+    heads = heads_of_an_exchange(tokens, kv_heads, key)
+    # Their gradients, and in 16 bits FlashAttention's of every query head, where heads share keys. Behind it gradients
+    # of keys and values side by side, those to be sent, and for up to half of the keys the copies and their sums.
+    per_key = shape.heads // (kv_heads * sequence)
+    kernel = 1 + (per_key if per_key > 1 and width < MASTER_BYTES else 0)
+    return slots * kv_heads * key, slots * heads * key * max(kernel, 4)
 
 
 def _loss_bytes(run: ShardedRun) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.sizing.traffic import Communication, step_communication
+from ropewalk.planning.sizing.traffic import Communication, ring_exchanges, step_communication
 
 
 def _assumed(value: float, unit: str, meaning: str, source: str) -> Any:
@@ -23,7 +23,7 @@ class Cluster:
     """Machines as assumed: bytes, FLOP/s, bytes/s each way, seconds, and shares; the defaults are nodes of eight NVIDIA
     H100 SXM. Each field's metadata has its unit, its meaning and where the default comes from.
 
-    An overlap is possible for FSDP, the ring and offload, and never for Ulysses, which attention waits for.
+    An overlap is possible for FSDP and offload, and never for Ulysses and the ring, which attention waits for.
     """
 
     ranks_per_node: int = _assumed(8, "", "GPUs that NVLink joins", "NVIDIA DGX H100 data sheet, 2022")
@@ -152,7 +152,7 @@ class Estimate:
         flops: of the step, over all ranks.
         sent: bytes that the busiest rank sends.
         compute_seconds: of the busiest rank, matrix products and attention.
-        exchange_seconds: Ulysses, during which nothing is computed.
+        exchange_seconds: Ulysses and the ring, during which nothing is computed.
         exposed_seconds: what computation does not hide of other transfers.
         peak_flops: of all ranks together.
     """
@@ -209,12 +209,8 @@ def estimate_step(
     attention = work.hardware_attention / (rate * cluster.attention_efficiency)
     dense = work.hardware_dense * padded / (rate * cluster.matmul_efficiency)
     sent = step_communication(run, passes, document_length)
-    parameters, exchange, ring, offload = _transfers(run, sent, passes, cluster)
-    exposed = (
-        _exposed(parameters, dense + attention, cluster)
-        + _exposed(ring, attention, cluster)
-        + _exposed(offload, dense + attention, cluster)
-    )
+    parameters, exchange, offload = _transfers(run, sent, passes, cluster)
+    exposed = sum(_exposed(each, dense + attention, cluster) for each in (parameters, offload))
     return Estimate(
         tokens=rows_per_step * run.row_length,
         flops=work,
@@ -228,17 +224,18 @@ def estimate_step(
 
 def _transfers(
     run: ShardedRun, sent: Communication, passes: int, cluster: Cluster
-) -> tuple[float, float, float, float]:
-    """Seconds of FSDP, Ulysses, ring and offload, each by itself."""
+) -> tuple[float, float, float]:
+    """Seconds of FSDP, of the exchanges of Ulysses and the ring, and of offload, each by itself."""
     mesh, layers, units = run.mesh, passes * run.model.layers, passes * (run.model.layers + 1)
     times = 3 if run.checkpointing else 2
     # Two gathers of a layer and one of the root, one reduction of each; an all-reduce has twice the steps.
     shards = _time(sent.fsdp, 2 * layers + passes + units, 1, mesh.shard_degree, cluster, grouped=True)
     replicas = _time(sent.replicas, 2 * units, mesh.shard_degree, mesh.replicate, cluster, grouped=False)
-    exchange = _time(sent.ulysses, 2 * times * layers, 1, mesh.sequence, cluster, grouped=False)
-    ring = _time(sent.ring, (times + 1) * layers, mesh.sequence, mesh.ring, cluster, grouped=False)
+    ulysses = _time(sent.ulysses, 2 * times * layers, 1, mesh.sequence, cluster, grouped=False)
+    exchanges = times * layers * ring_exchanges(run)
+    ring = _time(sent.ring, exchanges, mesh.sequence, mesh.ring, cluster, grouped=False)
     host = 2 * layers * run.places * run.model.hidden * run.compute_bytes if run.offload else 0
-    return shards + replicas, exchange, ring, host / (cluster.host_link * cluster.link_efficiency)
+    return shards + replicas, ulysses + ring, host / (cluster.host_link * cluster.link_efficiency)
 
 
 def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *, grouped: bool) -> float:

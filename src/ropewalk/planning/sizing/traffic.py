@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropewalk.parallel.mesh import MeshShape
-from ropewalk.parallel.ring_keys import packed_ring_keys
+from ropewalk.parallel.ring.traffic import heads_of_an_exchange, packed_ring_keys
 from ropewalk.parallel.ulysses import check_heads, replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, Sizes, numel
 
@@ -22,7 +22,7 @@ class Communication:
         fsdp: parameters gathered and gradients reduced over the ranks that parameters are sharded over.
         replicas: gradients summed over replicas (hybrid sharding).
         ulysses: queries, keys, values and outputs between ranks that exchange heads.
-        ring: keys and values, and their gradients, around the ring.
+        ring: keys and values, and their gradients, between the ranks of a ring.
     """
 
     fsdp: int
@@ -128,12 +128,12 @@ def ring_bytes(
     ``auto`` takes for it: exact where pieces are equal.
 
     Other documents mostly need less, since keys that no query sees are not sent, but not always: a cut by cost may
-    send more. At most every key goes to every other rank, which for w bytes of a key sent in all passes together is
-    (w + 4) / (w + 2) of what the last rank sends here: 5/4 in bfloat16 with checkpointing, 4/3 without.
+    send more. At most every key goes to every other rank, which is 6/5 of what the last rank sends here with
+    checkpointing, and 4/3 without.
 
-    Keys and values go out in the forward, in the recomputation and in the backward; in the backward the float32
-    gradients of those received go back. A piece is half the places of a ring rank, which are ``sequence`` times those
-    of a rank; each of the ``sequence`` ranks sends its K'/P heads of them.
+    Keys and values go out in the forward and in the recomputation; in the backward the gradients of those received go
+    back, in the same dtype. A piece is half the places of a ring rank, which are ``sequence`` times those of a rank;
+    each of the ``sequence`` ranks sends its K'/P heads of them.
 
     Args:
         shape: the model's.
@@ -148,8 +148,16 @@ def ring_bytes(
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence)
     piece = -(-places * kv_heads * 2 * shape.head_dim // 2)
     sent, received = ring_pieces(mesh.ring, ring_rank)
-    times = 3 if checkpointing else 2
-    return shape.layers * piece * (times * sent * dtype_bytes + received * MASTER_BYTES)
+    times = 2 if checkpointing else 1
+    return shape.layers * piece * (times * sent + received) * dtype_bytes
+
+
+def ring_exchanges(run: ShardedRun) -> int:
+    """Messages in which a ring rank gets the keys and values of one layer, some heads in each."""
+    shape, sequence = run.model, run.mesh.sequence
+    kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
+    key_bytes = 2 * shape.head_dim * run.compute_bytes
+    return -(-kv_heads // heads_of_an_exchange(run.rows_per_batch * run.row_length, kv_heads, key_bytes))
 
 
 def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
@@ -157,7 +165,7 @@ def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
 
     The cut is the one that ``auto`` takes for these documents; where in the row they start is not used, so that
     documents which happen to end where a piece does send no less than others. Documents of various lengths may need
-    another cut: :func:`ropewalk.parallel.ring_plan.ring_bytes` has the bytes of rows that are there.
+    another cut: :func:`ropewalk.parallel.ring.traffic.ring_bytes` has the bytes of rows that are there.
 
     Args:
         run: what one pass does.
@@ -167,7 +175,7 @@ def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
     if mesh.ring == 1:
         return 0
     keys = packed_ring_keys(run.row_length, document_length, mesh.ring)
-    times = 3 if run.checkpointing else 2
-    most = max(times * sent * run.compute_bytes + received * MASTER_BYTES for sent, received in keys)
+    times = 2 if run.checkpointing else 1
+    most = max(times * sent + received for sent, received in keys)
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence) // mesh.sequence
-    return shape.layers * run.rows_per_batch * most * kv_heads * 2 * shape.head_dim
+    return shape.layers * run.rows_per_batch * most * kv_heads * 2 * shape.head_dim * run.compute_bytes

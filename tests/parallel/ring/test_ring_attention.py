@@ -1,6 +1,5 @@
 """The ring against the float64 oracle and one process, in one process and in four."""
 
-import math
 from itertools import product
 
 import pytest
@@ -12,15 +11,16 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring import Merged, ring_attend
-from ropewalk.parallel.ring_blocks import Part
-from tests.parallel.ring_cases import (
+from ropewalk.parallel.ring import ring_attend
+from ropewalk.parallel.ring.traffic import heads_of_an_exchange
+from ropewalk.testing.ranks import RankFailure
+from tests.parallel.ring.ring_cases import (
     Case,
     autocast_changes,
     differences_from_attend,
-    errors_of_merging,
-    largest_tensor,
+    one_rank_refuses,
     same_twice,
+    saved_bytes,
     sent_bytes,
     with_empty_ranks,
     worst_shares,
@@ -38,7 +38,7 @@ def assert_within_budget(shares):
 @pytest.mark.parametrize("shape", [RING, PRODUCT], ids=["ring 4", "ring 2 x sequence 2"])
 @pytest.mark.parametrize(
     ("dtype", "seeds"),
-    # Half precisions run the same code, merged in float32: each takes half of the seeds, and what only one has.
+    # Half precisions run the same code: each takes half of the seeds, and what only one has.
     [(torch.float32, SEEDS), (torch.bfloat16, EVEN), (torch.float16, ODD)],
     ids=["float32", "bfloat16", "float16"],
 )
@@ -94,43 +94,50 @@ def test_float64_differs_from_one_process_by_rounding(four_ranks, shape):
         assert max(found) <= budget, found
 
 
-def test_merging_in_bfloat16_is_far_outside_the_budget_of_float32(four_ranks):
-    cases = [Case(seed, total=130, patterns=("full",), kv_heads=1) for seed in range(3)]
-    assert_within_budget(four_ranks.run(worst_shares, RING, cases))
-    for found in four_ranks.run(worst_shares, RING, cases, torch.bfloat16):
-        # A bfloat16 has 16 bits fewer than a float32: 65,536 times its rounding, less what the budget grants.
-        assert min(found) > 1000, found
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_that_are_exchanged_one_by_one(four_ranks, dtype):
+    cases = [Case(seed, heads=8, kv_heads=(4, 2)[seed % 2], dtype=dtype) for seed in range(6)]
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases, False, 1))
 
 
-def test_merging_in_bfloat16_is_worse_for_bfloat16_tensors_too(four_ranks):
-    cases = [
-        Case(seed, total=130, patterns=("full",), dtype=torch.bfloat16, kv_heads=1, batch=1)
-        for seed in range(3)
-    ]
-    wide = four_ranks.run(errors_of_merging, RING, cases, None)[0]
-    narrow = four_ranks.run(errors_of_merging, RING, cases, torch.bfloat16)[0]
-    for (output, *gradients), (worse, *worse_gradients) in zip(wide, narrow, strict=True):
-        # Merged in float32 the output has a single rounding; in bfloat16 one for each of four rounds and its weights.
-        assert worse > 2 * output
-        assert all(bad > good for bad, good in zip(worse_gradients, gradients, strict=True))
-
-
-def test_bytes_sent_are_those_of_the_formula(four_ranks):
+@pytest.mark.parametrize("exchanged_bytes", [1, 2**30])
+def test_bytes_sent_are_those_of_the_formula(four_ranks, exchanged_bytes):
     cases = [
         Case(seed, value_dim=5, dtype=dtype)
         for seed, dtype in enumerate([torch.float32, torch.float64, torch.bfloat16, torch.float16] * 3)
     ]
-    results = four_ranks.run(sent_bytes, cases)
+    results = four_ranks.run(sent_bytes, cases, exchanged_bytes)
     for found in results:
         for counted, expected in found:
             assert counted == expected
-    assert max(counted[0] for found in results for counted, _ in found) > 0
+    calls = {counted[0][1]["all_to_all"] for found in results for counted, _ in found}
+    assert calls == ({2} if exchanged_bytes == 1 else {1})
 
 
-def test_no_tensor_is_as_long_as_the_row(four_ranks):
-    case = Case(0, heads=2, kv_heads=2, total=256, patterns=("full",), batch=1, balance="zigzag")
-    for largest, queries, keys_and_values in four_ranks.run(largest_tensor, case):
-        assert largest <= max(queries, keys_and_values)
+def test_one_exchange_brings_as_many_heads_as_fit():
+    assert heads_of_an_exchange(2**17, 8, 512) == 8
+    assert heads_of_an_exchange(2**20, 8, 512) == 2
+    assert heads_of_an_exchange(2**22, 8, 512) == heads_of_an_exchange(2**30, 8, 512) == 1
+
+
+def test_a_forward_keeps_a_row_of_keys_and_values_and_one_piece_more(four_ranks):
+    heads, kv_heads, dim = 4, 2, 8
+    case = Case(
+        0, heads, kv_heads, dim, dim, torch.bfloat16, total=256, patterns=("full",), batch=1, balance="zigzag"
+    )
+    results = four_ranks.run(saved_bytes, case)
+    # The last rank's pieces stand beside each other.
+    assert [slots for _, slots, _ in results] == [256 + 32] * 3 + [128 + 32]
+    for kept, slots, places in results:
+        # In float32, which the blocks of a CPU add up in, beside the queries; on a GPU varlen keeps what came in.
+        keys = slots * kv_heads * 2 * dim
+        queries = places * heads * dim
+        assert keys * 4 <= kept <= keys * (4 + 2) + queries * 2 * 8
+
+
+def test_a_rank_that_refuses_ends_the_others(four_ranks):
+    with pytest.raises(RankFailure, match=r"rank 2(.|\n)*do not fit query"):
+        four_ranks.run(one_rank_refuses)
 
 
 def test_the_same_bits_twice(four_ranks):
@@ -146,11 +153,11 @@ def test_autocast_changes_nothing(four_ranks, dtype):
 
 def test_large_scores_under_autocast_are_within_the_error_budget(four_ranks):
     cases = [Case(seed, total=130, dtype=torch.bfloat16, score_std=8.0) for seed in range(4)]
-    assert_within_budget(four_ranks.run(worst_shares, RING, cases, None, True))
+    assert_within_budget(four_ranks.run(worst_shares, RING, cases, True))
 
 
 def ring_of_one(layouts):
-    """A ring of one rank: plans, blocks and merges without messages."""
+    """A ring of one rank: plans and runs without messages."""
     rows = tuple(RowShards(each.storage_in_order, (((0, each.total_length),),)) for each in layouts)
     return ShardedLayouts(tuple(layouts), rows, SequenceGroups())
 
@@ -162,7 +169,7 @@ def test_blocks_of_few_queries_give_the_same(monkeypatch, softcap):
     q, k, v = (torch.randn(1, h, 37, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
     expected = attend(q, k, v, layout, "segments", softcap=softcap)
     for scores in (1, 1000, 2**26):
-        monkeypatch.setattr("ropewalk.parallel.ring_blocks.CPU_SCORE_BYTES", scores)
+        monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", scores)
         output = ring_attend(q, k, v, ring_of_one([layout]), softcap=softcap)
         for a, b in zip(
             (output, *torch.autograd.grad(output.square().sum(), (q, k, v))),
@@ -181,20 +188,6 @@ def test_gradients_by_finite_differences():
     )
     sharded = ShardedLayouts((layout,), (row,), SequenceGroups())
     assert torch.autograd.gradcheck(lambda *qkv: ring_attend(*qkv, sharded, softcap=2.0), (q, k, v))
-
-
-def test_merging_does_not_overflow_and_starts_from_nothing():
-    merged = Merged.nothing(torch.zeros(3, 1, 4), 1, torch.float32)
-
-    def add(where, values, lse):
-        shift = torch.tensor(lse)[:, None]
-        merged.add(Part(where, torch.tensor(values)[:, None, None], shift, torch.ones_like(shift)))
-
-    add(slice(0, 2), [1.0, 3.0], [1000.0, -1000.0])
-    add(torch.tensor([1, 0]), [5.0, 2.0], [-1000.0, 5000.0])
-    out, lse = merged.finished()
-    assert out.flatten().tolist() == [2.0, 4.0, 0.0]
-    assert lse.flatten().tolist() == [5000.0, pytest.approx(-1000 + math.log(2)), -math.inf]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,47 @@
-"""The most keys that travel around a ring for documents of a length, known before any row is packed."""
+"""What a ring's exchanges bring: heads and bytes of rows that are there, and keys at most before any row is packed."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
+
 from ropewalk.attention.layout import PackedLayout
-from ropewalk.parallel.balance import Chunks, ring_chunks
+from ropewalk.parallel.ring.balance import Chunks, ring_chunks
+from ropewalk.parallel.ring.plan import RingPlan
+
+EXCHANGED_BYTES = 2**30
+"""Keys and values of whole rows that one exchange may bring, of as many heads as fit, one at least.
+
+It bounds what is held for a moment, gradients and copies; what the backward needs of all heads is held anyway."""
+
+
+def heads_of_an_exchange(tokens: int, num_kv_heads: int, key_bytes: int) -> int:
+    """Key/value heads whose keys and values one exchange brings: the same number on every rank.
+
+    Args:
+        tokens: of all whole rows.
+        num_kv_heads: of one rank.
+        key_bytes: of a key and its value.
+    """
+    return min(num_kv_heads, max(1, EXCHANGED_BYTES // (tokens * key_bytes)))
+
+
+def ring_bytes(
+    plan: RingPlan, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Bytes that a rank sends to others in a forward and in a backward of ``ring_attend``.
+
+    Keys and values travel in the forward; in the backward the gradients of received ones return to their owners, in
+    the same dtype.
+
+    Args:
+        plan: the rank's.
+        num_kv_heads, head_dim, value_dim: of the tensors that ring_attend gets (under Ulysses, a rank's share).
+        dtype: theirs.
+    """
+    key = num_kv_heads * (head_dim + value_dim) * dtype.itemsize
+    return plan.sent_to_others * key, plan.received_from_others * key
 
 
 @lru_cache(maxsize=64)

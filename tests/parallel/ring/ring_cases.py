@@ -1,23 +1,22 @@
 """What ranks run in the tests of the ring; spawned processes import it by name."""
 
 import random
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk import attend
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, sharded_attend
-from ropewalk.parallel.ring import Ring, ring_attend_merging, ring_backward, ring_forward
-from ropewalk.parallel.ring_blocks import Final, Scoring, wide_dtype
-from ropewalk.parallel.ring_plan import RingPlan, ring_bytes, ring_plan
+from ropewalk.parallel.ring.attention import attend_received
+from ropewalk.parallel.ring.plan import ring_plan
+from ropewalk.parallel.ring.traffic import heads_of_an_exchange, ring_bytes
 from ropewalk.testing import random_layout
-from ropewalk.testing.attention import attention_errors, cotangent_of, oracle_attention
+from ropewalk.testing.attention import attention_errors, cotangent_of
+from ropewalk.testing.traffic import counted_traffic
 
 
 @dataclass(frozen=True)
@@ -119,28 +118,25 @@ def on_whole_rows(attention, sharded, q, k, v):
     return _ToWhole.apply(attention(*(_FromWhole.apply(x, sharded) for x in (q, k, v)), sharded), sharded)
 
 
-def merging(dtype, softcap, q, k, v, sharded):
-    return ring_attend_merging(q, k, v, sharded, "segments", None, softcap, dtype)
-
-
 def under_autocast(attention, *arguments, **options):
     with torch.autocast("cpu", torch.bfloat16):
         return attention(*arguments, **options)
 
 
-def worst_shares(shape, cases, merge_dtype=None, autocast=False):
+def worst_shares(shape, cases, autocast=False, exchanged_bytes=None):
     """For each case the largest error against the float64 oracle, as a share of its budget.
 
     All ranks attend together, and hold whole results that are the same; then each holds its own share of the cases
-    against the oracle, which takes far longer.
+    against the oracle, which takes far longer. ``exchanged_bytes`` stands for the bound on one exchange.
     """
+    if exchanged_bytes is not None:
+        with patch("ropewalk.parallel.ring.traffic.EXCHANGED_BYTES", exchanged_bytes):
+            return worst_shares(shape, cases, autocast)
     mesh = make_mesh(MeshShape(**shape), "cpu")
     computed = []
     for case in cases:
         qkv, layouts, sharded = case.batch_of(mesh.groups)
         attention = partial(sharded_attend, softcap=case.softcap)
-        if merge_dtype is not None:
-            attention = partial(merging, merge_dtype, case.softcap)
         if autocast:
             attention = partial(under_autocast, attention)
         inputs = [x.detach().requires_grad_() for x in qkv]
@@ -173,32 +169,6 @@ class _Computed(torch.autograd.Function):
         return None, *gradients
 
 
-def errors_of_merging(shape, cases, merge_dtype):
-    """For each case the root mean square error against the float64 oracle, of output, and gradients of q, k and v.
-
-    Rounds are merged as sharded_attend does it where ``merge_dtype`` is None.
-    """
-    mesh = make_mesh(MeshShape(**shape), "cpu")
-    found = []
-    for case in cases:
-        qkv, layouts, sharded = case.batch_of(mesh.groups)
-        attention = sharded_attend if merge_dtype is None else partial(merging, merge_dtype, None)
-        values = []
-        for engine, dtype in (
-            (partial(on_whole_rows, attention, sharded), case.dtype),
-            (partial(oracle_attention, layouts=layouts), torch.float64),
-        ):
-            inputs = [x.to(dtype).requires_grad_() for x in qkv]
-            output = engine(*inputs)
-            torch.manual_seed(case.seed)
-            cotangent = torch.randn(output.shape).to(case.dtype).to(dtype)
-            values.append(
-                [x.detach().double() for x in (output, *torch.autograd.grad(output, inputs, cotangent))]
-            )
-        found.append([float((a - b).square().mean().sqrt()) for a, b in zip(*values, strict=True)])
-    return found
-
-
 def differences_from_attend(shape, cases):
     """For each case how far output and gradients are from those of attend on whole rows, over the largest of them."""
     mesh = make_mesh(MeshShape(**shape), "cpu")
@@ -224,37 +194,25 @@ def differences_from_attend(shape, cases):
     return found
 
 
-@contextmanager
-def counted_bytes():
-    """Bytes of this rank's all-to-alls to other ranks; a list of one number a message."""
-    sent, real = [], dist.all_to_all_single
-
-    def counting(output, tensor, output_splits, input_splits, group=None, async_op=False):
-        own = input_splits[dist.get_rank(group)]
-        sent.append((tensor.shape[0] - own) * tensor[:1].numel() * tensor.element_size())
-        return real(output, tensor, output_splits, input_splits, group=group, async_op=async_op)
-
-    dist.all_to_all_single = counting
-    try:
-        yield sent
-    finally:
-        dist.all_to_all_single = real
-
-
-def sent_bytes(cases):
-    """For each case what this rank sent in a forward and in a backward, and what the formula says."""
+def sent_bytes(cases, exchanged_bytes):
+    """For each case the bytes and messages that this rank sent in a forward and in a backward, and what is planned."""
     mesh = make_mesh(MeshShape(ring=4), "cpu")
     found = []
     for case in cases:
         qkv, layouts, sharded = case.batch_of(mesh.groups)
         mine = [_take(x, sharded).requires_grad_() for x in qkv]
-        with counted_bytes() as forward:
-            output = sharded_attend(*mine, sharded)
-        with counted_bytes() as backward:
-            output.sum().backward()
+        with patch("ropewalk.parallel.ring.traffic.EXCHANGED_BYTES", exchanged_bytes):
+            with counted_traffic() as forward:
+                output = sharded_attend(*mine, sharded)
+            with counted_traffic() as backward:
+                output.sum().backward()
+            key_bytes = (case.head_dim + case.value_dim) * case.dtype.itemsize
+            tokens = len(layouts) * sharded.total_length
+            messages = -(-case.kv_heads // heads_of_an_exchange(tokens, case.kv_heads, key_bytes))
         plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank)
-        expected = ring_bytes(plan, case.kv_heads, case.head_dim, case.value_dim, case.dtype)
-        found.append(((sum(forward), sum(backward)), expected))
+        sent = ring_bytes(plan, case.kv_heads, case.head_dim, case.value_dim, case.dtype)
+        expected = [({"all_to_all": each}, {"all_to_all": messages}) for each in sent]
+        found.append(([(each.bytes, each.calls) for each in (forward, backward)], expected))
     return found
 
 
@@ -296,102 +254,58 @@ def autocast_changes(case):
     return [any(not torch.equal(a, b) for a, b in zip(each, runs[0], strict=True)) for each in runs[1:]]
 
 
-class _Largest(TorchDispatchMode):
-    """The most elements that a tensor has which an operation makes."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(each, torch.Tensor):
-                self.numel = max(self.numel, each.numel())
-        return result
-
-
-def largest_tensor(case):
-    """The most elements of a tensor in a forward and a backward, and those of queries and of keys and values."""
+def one_rank_refuses():
+    """Rank 2 has keys of another width; the others would wait for it."""
     mesh = make_mesh(MeshShape(ring=4), "cpu")
-    qkv, _, sharded = case.batch_of(mesh.groups)
+    qkv, _, sharded = Case(0, total=64).batch_of(mesh.groups)
+    q, k, v = (_take(x, sharded) for x in qkv)
+    sharded_attend(q, k[..., : 4 if mesh.rank == 2 else 8], v, sharded)
+
+
+def saved_bytes(case):
+    """Bytes that autograd keeps of received keys and values, over those of the rank's own; its slots and places."""
+    mesh = make_mesh(MeshShape(ring=4), "cpu")
+    qkv, layouts, sharded = case.batch_of(mesh.groups)
     mine = [_take(x, sharded).requires_grad_() for x in qkv]
-    with patch("ropewalk.parallel.ring_blocks.CPU_SCORE_BYTES", 1), _Largest() as largest:
-        sharded_attend(*mine, sharded).sum().backward()
-    return largest.numel, mine[0].numel(), mine[1].numel() + mine[2].numel()
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        sharded_attend(*mine, sharded)
+    plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank)
+    return sum(size for size, _ in kept.values()), len(plan.slots), sum(plan.queries)
 
 
-@dataclass(frozen=True, eq=False)
-class _InTurn(Ring):
-    """A rank whose neighbours are in this process: what they would send is at hand, what they get is kept."""
-
-    held: tuple[torch.Tensor, ...] = ()
-    plans: tuple[RingPlan, ...] = ()
-    given: tuple[torch.Tensor, ...] = ()
-
-    def start(self, step, kv):
-        if step == len(self.plan.rounds):
-            return None
-        source = self.plan.rounds[step].source
-        sent = self.plans[source].rounds[step].sent.to(kv.device)
-        return _Here(self.held[source][sent])
-
-    def give_back(self, each, grad):
-        sent = self.plans[each.source].rounds[self.plan.rounds.index(each)].sent.to(grad.device)
-        self.given[each.source][sent] += grad
-        return _Here(grad.new_zeros(each.sent.numel(), *grad.shape[1:]))
-
-
-@dataclass(frozen=True)
-class _Here:
-    buffer: torch.Tensor
-
-    def wait(self):
-        return self.buffer
-
-
-class RanksInTurn(torch.autograd.Function):
+def ranks_in_turn(q, k, v, layouts, rows, engine, scale=None):
     """All ranks of a ring, one after the other in one process, on whole rows: for kernels, which need a GPU."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, layouts, rows, blocks):
-        plans = tuple(ring_plan(tuple(layouts), tuple(rows), rank) for rank in range(rows[0].ring))
-        queries, keys, values = ([_places_of(x, rows, rank) for rank in range(len(plans))] for x in (q, k, v))
-        held = tuple(torch.cat(pair, dim=2) for pair in zip(keys, values, strict=True))
-        given = tuple(torch.zeros_like(x, dtype=wide_dtype(q.dtype)) for x in held)
-        scoring = Scoring(q.shape[3] ** -0.5)
-        ctx.rings = [
-            _InTurn(plan, None, blocks, scoring, given[0].dtype, held, plans, given) for plan in plans
-        ]
-        found = [
-            ring_forward(x, kv, k.shape[3], v.shape[3], ring)
-            for x, kv, ring in zip(queries, held, ctx.rings, strict=True)
-        ]
-        ctx.rows, ctx.queries, ctx.head_dim = rows, queries, k.shape[3]
-        ctx.found = [(out.to(q.dtype), lse) for out, lse in found]
-        return _whole_of([out for out, _ in ctx.found], rows)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_q, grad_kv = [], []
-        for rank, (ring, (out, lse)) in enumerate(zip(ctx.rings, ctx.found, strict=True)):
-            mine = _places_of(grad, ctx.rows, rank)
-            delta = (out.to(lse.dtype) * mine.to(lse.dtype)).sum(dim=-1)
-            final = Final(out, lse, mine, delta)
-            of_q, of_kv = ring_backward(ctx.queries[rank], ring.held[rank], ctx.head_dim, final, ring)
-            grad_q.append(of_q)
-            grad_kv.append(of_kv)
-        both = [own + given for own, given in zip(grad_kv, ctx.rings[0].given, strict=True)]
-        of_k, of_v = [x[..., : ctx.head_dim] for x in both], [x[..., ctx.head_dim :] for x in both]
-        return *(_whole_of(x, ctx.rows).to(grad.dtype) for x in (grad_q, of_k, of_v)), None, None, None
+    plans = [ring_plan(tuple(layouts), tuple(rows), rank) for rank in range(rows[0].ring)]
+    # Gradients of all ranks add up in float32, as the exchange does it.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    held = [
+        torch.cat([_places_of(x.to(wide), rows, rank).transpose(1, 2).flatten(0, 1) for x in (k, v)], dim=2)
+        for rank in range(len(plans))
+    ]
+    outputs = []
+    for rank, plan in enumerate(plans):
+        received = torch.cat(
+            [
+                kv[other.sent.split(list(other.send_counts))[rank].to(kv.device)]
+                for kv, other in zip(held, plans, strict=True)
+            ]
+        )
+        query = _places_of(q, rows, rank)
+        outputs.append(
+            attend_received(query, received.to(q.dtype), plan, engine, scale or q.shape[3] ** -0.5, None)
+        )
+    whole = [[output[b].transpose(1, 2) for output in outputs] for b in range(len(rows))]
+    return torch.stack([row.join(each) for row, each in zip(rows, whole, strict=True)]).transpose(2, 3)
 
 
 def _places_of(x, rows, rank):
-    """``[B, H, T, D]`` to a ring rank's ``[P, H, D]``."""
+    """``[B, H, T, D]`` to a ring rank's ``[B, H, n, D]``."""
     index = torch.stack([row.tokens[rank] for row in rows]).to(x.device)
     taken = torch.stack([each[:, found.clamp_min(0)] for each, found in zip(x, index, strict=True)])
-    return taken.masked_fill((index < 0)[:, None, :, None], 0).transpose(1, 2).flatten(0, 1).contiguous()
-
-
-def _whole_of(shards, rows):
-    """Every ring rank's ``[P, H, D]`` to ``[B, H, T, D]``."""
-    per_rank = [x.unflatten(0, (len(rows), -1)).permute(0, 2, 3, 1) for x in shards]
-    return torch.stack([row.join([x[b] for x in per_rank]) for b, row in enumerate(rows)]).transpose(2, 3)
+    return taken.masked_fill((index < 0)[:, None, :, None], 0)

@@ -12,7 +12,8 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import BALANCES, RowShards, ShardedLayouts, row_shards
 from ropewalk.parallel.mesh import SequenceGroups
-from ropewalk.parallel.ring_plan import ring_bytes, ring_plan
+from ropewalk.parallel.ring.plan import ring_plan
+from ropewalk.parallel.ring.traffic import ring_bytes
 from ropewalk.testing import random_layout
 
 
@@ -57,65 +58,72 @@ def tokens_of(rows, rank):
     return torch.cat([torch.where(each < 0, each, each + row * total) for row, each in enumerate(held)])
 
 
-def rounds_of(layouts, rows):
-    """Every round of every rank, with its queries' tokens and the tokens in its buffer of keys."""
+def received_by(plans, rows, rank):
+    """The token of each key that a rank receives, by what the others send."""
+    parts = []
+    for source, plan in enumerate(plans):
+        sent = plan.sent.split(list(plan.send_counts))[rank]
+        assert len(sent) == plans[rank].receive_counts[source]
+        parts.append(tokens_of(rows, source)[sent])
+    return torch.cat(parts)
+
+
+def runs_of(layouts, rows):
+    """Queries' and keys' tokens of every run of every rank."""
     plans = plans_of(layouts, rows)
     for rank, plan in enumerate(plans):
-        for step, each in enumerate(plan.rounds):
-            buffer = tokens_of(rows, each.source)
-            if step:
-                sender = plans[each.source].rounds[step]
-                assert sender.destination == rank
-                buffer = buffer[sender.sent]
-            yield each, tokens_of(rows, rank), buffer
-
-
-def counted(layouts, rows):
-    """``[rows · total, rows · total]``: how often each query sees each key, by the plans."""
-    size = len(rows) * rows[0].total_length
-    pairs = torch.zeros(size, size, dtype=torch.int64)
-    for each, queries, buffer in rounds_of(layouts, rows):
-        assert len(buffer) == each.received
-        for run in each.runs:
-            q = queries[slice(*run.queries)]
-            k = torch.cat([buffer[slice(*keys)] for keys in run.keys])
-            assert len(k) == run.num_keys > 0
-            seen = torch.ones(len(q), len(k), dtype=torch.int64)
-            pairs[q[:, None], k[None]] += seen.tril(len(k) - len(q)) if each.causal else seen
-    return pairs
+        held = tokens_of(rows, rank)
+        keys = received_by(plans, rows, rank)[plan.slots].split(list(plan.keys))
+        yield from zip(held[held >= 0].split(list(plan.queries)), keys, strict=True)
 
 
 @given(st.integers(0, 10**9))
 def test_every_visible_pair_is_computed_once_and_no_other(seed):
     layouts, rows = random_batch(seed)
     expected = torch.block_diag(*(layout.dense_mask().long() for layout in layouts))
-    assert torch.equal(counted(layouts, rows), expected)
+    pairs = torch.zeros_like(expected)
+    for queries, keys in runs_of(layouts, rows):
+        assert len(keys) >= len(queries) > 0
+        pairs[queries[:, None], keys[None]] += torch.ones(len(queries), len(keys), dtype=torch.int64).tril(
+            len(keys) - len(queries)
+        )
+    assert torch.equal(pairs, expected)
+
+
+@given(st.integers(0, 10**9))
+def test_keys_of_a_run_stand_in_the_order_of_the_row(seed):
+    """Nothing but the last keys needs it today; a sliding window counts places."""
+    layouts, rows = random_batch(seed)
+    total = rows[0].total_length
+    place = torch.cat([row.order.argsort() + number * total for number, row in enumerate(rows)])
+    for queries, keys in runs_of(layouts, rows):
+        assert bool((place[keys].diff() > 0).all())
+        assert torch.equal(keys[-len(queries) :], queries)
 
 
 @given(st.integers(0, 10**9))
 def test_only_keys_that_the_receiver_sees_are_sent_and_each_once(seed):
     layouts, rows = random_batch(seed)
     visible = torch.block_diag(*(layout.dense_mask() for layout in layouts))
-    for each, queries, buffer in rounds_of(layouts, rows):
-        assert len(buffer.unique()) == len(buffer) or each.causal
-        if not each.causal and len(buffer):
-            assert visible[queries[queries >= 0]][:, buffer].any(dim=0).all()
+    plans = plans_of(layouts, rows)
+    for rank, plan in enumerate(plans):
+        received, held = received_by(plans, rows, rank), tokens_of(rows, rank)
+        assert len(received.unique()) == len(received)
+        assert torch.equal(plan.slots.unique(), torch.arange(len(received)))
+        assert bool(visible[held[held >= 0]][:, received].any(dim=0).all())
 
 
 @given(st.integers(0, 10**9))
-def test_a_query_stands_in_one_run_and_a_layer_shares_no_keys_but_anchors(seed):
+def test_every_token_is_held_once_and_stands_before_padding(seed):
     layouts, rows = random_batch(seed)
-    for each, queries, _ in rounds_of(layouts, rows):
-        met = torch.zeros(len(queries), dtype=torch.int64)
-        own = {}
-        for run in each.runs:
-            met[slice(*run.queries)] += 1
-            own.setdefault(run.layer, torch.zeros(each.received, dtype=torch.int64))[slice(*run.own)] += 1
-        assert int(met.max()) <= 1
-        assert int(met[queries < 0].sum()) == 0
-        assert all(int(keys.max()) <= 1 for keys in own.values() if len(keys))
-        if each.causal:
-            assert bool((met[queries >= 0] == 1).all())
+    held = []
+    for rank, plan in enumerate(plans_of(layouts, rows)):
+        per_row = tokens_of(rows, rank).unflatten(0, (len(rows), -1))
+        assert [int((row >= 0).sum()) for row in per_row] == list(plan.tokens)
+        assert all(bool((row[:count] >= 0).all()) for row, count in zip(per_row, plan.tokens, strict=True))
+        assert sum(plan.queries) == sum(plan.tokens)
+        held.append(per_row[per_row >= 0])
+    assert torch.equal(torch.cat(held).sort().values, torch.arange(len(rows) * rows[0].total_length))
 
 
 @pytest.mark.parametrize("balance", ["contiguous", "auto"])
@@ -123,7 +131,7 @@ def test_documents_within_a_shard_send_nothing(balance):
     layouts = [PackedLayout.from_lengths([8] * 4, "intra_document", 0)]
     rows = [row_shards(layouts[0], 4, 1, balance)]
     for plan in plans_of(layouts, rows):
-        assert [(each.sent.numel(), each.received, each.runs) for each in plan.rounds[1:]] == [(0, 0, ())] * 3
+        assert (plan.sent_to_others, plan.received_from_others) == (0, 0)
         assert ring_bytes(plan, 2, 8, 8, torch.float32) == (0, 0)
 
 
@@ -131,11 +139,11 @@ def test_the_anchor_alone_travels_to_documents_within_a_shard():
     layouts = [PackedLayout.from_lengths([6, 8, 8, 8], "anchor", 2)]
     rows = [row_shards(layouts[0], 4, 1, "contiguous")]
     plans = plans_of(layouts, rows)
-    assert [each.sent.tolist() for each in plans[0].rounds] == [[], [0, 1], [0, 1], [0, 1]]
-    assert all(each.sent.numel() == 0 for plan in plans[1:] for each in plan.rounds)
-    # 2 tokens to 3 ranks, 3 heads of 5 + 7 numbers of 2 bytes; who received them returns gradients of 4 bytes.
-    assert ring_bytes(plans[0], 3, 5, 7, torch.bfloat16) == (2 * 3 * 3 * 12 * 2,) * 2
-    assert ring_bytes(plans[1], 3, 5, 7, torch.bfloat16) == (0, 2 * 3 * 12 * 4)
+    assert [part.tolist() for part in plans[0].sent.split(list(plans[0].send_counts))[1:]] == [[0, 1]] * 3
+    assert all(plan.sent_to_others == 0 for plan in plans[1:])
+    # 2 tokens to 3 ranks, 3 heads of 5 + 7 numbers of 2 bytes; who received them returns as much.
+    assert ring_bytes(plans[0], 3, 5, 7, torch.bfloat16) == (2 * 3 * 3 * 12 * 2, 0)
+    assert ring_bytes(plans[1], 3, 5, 7, torch.bfloat16) == (0, 2 * 3 * 12 * 2)
 
 
 def test_a_zigzag_of_one_document_sends_what_later_pieces_see():
@@ -143,9 +151,17 @@ def test_a_zigzag_of_one_document_sends_what_later_pieces_see():
     rows = [row_shards(layouts[0], 4, 1, "zigzag")]
     for rank, plan in enumerate(plans_of(layouts, rows)):
         # The last piece of every other rank sees this rank's first piece; those of lower ranks its last one too.
-        assert [each.sent.numel() for each in plan.rounds[1:]] == [
-            16 if (rank + step) % 4 < rank else 8 for step in (1, 2, 3)
-        ]
+        assert plan.send_counts == tuple(16 if other <= rank else 8 for other in range(4))
+
+
+@pytest.mark.parametrize("ring", [2, 4, 8])
+def test_a_zigzag_of_one_document_holds_a_row_of_keys_and_one_piece_more(ring):
+    layouts = [PackedLayout.from_lengths([16 * ring], "full", 0)]
+    rows = [row_shards(layouts[0], ring, 1, "zigzag")]
+    *slots, last = (len(plan.slots) for plan in plans_of(layouts, rows))
+    assert slots == [16 * ring + 8] * (ring - 1)
+    # Its two pieces stand beside each other: one run.
+    assert last == 8 * (ring + 1)
 
 
 def test_layouts_that_are_cut_in_storage_order_are_refused():

@@ -1,4 +1,4 @@
-"""The varlen blocks with torch's own kernels, all ranks of a ring in turn on one GPU."""
+"""A ring through torch's own kernels, all ranks of a ring in turn on one GPU."""
 
 import random
 
@@ -9,11 +9,9 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring import ring_attend
-from ropewalk.parallel.ring_blocks import PlainBlocks
-from ropewalk.parallel.ring_varlen import VarlenBlocks
 from ropewalk.testing import random_layout
 from ropewalk.testing.attention import attention_errors
-from tests.parallel.ring_cases import RanksInTurn
+from tests.parallel.ring.ring_cases import ranks_in_turn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +23,7 @@ pytestmark = [
 @pytest.mark.parametrize("kv_heads", [4, 1])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("balance", ["contiguous", "zigzag", "cost"])
-def test_varlen_blocks_are_within_the_error_budget(dtype, kv_heads, head_dim, balance):
+def test_kernels_are_within_the_error_budget(dtype, kv_heads, head_dim, balance):
     rng = random.Random(0)
     layouts = [
         random_layout(777, rng, 9, interleaved=interleaved, max_anchor=5) for interleaved in (False, True)
@@ -33,13 +31,13 @@ def test_varlen_blocks_are_within_the_error_budget(dtype, kv_heads, head_dim, ba
     rows = ShardedLayouts.of(layouts, SequenceGroups(ring=4), balance).rows
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, h, 777, head_dim, dtype=dtype, device="cuda") for h in (4, kv_heads, kv_heads))
-    for blocks in (VarlenBlocks(), PlainBlocks()):
+    for name in ("varlen", "segments"):
 
-        def engine(q, k, v, blocks=blocks):
-            return RanksInTurn.apply(q, k, v, layouts, rows, blocks)
+        def engine(q, k, v, name=name):
+            return ranks_in_turn(q, k, v, layouts, rows, name)
 
         errors = attention_errors(engine, q, k, v, layouts)
-        assert errors.worst_share <= 1, (blocks, errors)
+        assert errors.worst_share <= 1, (name, errors)
 
 
 def test_auto_takes_varlen_on_cuda_and_equals_segments():

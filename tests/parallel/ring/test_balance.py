@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import BALANCES, ShardedLayouts, row_shards
-from ropewalk.parallel.balance import TIE, ring_chunks, ring_work
 from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel.ring.balance import TIE, ring_chunks, ring_work
 from ropewalk.testing import cut_row, random_layout
 
 

@@ -1,0 +1,170 @@
+"""ring_attend: attention over rows of which each rank of a ring holds a part of the queries, keys and values.
+
+Each rank gets, in one exchange, the keys and values that its queries see, and attends to them as to any packed row. All
+but the exchange is plain differentiable calls of the engines, and its gradient is the reverse exchange. A rank so holds
+the keys and values of up to a whole row, in one layer at a time where layers are computed again in the backward.
+
+Source: the all-gather form of context parallelism, arXiv:2407.21783, section 3.3.2; why not rounds: docs/log.md.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropewalk.attention import AttentionSpec, EngineName, check_engine
+from ropewalk.attention.engines.runs import into_runs
+from ropewalk.attention.engines.segments import causal_runs
+from ropewalk.attention.engines.varlen import causal_varlen
+from ropewalk.errors import RopewalkError
+from ropewalk.parallel.collectives import Parcels, send_entries
+from ropewalk.parallel.ring.plan import RingPlan, calls_on, gather_on, ring_plan, sent_on
+from ropewalk.parallel.ring.traffic import heads_of_an_exchange
+from ropewalk.parallel.shards import ShardedLayouts
+
+# Shapes: B rows, n places of one ring rank, H query heads, K key/value heads, D head dim, V value dim, Q tokens that
+# the rank holds, R received keys, S slots of the runs' keys; E = D + V: keys and values of a token travel side by side.
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def ring_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sharded: ShardedLayouts,
+    engine: str = "auto",
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention over the places of all ranks of a ring; every rank of it calls this.
+
+    Args:
+        query: ``[batch, num_heads, ring_length, head_dim]``, RoPE applied with the row's own positions.
+        key: ``[batch, num_kv_heads, ring_length, head_dim]``; num_heads is a multiple of num_kv_heads.
+        value: ``[batch, num_kv_heads, ring_length, value_dim]``.
+        sharded: how the rows are cut.
+        engine: ``auto``, ``segments`` or ``varlen`` (CUDA, 16-bit floats).
+        scale: multiplier of q·k; 1/sqrt(head_dim) if not given.
+        softcap: soft cap of the scores (Gemma 2), none if not given.
+
+    Returns:
+        ``[batch, num_heads, ring_length, value_dim]`` in the dtype of the input; zeros in padding.
+
+    Raises:
+        RopewalkError: if shapes, dtypes or layouts contradict each other.
+        EngineError: if the engine cannot do this; the message says what can.
+    """
+    _check_tensors(query, key, value, sharded)
+    head_dim, value_dim = query.shape[3], value.shape[3]
+    spec = AttentionSpec(query.device, query.dtype, head_dim, value_dim, softcap, ring=True)
+    chosen = check_engine(engine, spec)
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+    plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank)
+    group = sharded.groups.ring_group
+    parcels = Parcels(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
+    heads = heads_of_an_exchange(
+        len(query) * sharded.total_length, key.shape[1], (head_dim + value_dim) * key.itemsize
+    )
+    per_key = query.shape[1] // key.shape[1]
+    outputs = []
+    with _own_dtypes(query):
+        for q, k, v in zip(
+            query.split(heads * per_key, dim=1),
+            key.split(heads, dim=1),
+            value.split(heads, dim=1),
+            strict=True,
+        ):
+            kv = torch.cat([_places(k), _places(v)], dim=2)
+            outputs.append(attend_received(q, send_entries(kv, parcels), plan, chosen, scale, softcap))
+    return torch.cat(outputs, dim=1)
+
+
+def attend_received(
+    query: Tensor, kv_RKE: Tensor, plan: RingPlan, engine: EngineName, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention of a rank's queries to the keys and values that it has received.
+
+    Args:
+        query: ``[batch, num_heads, ring_length, head_dim]``.
+        kv_RKE: in the order of the plan.
+        plan: the rank's.
+        engine: ``varlen``, or ``segments``.
+        scale, softcap: as for :func:`ring_attend`.
+
+    Returns:
+        ``[batch, num_heads, ring_length, value_dim]``; zeros in padding.
+    """
+    length, head_dim = query.shape[2:]
+    q_QHD = torch.cat(
+        [
+            row.transpose(0, 1).split([tokens, length - tokens])[0]
+            for row, tokens in zip(query, plan.tokens, strict=True)
+        ]
+    )
+    kv_SKE = into_runs(kv_RKE.transpose(0, 1)[None], gather_on(plan, query.device))
+    # As large as the slots, and no longer needed.
+    del kv_RKE
+    k_SKD, v_SKV = kv_SKE.split([head_dim, kv_SKE.shape[2] - head_dim], dim=2)
+    if not plan.queries:
+        # No token: the backward must reach the exchange all the same, where the other ranks wait.
+        output_QHV = v_SKV.repeat_interleave(q_QHD.shape[1] // v_SKV.shape[1], dim=1) + q_QHD.sum(
+            2, keepdim=True
+        )
+    elif engine == "varlen":
+        output_QHV = causal_varlen(q_QHD, k_SKD, v_SKV, calls_on(plan, query.device), scale)
+    else:
+        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, plan.queries, plan.keys, scale, softcap)
+    rows = output_QHV.transpose(0, 1).split(list(plan.tokens), dim=1)
+    return torch.stack([F.pad(row, (0, 0, 0, length - row.shape[1])) for row in rows])
+
+
+def prepare(sharded: ShardedLayouts, engine: EngineName, device: torch.device) -> None:
+    """Make what :func:`ring_attend` needs of these rows before it is called, so that no step waits for it."""
+    plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank)
+    sent_on(plan, device)
+    gather_on(plan, device)
+    if engine == "varlen" and plan.queries:
+        calls_on(plan, device)
+
+
+def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:
+    """No autocast: it would turn float32 queries and keys, and products of soft-capped scores, into 16-bit ones."""
+    kind = query.device.type
+    # There is none on the device meta.
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def _places(x_BHnD: Tensor) -> Tensor:
+    """``[B, H, n, D]`` to ``[B·n, H, D]``."""
+    return x_BHnD.transpose(1, 2).flatten(0, 1)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLayouts) -> None:
+    rows, groups = sharded.rows, sharded.groups
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4 or tensor.shape[0] != len(rows) or tensor.shape[2] != rows[0].ring_length:
+            raise RopewalkError(
+                f"{name} must be [batch, heads, places, width] with {len(rows)} rows of {rows[0].ring_length} places, "
+                f"got shape {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise RopewalkError(
+                f"{name} is {tensor.dtype} on {tensor.device}, query is {query.dtype} on {query.device}: "
+                "they must agree"
+            )
+    if query.dtype not in DTYPES:
+        raise RopewalkError(f"queries must be of one of {', '.join(map(str, DTYPES))}, got {query.dtype}")
+    if key.shape[1] != value.shape[1] or key.shape[3] != query.shape[3]:
+        raise RopewalkError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit query {tuple(query.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise RopewalkError(f"num_heads {query.shape[1]} is not a multiple of num_kv_heads {key.shape[1]}")
+    if groups.ring != rows[0].ring:
+        raise RopewalkError(f"rows are cut over a ring of {rows[0].ring} ranks, the mesh has {groups.ring}")
