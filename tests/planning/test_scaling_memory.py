@@ -219,7 +219,7 @@ def sent_in_a_pass(layout, ring, balance="auto", checkpointing=True):
 ONE_LAYER = ModelShape.from_config({**SMALL, "num_hidden_layers": 1})
 
 
-# The first three are cut by cost, into 8, 8 and 14 pieces a rank.
+# The first three are cut by cost, into 4, 4 and 3 pieces a rank.
 @example(1024, 8, 100)
 @example(2048, 8, 200)
 @example(1024, 2, 647)
@@ -275,12 +275,12 @@ def test_a_document_that_reaches_far_leaves_less_in_its_first_piece():
 
 
 def test_a_cut_by_cost_may_send_more_than_one_document_but_no_more_than_all():
-    layout = PackedLayout.from_lengths([10, 10, 1024, 3, 1001], "anchor", anchor_length=0)
+    layout = PackedLayout.from_lengths([193, 1, 318], "anchor", anchor_length=0)
     for checkpointing, ratio in ((True, 6 / 5), (False, 4 / 3)):
-        here = ShardedRun(ONE_LAYER, MeshShape(ring=3), 2048, checkpointing=checkpointing)
+        here = ShardedRun(ONE_LAYER, MeshShape(ring=2), 512, checkpointing=checkpointing)
         one = step_communication(here).ring
         # At the very most every rank sends every key to every other.
-        assert one < sent_in_a_pass(layout, 3, checkpointing=checkpointing) <= ratio * one
+        assert one < sent_in_a_pass(layout, 2, checkpointing=checkpointing) <= ratio * one
 
 
 @pytest.mark.parametrize(("ring", "sequence"), [(2, 1), (8, 1), (4, 2), (8, 8), (2, 16)])

@@ -22,6 +22,9 @@ PIECES = (4, 8, 16)
 """Pieces a rank that ``cost`` tries; more of them balance better and leave fewer documents whole."""
 TIE = 0.01
 """Work that differs by less counts as equal: a hundredth is not worth cutting more documents."""
+PIECES_TIE = 0.04
+"""The same between numbers of pieces: each piece of a long document has its own copy of the keys before it, so that 16
+of them hold up to four times a row's, where 4 hold little more than one (docs/log.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:
         ring: number of ranks.
         balance: ``contiguous``, ``zigzag``, ``cost`` or ``auto``, as for :func:`ropewalk.parallel.row_shards`.
             ``auto`` takes the first cut, in that order, whose busiest rank has at most 1 % more work than the best
-            cut's; ``cost`` likewise the one with the fewest pieces.
+            cut's; ``cost`` likewise the one with the fewest pieces, at most 4 %.
 
     Returns:
         For each rank its pieces as (start, end) in ``layout.storage_in_order``, none empty.
@@ -86,11 +89,18 @@ def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:
     if balance == "zigzag":
         return _cut([*range(ring), *reversed(range(ring))], total)
     spans = Spans.of(layout)
-    tried = [_cut(_owners_by_work(spans, total, ring, pieces), total) for pieces in PIECES]
-    if balance == "auto":
-        tried = [ring_chunks(layout, ring, "contiguous"), ring_chunks(layout, ring, "zigzag"), *tried]
-    work = [max(ring_work(layout, chunks)) for chunks in tried]
-    return next(chunks for chunks, most in zip(tried, work, strict=True) if most <= (1 + TIE) * min(work))
+    by_cost = [_cut(_owners_by_work(spans, total, ring, pieces), total) for pieces in PIECES]
+    cost = _first_within(PIECES_TIE, layout, by_cost)
+    if balance == "cost":
+        return cost
+    others = [ring_chunks(layout, ring, name) for name in ("contiguous", "zigzag")]
+    return _first_within(TIE, layout, [*others, cost])
+
+
+def _first_within(tie: float, layout: PackedLayout, cuts: Sequence[Chunks]) -> Chunks:
+    """The first cut whose busiest rank has at most this share more work than the best one's."""
+    work = [max(ring_work(layout, chunks)) for chunks in cuts]
+    return next(chunks for chunks, most in zip(cuts, work, strict=True) if most <= (1 + tie) * min(work))
 
 
 def ring_work(layout: PackedLayout, chunks: Chunks) -> tuple[int, ...]:

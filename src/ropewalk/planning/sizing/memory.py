@@ -181,8 +181,8 @@ def _ring_bytes(run: ShardedRun) -> tuple[int, int]:
     """Bytes of the keys and values that autograd keeps of a layer, and the most that one exchange's backward needs.
 
     For one causal document a row in the zigzag cut: a rank's last piece sees up to the whole row, and its first piece
-    has its own copy of what it sees; together that is never more than a row and one piece. Documents that do not see
-    each other need less.
+    has its own copy of what it sees; together that is never more than a row and one piece. Packed documents mostly
+    need less; a long one that is dealt out by cost among short ones may need up to about twice as much.
     """
     if run.mesh.ring == 1:
         return 0, 0
