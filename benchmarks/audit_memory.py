@@ -32,7 +32,7 @@ from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import LOGITS_BYTES, Runner, shifted
 from ropewalk.io.lengths import parse_length
-from ropewalk.models.model_under_test import Subject
+from ropewalk.models.intercept import Subject
 from ropewalk.versions import software_versions
 
 GIB = 2**30

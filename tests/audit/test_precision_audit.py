@@ -9,7 +9,7 @@ import transformers
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.audit import AuditSettings, audit, finding, forward_passes
 from ropewalk.audit.summary import best_mend
-from ropewalk.models.model_under_test import Subject
+from ropewalk.models.intercept import Subject
 from ropewalk.models.rotary import swap_rotary
 from ropewalk.rope import methods_from_config
 from tests.audit.precision_cases import sharp_llama, token_rows

@@ -16,6 +16,7 @@ from ropewalk.audit.layouts import anchored, separated
 from ropewalk.audit.mitigation_costs import MEND_NAMES, Cost, mend_costs, peak_bytes
 from ropewalk.audit.passes import Runner
 from ropewalk.models import mitigated_attention as mended_attention
+from ropewalk.models.intercept import Subject
 from ropewalk.models.load import attach, rotary_module
 from ropewalk.models.losses import decoder_of
 from ropewalk.models.mitigated_attention import (
@@ -29,7 +30,6 @@ from ropewalk.models.mitigated_attention import (
     tf32_attention,
     twin_of,
 )
-from ropewalk.models.model_under_test import Subject
 
 CPU = torch.device("cpu")
 LENGTH = 96

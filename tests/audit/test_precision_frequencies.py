@@ -15,8 +15,8 @@ import transformers
 from ropewalk import RopewalkError
 from ropewalk.audit import effective_frequencies as frequencies
 from ropewalk.audit.effective_frequencies import angle_error_with_turns, rope_findings, rope_stages
-from ropewalk.models import rope_stages as stages_room
-from ropewalk.models.model_under_test import Subject
+from ropewalk.models import held_rope as stages_room
+from ropewalk.models.intercept import Subject
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 COMMON: dict[str, Any] = {

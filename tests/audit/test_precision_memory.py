@@ -11,8 +11,7 @@ from ropewalk.audit.blockwise import streamed_attention
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
 from ropewalk.audit.passes import Runner
-from ropewalk.models.intercept import AttentionCall
-from ropewalk.models.model_under_test import LayerRotation, Subject
+from ropewalk.models.intercept import AttentionCall, LayerRotation, Subject
 
 CPU = torch.device("cpu")
 BLOCK = 2**18

@@ -15,8 +15,7 @@ from ropewalk import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.audit.blockwise import block_edges, rotated, streamed_attention
 from ropewalk.audit.mitigation_costs import peak_bytes
-from ropewalk.models.intercept import AttentionCall
-from ropewalk.models.model_under_test import LayerRotation
+from ropewalk.models.intercept import AttentionCall, LayerRotation
 
 EPS = 2.0**-52
 CPU = torch.device("cpu")

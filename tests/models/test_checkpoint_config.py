@@ -13,7 +13,7 @@ import transformers
 from ropewalk.data.read.embedded import EMBEDDED, demo_model_path
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint_config import read_checkpoint_config
-from ropewalk.models.loaded_rope import loaded_rope
+from ropewalk.models.held_rope import loaded_rope
 from ropewalk.rope import Default, Linear, LongRope, RopeMethod, Yarn, methods_from_config
 from ropewalk.rope.config_warnings import config_tensions
 from tests.checkpoint_cases import CASES, CheckpointCase, path_of

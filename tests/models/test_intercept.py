@@ -13,9 +13,7 @@ from ropewalk import EngineError, RopewalkError
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.passes import Runner, shifted
 from ropewalk.models import intercept
-from ropewalk.models.intercept import intercepted, kept_in_float32
-from ropewalk.models.model_under_test import Subject
-from ropewalk.models.random_control import random_parameters
+from ropewalk.models.intercept import Subject, intercepted, kept_in_float32, random_parameters
 from ropewalk.models.rotary import rotary_module
 from tests.models.families import COMMON, FAMILIES, tiny_model
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.arithmetic import Arithmetic, multiplied, operands, rounded
-from ropewalk.models.intercept import AttentionCall
-from ropewalk.models.model_under_test import LayerRotation, joined, rotate
+from ropewalk.models.intercept import AttentionCall, LayerRotation, joined, rotate
 
 # Shapes: H query heads, K key/value heads, G = H / K, T row length, Q queries of a block, S keys seen, D head dim.
 

@@ -16,7 +16,7 @@ from ropewalk.audit.passes import Pass, Runner, longest, shifted
 from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.models.model_under_test import Subject
+from ropewalk.models.intercept import Subject
 
 Advance = Callable[[], None]
 """Called after each forward pass."""

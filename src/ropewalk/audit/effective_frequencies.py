@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.running import Progress
-from ropewalk.models.model_under_test import Subject
-from ropewalk.models.rope_stages import (
+from ropewalk.models.held_rope import (
     held_inv_freq,
     inv_freq_in_weights,
     rope_of_saved_config,
     rotary_saved_and_loaded,
     weight_bytes,
 )
+from ropewalk.models.intercept import Subject
 from ropewalk.rope import RotaryEmbedding
 
 log = logging.getLogger("ropewalk")

@@ -12,10 +12,9 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
 from ropewalk.audit.blockwise import LayerTrace, Prepared, RoundedTokens, rotated, streamed_attention
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.intercept import AttentionCall, intercepted
+from ropewalk.models.intercept import AttentionCall, LayerRotation, intercepted
+from ropewalk.models.intercept import Subject as Subject
 from ropewalk.models.losses import decoder_of
-from ropewalk.models.model_under_test import LayerRotation
-from ropewalk.models.model_under_test import Subject as Subject
 
 LARGEST_MISMATCH = 0.01
 """Share of rotated values that may come out otherwise than the model's own before it is refused. Elementwise operations

@@ -21,8 +21,7 @@ from ropewalk.audit.mitigations import measure_mends, passes_of_mends
 from ropewalk.audit.passes import Runner, longest
 from ropewalk.audit.results import Audit, Drift, Mend
 from ropewalk.errors import RopewalkError
-from ropewalk.models.model_under_test import Subject
-from ropewalk.models.random_control import random_parameters
+from ropewalk.models.intercept import Subject, random_parameters
 from ropewalk.models.rotary import rotary_module
 from ropewalk.rope import RotaryEmbedding
 

@@ -17,7 +17,7 @@ from ropewalk.io.lengths import parse_length
 
 if TYPE_CHECKING:
     from ropewalk.models.checkpoint_config import CheckpointConfig
-    from ropewalk.models.loaded_rope import LoadedRope
+    from ropewalk.models.held_rope import LoadedRope
     from ropewalk.planning import Advice
     from ropewalk.planning.checkpoint import Checkpoint
     from ropewalk.rope import RopeMethod
@@ -61,7 +61,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
-    from ropewalk.models.loaded_rope import loaded_rope
+    from ropewalk.models.held_rope import loaded_rope
     from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import config_tensions
 

@@ -29,7 +29,7 @@ from ropewalk.rope.theory import (
     published_near,
 )
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.recommend import FLOOR_DIM
+from ropewalk.rope.theory.rules import FLOOR_DIM
 
 
 @dataclass(frozen=True)

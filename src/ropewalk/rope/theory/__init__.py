@@ -1,8 +1,8 @@
 """The theory of how far a RoPE setting reaches, and what a longer context needs.
 
-``margin`` says at which distances a setting fails, ``bases`` which bases do not, ``scaling``, ``rules`` and
-``schedules`` what to set for a longer context, ``recommend`` which of it and why, ``published`` what others set,
-``stages`` in how many steps, ``exposure`` what is new to each pair.
+``margin`` says at which distances a setting fails, ``bases`` which bases do not, ``scaling`` and ``rules`` what to set
+for a longer context, which of it is recommended and in how many stages, ``published`` what others set, ``exposure``
+what is new to each pair.
 """
 
 from ropewalk.rope.theory.bases import (
@@ -22,12 +22,17 @@ from ropewalk.rope.theory.margin import (
     similarity_margin,
     violations,
 )
-from ropewalk.rope.theory.published import EXTENSIONS, Extension, published_near
-from ropewalk.rope.theory.recommend import Recommendation, length_floor, recommended_theta
-from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
+from ropewalk.rope.theory.published import EXTENSIONS, SCHEDULES, Extension, Schedule, published_near
+from ropewalk.rope.theory.rules import (
+    RULES,
+    Recommendation,
+    check_rule,
+    length_floor,
+    recommended_theta,
+    stage_contexts,
+    theta_by_rule,
+)
 from ropewalk.rope.theory.scaling import SHORTEST_LENGTH, critical_dimension, ntk_theta, scaled_theta
-from ropewalk.rope.theory.schedules import SCHEDULES, Schedule
-from ropewalk.rope.theory.stages import stage_contexts
 
 __all__ = [
     "CEILING",

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_rotary_dim
-from ropewalk.rope.theory.screen import MOST_PAIRS, screen, screen_error
+from ropewalk.rope.theory.margin import MOST_PAIRS, screen, screen_error
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from ropewalk.rope.theory import (
     similarity_margin,
     violations,
 )
-from ropewalk.rope.theory.screen import screen, screen_error
+from ropewalk.rope.theory.margin import screen, screen_error
 from tests.rope.rope_cases import examples, methods
 from tests.rope.theory_cases import inv_freq, margins
 

@@ -26,7 +26,7 @@ from ropewalk.rope.theory import (
     stage_contexts,
     theta_by_rule,
 )
-from ropewalk.rope.theory.recommend import KNOWN_FLOORS
+from ropewalk.rope.theory.rules import KNOWN_FLOORS
 from tests.places import ROOT
 from tests.rope.theory_cases import inv_freq
 
@@ -92,7 +92,7 @@ def test_the_floor_of_any_length_is_the_infimum(length: int) -> None:
 
 
 def test_a_law_that_covers_the_next_known_length_needs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ropewalk.rope.theory.recommend.smallest_base", pytest.fail)
+    monkeypatch.setattr("ropewalk.rope.theory.rules.smallest_base", pytest.fail)
     found = recommended_theta(5e5, 8192, 100_000)
     assert (found.rule, found.floor) == ("critical-dimension", KNOWN_FLOORS[131072])
 
