@@ -23,7 +23,7 @@ from ropewalk.models.config_file import read_config_file
 from ropewalk.models.load import load_model, rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope, longrope_attention_factor, methods_from_config
-from ropewalk.rope.readers import notes_on
+from ropewalk.rope.config import notes_on
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.export_command_cases import command
 

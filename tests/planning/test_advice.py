@@ -14,13 +14,13 @@ from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stag
 from ropewalk.planning.checkpoint import of_checkpoint
 from ropewalk.planning.rules import bound_at
 from ropewalk.rope import (
-    CANDIDATES,
     Default,
     DynamicNtk,
     Linear,
     Llama3,
     LongRope,
     Yarn,
+    candidates,
     method_for_target,
     trained_length,
 )
@@ -38,7 +38,7 @@ PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 
 
 def test_every_rule_says_what_it_sets_or_why_not_and_where_it_comes_from() -> None:
     settings = compare_settings(LLAMA_2, 4096, 16384)
-    assert {setting.rule for setting in settings} == set(CANDIDATES) - {"recommended", "lower-bound"}
+    assert {setting.rule for setting in settings} == set(candidates()) - {"recommended", "lower-bound"}
     for setting in settings:
         assert (setting.method is None) == (setting.reason is not None)
         assert setting.formula

@@ -16,7 +16,7 @@ from ropewalk.rope import (
     longrope_attention_factor,
     reader_notes,
 )
-from ropewalk.rope.readers import notes_on
+from ropewalk.rope.config import notes_on
 
 PUBLISHED = longrope_attention_factor(8, 4096)
 LONG = LongRope(8, 1e4, (1.0,) * 4, (1.0, 2.0, 3.0, 4.0), PUBLISHED, 4096)

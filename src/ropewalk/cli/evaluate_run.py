@@ -284,7 +284,7 @@ def _warn_of_factors(path: str) -> None:
     """Say what servers make of longrope, which not all of them read, where the model's folder says longrope."""
     from ropewalk.cli.inspect import read_config
     from ropewalk.rope import LongRope, methods_from_config
-    from ropewalk.rope.readers import notes_on
+    from ropewalk.rope.config import notes_on
 
     if not (Path(path) / "config.json").is_file():
         return

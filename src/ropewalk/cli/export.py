@@ -39,7 +39,7 @@ def export(
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.identity import model_digest
     from ropewalk.models.config_file import read_config_file
-    from ropewalk.rope.readers import notes_on
+    from ropewalk.rope.config import notes_on
 
     if out.exists() or out.is_symlink():
         raise RopewalkError(f"{out} exists already; --out names a new folder")

@@ -57,7 +57,7 @@ def extend(
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.models.config_file import read_config_file
         from ropewalk.parallel import joined
-        from ropewalk.rope.readers import notes_on
+        from ropewalk.rope.config import notes_on
         from ropewalk.training import extend as run
         from ropewalk.training import load_recipe
         from ropewalk.training.measurement import describe_short_context

@@ -226,12 +226,9 @@ def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
 
 def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int | None]:
     """With the length it is for, that of the unscaled model; None where the config does not tell it."""
-    from ropewalk.rope import Linear
     from ropewalk.rope.theory import SHORTEST_LENGTH, critical_dimension
 
-    unscaled = getattr(method, "original_max_position_embeddings", length)
-    if unscaled is not None and isinstance(method, Linear):
-        unscaled = int(unscaled / method.factor)
+    unscaled = method.unscaled_length(length)
     if unscaled is None or unscaled < SHORTEST_LENGTH:
         return {"critical_dimension": None, "critical_dimension_length": None}
     dimensions = critical_dimension(method.rotary_dim, method.rope_theta, unscaled)

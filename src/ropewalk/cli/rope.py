@@ -268,7 +268,7 @@ def frequencies_command(
 ) -> None:
     """The frequencies of a method for a target length: inv_freq in rad/token, and the attention factor."""
     from ropewalk.planning.rules import bound_at
-    from ropewalk.rope import Default, DynamicNtk, MethodParameters, method_for_target
+    from ropewalk.rope import Default, DynamicNtk, method_for_target
 
     check_plot(plot)
     before = Default(rotary_dim, rope_theta)
@@ -278,7 +278,7 @@ def frequencies_command(
         after: Any = DynamicNtk(rotary_dim, rope_theta, factor or to_length / from_length, from_length)
     else:
         short, long = _factor_lists(factors)
-        parameters = MethodParameters(factor=factor, short_factor=short, long_factor=long)
+        parameters = {"factor": factor, "short_factor": short, "long_factor": long}
         after = method_for_target(method, before, from_length, to_length, parameters=parameters)
     inv_freq, attention_factor = after.frequencies(to_length)
     result = {

@@ -21,7 +21,7 @@ from ropewalk.models.config_class import build, class_of, one_line
 from ropewalk.models.config_defaults import ALIASES, SHAPE_KEYS, completed, states, under_known_names
 from ropewalk.models.config_file import read_config_file
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
-from ropewalk.rope.config import ORIGINAL
+from ropewalk.rope.methods.base import ORIGINAL
 
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 

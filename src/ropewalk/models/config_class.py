@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.config import TYPE_ALIASES
+from ropewalk.rope.methods.base import methods_by_type
 
 CONFIG_ERRORS = (
     StrictDataclassError,
@@ -52,12 +52,13 @@ def _with_present_types(values: Mapping[str, Any]) -> dict[str, Any]:
     transformers 5 knows that su is longrope, but misses its original length before it looks.
     """
     copy = deepcopy(dict(values))
+    today = {name: method.name for name, method in methods_by_type().items()}
     for place in (copy, copy.get("text_config")):
         scaling = place.get("rope_scaling") if isinstance(place, dict) else None
         if isinstance(scaling, dict):
             for key in ("type", "rope_type"):
                 if isinstance(scaling.get(key), str):
-                    scaling[key] = TYPE_ALIASES.get(scaling[key], scaling[key])
+                    scaling[key] = today.get(scaling[key], scaling[key])
     return copy
 
 

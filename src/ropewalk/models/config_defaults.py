@@ -8,8 +8,8 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import ROPE_KEYS
-from ropewalk.rope.config import ORIGINAL
 from ropewalk.rope.layers import CHUNKED, FULL, SLIDING
+from ropewalk.rope.methods.base import ORIGINAL
 
 ALIASES = {
     "rotary_pct": "partial_rotary_factor",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import LongRope, RotaryEmbedding, RotaryRows, methods_from_config
+from ropewalk.rope import RotaryEmbedding, RotaryRows, methods_from_config
 
 _CHOICE = "_ropewalk_long"
 """Attribute of a key/value cache: for each LongRoPE method, whether the cached keys carry its long factors."""
@@ -98,9 +98,9 @@ def _limits(decoder: nn.Module) -> list[int]:
     """Original lengths of the LongRoPE methods whose factors differ; [] where nothing can switch."""
     rotary = _rotary(decoder)
     return [
-        method.original_max_position_embeddings
+        method.switch_length
         for method in (rotary.methods.values() if rotary else ())
-        if isinstance(method, LongRope) and method.short_factor != method.long_factor
+        if method.switch_length is not None
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import swap_rotary
-from ropewalk.rope import LongRope, RopeMethod, for_all_readers, methods_from_config, replace_methods
+from ropewalk.rope import RopeMethod, for_all_readers, methods_from_config, replace_methods
 from ropewalk.rope import trained_length as trained_length_of
 from ropewalk.rope.layers import SINKS, packing_refusals, shortest_window
 
@@ -138,7 +137,7 @@ def _configured(
     config = read_config(path_or_id, trust_remote_code)
     if rope is None:
         return config, methods_from_config(config.to_dict())
-    in_config = replace(rope, start_tokens=0) if isinstance(rope, LongRope) else rope
+    in_config = rope.as_computed_by_transformers()
     return with_rope(config, in_config, max_position_embeddings), {None: rope}
 
 

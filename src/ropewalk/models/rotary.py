@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import STYLES, LongRope, RopeMethod, RotaryEmbedding, RotaryRows
+from ropewalk.rope import STYLES, RopeMethod, RotaryEmbedding, RotaryRows
 
 PROBE_POSITIONS = 64
 PROBE_TOLERANCE = 1e-5
@@ -46,10 +45,7 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
     """
     parent, attribute, stock = rotary_module(model)
     # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
-    without = {
-        kind: replace(method, start_tokens=0) if isinstance(method, LongRope) else method
-        for kind, method in methods.items()
-    }
+    without = {kind: method.as_computed_by_transformers() for kind, method in methods.items()}
     for style in STYLES:
         worst = _probe(stock, RotaryEmbedding(without, style=style), methods)
         if worst <= PROBE_TOLERANCE:

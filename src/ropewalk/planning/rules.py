@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import Default, RopeMethod, candidate
+from ropewalk.rope import METHODS, Default, RopeMethod, candidate, compared_methods
+from ropewalk.rope.target import CURRENT
 from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound, feasible_bases
 from ropewalk.rope.theory.bases import Progress
+from ropewalk.rope.theory.rules import LOWER_BOUND, RECOMMENDED, RULES
 
 LONGEST_SEARCH = 2**21
 """Tokens up to which the feasible bases are mapped without being asked for by name."""
@@ -48,23 +50,8 @@ ORIGINS: dict[str, tuple[str, str, str]] = {
         "Men et al., arXiv:2405.14591, equation 7; safe base in place of the infimum, see docs/theory.md",
         "a necessary condition, derived for similar against random keys; it does not say how much training is needed",
     ),
-    "linear": (
-        "θ' = θ·T/T'",
-        "Chen et al., arXiv:2306.15595",
-        "also slows the pairs that tell neighbouring tokens apart",
-    ),
-    "yarn": (
-        "fast pairs kept, slow ones divided by T'/T, a ramp between; attention factor 0.1·ln(T'/T) + 1",
-        "Peng et al., arXiv:2309.00071, section 3.2",
-        "every server must support it; generalised well beyond the trained length in arXiv:2411.13476",
-    ),
-    "llama3": (
-        "as yarn by wavelength, low and high frequency factors 1 and 4",
-        "Llama 3.1's reference code",
-        "the factor is chosen, not derived: Meta took 8 for 8192 to 131072 tokens",
-    ),
 }
-"""Formula, source and caveat of each rule but the schedules."""
+"""Formula, source and caveat of each rule but the schedules; a method says its own."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +59,7 @@ class Setting:
     """What one rule sets.
 
     Attributes:
-        rule: as in :data:`ropewalk.rope.CANDIDATES`.
+        rule: as in :func:`ropewalk.rope.candidates`.
         method: the method, None where the rule does not apply.
         context_bound: tokens up to which B(m) ≥ 0; ``SEARCH_LIMIT`` where no violation was found up to there.
         reaches_target: whether that is the target or more; None where the rule does not apply.
@@ -118,21 +105,14 @@ def tokens_text(bound: int) -> str:
     return f"more than {SEARCH_LIMIT:,} tokens" if bound >= SEARCH_LIMIT else f"{bound:,} tokens"
 
 
-COMPARED = (
-    "current",
-    "critical-dimension",
-    "length-floor",
-    "ntk",
-    *(f"schedule:{name}" for name in SCHEDULES),
-    "linear",
-    "yarn",
-    "llama3",
-)
-"""The rules that are compared: all but the recommended one, which is one of them, and the slow lower-bound."""
+def compared() -> tuple[str, ...]:
+    """The rules that are compared: all but the recommended one, which is one of them, and the slow lower-bound."""
+    bases = tuple(rule for rule in RULES if rule not in (RECOMMENDED, LOWER_BOUND))
+    return (CURRENT, *bases, *compared_methods())
 
 
 def compare_settings(current: RopeMethod, trained_length: int, target_length: int) -> list[Setting]:
-    """The setting of each of :data:`COMPARED` for a target length; those that do not apply say why.
+    """The setting of each rule of :func:`compared` for a target length; those that do not apply say why.
 
     Args:
         current: the method the checkpoint was trained with.
@@ -143,7 +123,7 @@ def compare_settings(current: RopeMethod, trained_length: int, target_length: in
     """
     check_target(target_length)
     settings = []
-    for name in COMPARED:
+    for name in compared():
         try:
             method = candidate(name, current, trained_length, target_length)
         except RopewalkError as error:
@@ -213,6 +193,10 @@ def origin_of(rule: str, current: RopeMethod) -> tuple[str, str, str]:
     """Formula, source and caveat of a rule."""
     if rule in ORIGINS:
         return ORIGINS[rule]
+    if rule in compared_methods():
+        origin = METHODS[rule].origin
+        assert origin is not None
+        return origin
     schedule = SCHEDULES[rule.removeprefix("schedule:")]
     other = isinstance(current, Default) and current.rotary_dim != PUBLISHED_DIM
     dims = f"; rotary_dim {PUBLISHED_DIM}, this model has {current.rotary_dim}" if other else ""

@@ -9,9 +9,8 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.planning.rules import bound_at, check_target, tokens_text
-from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, RopeMethod, Yarn, candidate
-from ropewalk.rope.candidates import CURRENT, GIVEN
-from ropewalk.rope.target import recommended_base
+from ropewalk.rope import Default, LongRope, RopeMethod
+from ropewalk.rope.target import CURRENT, GIVEN, candidate, recommended_base
 from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import RECOMMENDED
@@ -64,7 +63,7 @@ def plan_stages(
     Args:
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens, the second larger.
-        rule: one of :data:`ropewalk.rope.CANDIDATES` or ``theta=5e6``.
+        rule: one of :func:`ropewalk.rope.candidates` or ``theta=5e6``.
         ceiling, progress: of the rule lower-bound.
 
     Raises:
@@ -103,7 +102,7 @@ def plan_stages(
 
 def is_unscaled(method: RopeMethod) -> bool:
     """Whether a checkpoint with this method gets a new base; a scaled one goes on with its own method."""
-    return isinstance(method, Default | DynamicNtk | Ntk)
+    return isinstance(method.plain, Default)
 
 
 def recipe_stages(stages: Sequence[PlannedStage]) -> str:
@@ -123,8 +122,9 @@ def recipe_stages(stages: Sequence[PlannedStage]) -> str:
 
 def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int) -> str:
     longer = f"{context / before:.3g} times the {before:,} tokens before"
-    if isinstance(method, Linear | Yarn | Llama3):
-        set_to = f"{method.name} with factor {method.factor:g} and base {method.rope_theta:,.0f}"
+    factor = getattr(method, "factor", None)
+    if factor is not None:
+        set_to = f"{method.name} with factor {factor:g} and base {method.rope_theta:,.0f}"
     else:
         set_to = f"base {method.rope_theta:,.0f} by the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"

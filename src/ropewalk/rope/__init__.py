@@ -8,82 +8,77 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.rope.candidates import CANDIDATES, candidate, check_candidate
     from ropewalk.rope.config import (
         ROPE_KEYS,
         Spelling,
         config_entries,
+        for_all_readers,
         head_dim,
         method_from_config,
         methods_from_config,
+        reader_notes,
         replace_methods,
     )
     from ropewalk.rope.config_warnings import config_tensions
-    from ropewalk.rope.methods import (
-        METHODS,
-        Default,
-        DynamicNtk,
-        Linear,
-        Llama3,
-        LongRope,
-        Ntk,
+    from ropewalk.rope.methods import METHODS, Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, Yarn
+    from ropewalk.rope.methods.base import (
         RopeFrequencies,
         RopeMethod,
-        Theta,
-        Yarn,
-        longrope_attention_factor,
+        compared_methods,
+        register,
+        trainable_methods,
         unscaled_inv_freq,
     )
-    from ropewalk.rope.readers import for_all_readers, has_published_attention, reader_notes
+    from ropewalk.rope.methods.default import Theta
+    from ropewalk.rope.methods.longrope import has_published_attention, longrope_attention_factor
     from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
-    from ropewalk.rope.target import PARAMETERS, MethodParameters, method_for_target, trained_length
+    from ropewalk.rope.target import candidate, candidates, check_candidate, method_for_target, trained_length
     from ropewalk.rope.theory import critical_dimension, ntk_theta, scaled_theta
 
 _HOMES = {
-    "CANDIDATES": "candidates",
+    "candidates": "target",
+    "compared_methods": "methods.base",
+    "register": "methods.base",
+    "trainable_methods": "methods.base",
     "Default": "methods",
     "DynamicNtk": "methods",
     "Linear": "methods",
     "Llama3": "methods",
     "LongRope": "methods",
     "METHODS": "methods",
-    "MethodParameters": "target",
     "Ntk": "methods",
-    "PARAMETERS": "target",
     "ROPE_KEYS": "config",
-    "RopeFrequencies": "methods",
-    "RopeMethod": "methods",
+    "RopeFrequencies": "methods.base",
+    "RopeMethod": "methods.base",
     "RotaryEmbedding": "rotary",
     "RotaryRows": "rotary",
     "STYLES": "rotary",
     "Spelling": "config",
     "Style": "rotary",
-    "Theta": "methods",
+    "Theta": "methods.default",
     "Yarn": "methods",
-    "candidate": "candidates",
-    "check_candidate": "candidates",
+    "candidate": "target",
+    "check_candidate": "target",
     "config_entries": "config",
     "config_tensions": "config_warnings",
     "critical_dimension": "theory",
-    "for_all_readers": "readers",
-    "has_published_attention": "readers",
+    "for_all_readers": "config",
+    "has_published_attention": "methods.longrope",
     "head_dim": "config",
-    "longrope_attention_factor": "methods",
+    "longrope_attention_factor": "methods.longrope",
     "method_for_target": "target",
     "method_from_config": "config",
     "methods_from_config": "config",
     "ntk_theta": "theory",
-    "reader_notes": "readers",
+    "reader_notes": "config",
     "replace_methods": "config",
     "scaled_theta": "theory",
     "trained_length": "target",
-    "unscaled_inv_freq": "methods",
+    "unscaled_inv_freq": "methods.base",
 }
 
 __all__ = [
-    "CANDIDATES",
     "METHODS",
-    "PARAMETERS",
     "ROPE_KEYS",
     "STYLES",
     "Default",
@@ -91,7 +86,6 @@ __all__ = [
     "Linear",
     "Llama3",
     "LongRope",
-    "MethodParameters",
     "Ntk",
     "RopeFrequencies",
     "RopeMethod",
@@ -102,7 +96,9 @@ __all__ = [
     "Theta",
     "Yarn",
     "candidate",
+    "candidates",
     "check_candidate",
+    "compared_methods",
     "config_entries",
     "config_tensions",
     "critical_dimension",
@@ -115,8 +111,10 @@ __all__ = [
     "methods_from_config",
     "ntk_theta",
     "reader_notes",
+    "register",
     "replace_methods",
     "scaled_theta",
+    "trainable_methods",
     "trained_length",
     "unscaled_inv_freq",
 ]

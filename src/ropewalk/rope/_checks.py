@@ -1,14 +1,15 @@
-"""Checks of the methods' fields; each raises RopewalkError with the field's name and its value."""
+"""Checks of the methods' fields and a config's values; each raises RopewalkError with the field and its value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ropewalk.errors import RopewalkError
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -61,3 +62,13 @@ def check_factors(field: str, values: Iterable[float], length: int) -> tuple[flo
     for index, value in enumerate(values):
         check_positive(f"{field}[{index}]", value)
     return tuple(values)
+
+
+def whole_number(config: Mapping[str, Any], key: str) -> int | None:
+    """A number of tokens, heads or dimensions that a config states; None where it states none."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not is_number(value) or value != int(value) or value < 1:
+        raise RopewalkError(f"{key} must be a whole number, at least 1, got {value!r}")
+    return int(value)

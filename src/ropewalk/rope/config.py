@@ -22,50 +22,15 @@ A key that could change the frequencies and is not understood is refused by name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope._checks import is_number
-from ropewalk.rope.methods import (
-    Default,
-    DynamicNtk,
-    Linear,
-    Llama3,
-    LongRope,
-    Ntk,
-    RopeMethod,
-    Yarn,
-    longrope_attention_factor,
-)
+from ropewalk.rope._checks import is_number, whole_number
+from ropewalk.rope.methods import Default
+from ropewalk.rope.methods.base import ORIGINAL, ConfigEntry, RopeMethod, methods_by_type
 
 Spelling = Literal["5.x", "4.x"]
 Config = Mapping[str, Any]
-
-TYPE_ALIASES = {"su": "longrope"}
-ORIGINAL = "original_max_position_embeddings"
-MSCALES = ("short_mscale", "long_mscale")  # how vLLM is told the attention factor of longrope
-
-# Keys besides rope_type, rope_theta and partial_rotary_factor that each type may have. The original length
-# has no effect on default and linear, where some checkpoints state it for information.
-KEYS: dict[str, tuple[str, ...]] = {
-    "default": (ORIGINAL,),
-    "linear": ("factor", ORIGINAL),
-    "dynamic": ("factor", ORIGINAL),
-    "yarn": (
-        "factor",
-        ORIGINAL,
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "finetuned",
-    ),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
-    "longrope": ("factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL),
-}
 
 ROPE_KEYS = (
     "rope_parameters",
@@ -89,10 +54,10 @@ def head_dim(config: Config) -> int:
         raise RopewalkError(
             f"multi-head latent attention (qk_rope_head_dim {config['qk_rope_head_dim']}) is not supported"
         )
-    stated = _count(config, "head_dim")
+    stated = whole_number(config, "head_dim")
     if stated is not None:
         return stated
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    hidden, heads = whole_number(config, "hidden_size"), whole_number(config, "num_attention_heads")
     if not hidden or not heads:
         raise RopewalkError(
             f"the config must have head_dim, or hidden_size and num_attention_heads; got hidden_size "
@@ -103,16 +68,6 @@ def head_dim(config: Config) -> int:
             f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and the config has no head_dim"
         )
     return hidden // heads
-
-
-def _count(config: Config, key: str) -> int | None:
-    """A number of tokens, heads or dimensions; None where the config has none."""
-    value = config.get(key)
-    if value is None:
-        return None
-    if not is_number(value) or value != int(value) or value < 1:
-        raise RopewalkError(f"{key} must be a whole number, at least 1, got {value!r}")
-    return int(value)
 
 
 def method_from_config(config: Config, layer_type: str | None = None) -> RopeMethod:
@@ -233,74 +188,31 @@ def _with_theta(config: Config, entry: Config) -> dict[str, Any]:
 
 def _method(config: Config, entry: Config) -> RopeMethod:
     """The method that one flat mapping of RoPE parameters describes; ``rope_theta`` is in it."""
-    kind = _rope_type(entry)
+    method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
-    values.pop("rope_type", None)
-    values.pop("type", None)
+    for key in ("rope_type", "type"):
+        values.pop(key, None)
     theta = values.pop("rope_theta")
     dim = _rotary_dim(config, values.pop("partial_rotary_factor", None))
-    if kind == "default" and values.get("factor") == 1:
+    if method is Default and values.get("factor") == 1:
         del values["factor"]
-    unknown = sorted(set(values) - set(KEYS[kind]))
+    unknown = sorted(set(values) - set(method.config_keys or ()))
     if unknown:
-        raise RopewalkError(
-            f"rope type {kind!r} with unknown {', '.join(unknown)}; known are {', '.join(KEYS[kind])}"
-        )
-
-    def need(key: str) -> Any:
-        if key not in values:
-            raise RopewalkError(f"rope type {kind!r} needs {key}, and the config has none")
-        return values[key]
-
-    if kind == "default":
-        return Default(dim, theta)
-    if kind == "linear":
-        return Linear(dim, theta, need("factor"))
-    if kind == "dynamic":
-        length = _max_length(config)
-        if values.get(ORIGINAL, length) != length:
-            raise RopewalkError(
-                f"rope type 'dynamic' starts from max_position_embeddings {length}, but the config also has "
-                f"{ORIGINAL} {values[ORIGINAL]}; make them equal"
-            )
-        return DynamicNtk(dim, theta, need("factor"), length)
-    original = _original_length(config, values.pop(ORIGINAL, None))
-    # A factor says all that yarn needs: a checkpoint cut to a shorter context stays what it was.
-    if kind != "yarn" or "factor" not in values:
-        _check_extended(config, original)
-    if kind == "llama3":
-        low, high = need("low_freq_factor"), need("high_freq_factor")
-        return Llama3(dim, theta, need("factor"), low, high, original)
-    factor = values.pop("factor", None)
-    if kind == "yarn":
-        _check_finetuned(values.pop("finetuned", False))
-        factor = _max_length(config) / original if factor is None else factor
-        # transformers reads a 0 here as "not given".
-        or_default = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        optional = {key: value for key, value in values.items() if value or key not in or_default}
-        return Yarn(dim, theta, factor, original, **optional)
-    attention_factor = values.get("attention_factor")
-    if attention_factor is None:
-        factor = _max_length(config) / original if factor is None else factor
-        attention_factor = longrope_attention_factor(factor, original)
-    for key in MSCALES:
-        if values.get(key, attention_factor) != attention_factor:
-            raise RopewalkError(
-                f"{key} {values[key]} and the attention factor {attention_factor} of longrope are read by different "
-                "loaders; make them equal"
-            )
-    return LongRope(dim, theta, need("short_factor"), need("long_factor"), attention_factor, original)
+        known = ", ".join(method.config_keys or ())
+        raise RopewalkError(f"rope type {method.name!r} with unknown {', '.join(unknown)}; known are {known}")
+    return method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
 
 
-def _rope_type(entry: Config) -> str:
-    kinds = {TYPE_ALIASES.get(entry[key], entry[key]) for key in ("rope_type", "type") if entry.get(key)}
-    if len(kinds) > 1:
+def _method_of_type(entry: Config) -> type[RopeMethod]:
+    known = methods_by_type()
+    kinds = {entry[key] for key in ("rope_type", "type") if entry.get(key)} or {Default.name}
+    unknown = [kind for kind in kinds if kind not in known]
+    methods = {known[kind] for kind in kinds if kind in known}
+    if len(kinds) > 1 and (unknown or len(methods) > 1):
         raise RopewalkError(f"rope_type is {entry['rope_type']!r} but type is {entry['type']!r}; keep one")
-    kind = kinds.pop() if kinds else "default"
-    if kind not in KEYS:
-        known = ", ".join([*KEYS, *TYPE_ALIASES])
-        raise RopewalkError(f"unknown rope type {kind!r}; known are {known}")
-    return str(kind)
+    if unknown:
+        raise RopewalkError(f"unknown rope type {unknown[0]!r}; known are {', '.join(known)}")
+    return methods.pop()
 
 
 def _rotary_dim(config: Config, inside: float | None) -> int:
@@ -313,35 +225,6 @@ def _rotary_dim(config: Config, inside: float | None) -> int:
     if not is_number(partial) or not 0 < partial <= 1:
         raise RopewalkError(f"partial_rotary_factor must be above 0 and at most 1, got {partial!r}")
     return int(head_dim(config) * partial)
-
-
-def _check_finetuned(value: object) -> None:
-    if not isinstance(value, bool):
-        raise RopewalkError(f"finetuned must be true or false, got {value!r}")
-
-
-def _max_length(config: Config) -> int:
-    length = _count(config, "max_position_embeddings")
-    if length is None:
-        raise RopewalkError("the config has no max_position_embeddings, which its RoPE parameters refer to")
-    return length
-
-
-def _original_length(config: Config, inside: int | None) -> int:
-    outside = config.get(ORIGINAL)
-    if inside is not None and outside is not None and inside != outside:
-        raise RopewalkError(f"{ORIGINAL} is {outside} in the config but {inside} in its RoPE parameters")
-    original = _count({ORIGINAL: outside if inside is None else inside}, ORIGINAL)
-    return _max_length(config) if original is None else original
-
-
-def _check_extended(config: Config, original: int) -> None:
-    length = _count(config, "max_position_embeddings")
-    if length is not None and original > length:
-        raise RopewalkError(
-            f"{ORIGINAL} {original} is more than max_position_embeddings {length}, though it is the length "
-            "before the extension; correct the wrong one"
-        )
 
 
 def config_entries(
@@ -406,33 +289,18 @@ def replace_methods(
 
 def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:
     """One flat mapping of the 5.x spelling, without the fields that are None."""
-    if isinstance(method, Ntk):
-        method = method.as_default()
-    if isinstance(method, LongRope) and method.start_tokens:
-        raise RopewalkError(
-            f"a config cannot say longrope with start_tokens {method.start_tokens}; set start_tokens to 0, "
-            "or run the model through ropewalk's rotary module"
-        )
-    fields = {key: value for key, value in asdict(method).items() if value is not None}
-    rotary_dim = fields.pop("rotary_dim")
-    fields.pop("start_tokens", None)
-    if isinstance(method, DynamicNtk):
-        del fields[ORIGINAL]
-    for key in ("short_factor", "long_factor"):
-        if key in fields:
-            fields[key] = list(fields[key])
-    if rotary_dim != head_dim:
-        fields["partial_rotary_factor"] = _partial_rotary_factor(rotary_dim, head_dim)
-    return {"rope_type": method.name, **fields}
+    written = method.as_written()
+    entry = {"rope_type": written.name, **written.to_entry()}
+    if written.rotary_dim != head_dim:
+        entry["partial_rotary_factor"] = _partial_rotary_factor(written.rotary_dim, head_dim)
+    return entry
 
 
 def _beside(by_layer: Mapping[str | None, RopeMethod]) -> dict[str, Any]:
     """Lengths that stand at the top level of a config, which has room for one of each."""
     entries: dict[str, Any] = {}
     for method in by_layer.values():
-        if isinstance(method, DynamicNtk | LongRope):
-            key = "max_position_embeddings" if isinstance(method, DynamicNtk) else ORIGINAL
-            length = method.original_max_position_embeddings
+        for key, length in method.top_level().items():
             if entries.setdefault(key, length) != length:
                 raise RopewalkError(
                     f"a config has one {key}, but the layer types need {entries[key]}, {length}"
@@ -447,3 +315,47 @@ def _partial_rotary_factor(rotary_dim: int, head_dim: int) -> float:
     # where the plain quotient would fall just short.
     quotient = rotary_dim / head_dim
     return quotient if int(head_dim * quotient) == rotary_dim else (rotary_dim + 0.5) / head_dim
+
+
+def for_all_readers(config: Config) -> dict[str, Any]:
+    """A copy of a config whose RoPE every reader computes alike, as far as that can be said.
+
+    Args:
+        config: as :func:`replace_methods` gives it in the 5.x spelling, with its final ``max_position_embeddings``. One
+            that has a RoPE for each layer type comes back as it is.
+    """
+    entry = config.get("rope_parameters") or {}
+    method = methods_by_type().get(str(entry.get("rope_type")))
+    if method is None:
+        return dict(config)
+    said = method.for_all_readers(entry, config.get("max_position_embeddings", 0))
+    return {**config, "rope_parameters": said}
+
+
+def reader_notes(method: RopeMethod, context: int, model_type: str | None = None) -> list[str]:
+    """Which programs read a method from a config, and which compute something else with it.
+
+    Args:
+        method: in the config.
+        context: ``max_position_embeddings`` there, tokens.
+        model_type: of the config, such as ``llama``; None where it is unknown.
+
+    Returns:
+        A sentence a fact; none for a method of which nothing is known.
+
+    Source: what transformers 5, vLLM, SGLang, llama.cpp and mlx-lm were read or measured to do in autumn 2026; the
+    table in docs/longrope.md says which of the two.
+    """
+    return method.reader_notes(context, model_type)
+
+
+def notes_on(config: Config) -> list[str]:
+    """The same for a checkpoint's config: on each RoPE that its layers have, each sentence once.
+
+    Args:
+        config: of the text model, or of a larger one that holds it as ``text_config``.
+    """
+    text = config.get("text_config") or config
+    context, model_type = text["max_position_embeddings"], text.get("model_type")
+    methods = dict.fromkeys(methods_from_config(text).values())
+    return [*dict.fromkeys(note for method in methods for note in reader_notes(method, context, model_type))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.rope.config import ORIGINAL, Config, methods_from_config
+from ropewalk.rope.config import Config, methods_from_config
 from ropewalk.rope.layers import attention_of_layers
-from ropewalk.rope.methods import Default, DynamicNtk, Linear, LongRope, RopeMethod, Yarn
+from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 from ropewalk.rope.target import dual_chunk_length
 
 OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
@@ -35,36 +35,8 @@ def config_tensions(config: Config) -> list[str]:
 def _of_method(
     method: RopeMethod, entry: Mapping[str, Any], outside: int | None, length: int | None
 ) -> list[str]:
-    if isinstance(method, DynamicNtk):
-        return ["rope type dynamic is for inference only: every length has another base, so none is trained"]
     stated = entry.get(ORIGINAL)
-    original = outside if stated is None else stated
-    if isinstance(method, Linear) and original is None and length is not None:
-        return [
-            f"linear factor {method.factor:g}: nothing says whether max_position_embeddings {length} counts it in, "
-            f"as it is taken here, or was left at the length before, so that the model is trained for "
-            f"{length * method.factor:g} tokens (--from says so)"
-        ]
-    if length is None or original is None:
-        return []
-    if isinstance(method, Default) and length > original:
-        return [
-            f"max_position_embeddings {length} is more than {ORIGINAL} {original}, but rope type default "
-            "scales nothing"
-        ]
-    factor = entry.get("factor")
-    # llama3's factor is chosen, not a ratio of lengths.
-    # Rounded, because a ratio of lengths need not be a float.
-    if (
-        factor is not None
-        and isinstance(method, Linear | Yarn | LongRope)
-        and round(factor * original) != length
-    ):
-        return [
-            f"{method.name} factor {factor:g} times {ORIGINAL} {original} is {factor * original:g} tokens, but "
-            f"max_position_embeddings is {length}"
-        ]
-    return []
+    return method.config_warnings(entry, outside if stated is None else stated, length)
 
 
 def _of_lengths(config: Config, length: int | None) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.methods import LongRope, RopeFrequencies, RopeMethod, unscaled_inv_freq
+from ropewalk.rope.methods.base import RopeFrequencies, RopeMethod
 
 Style = Literal["halves", "interleaved"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -113,10 +113,7 @@ class RotaryEmbedding(nn.Module):
         with torch.no_grad():
             positions = position_ids.to(device=device, dtype=torch.float64)[..., None]
             inv_freq, attention_factor = self._on_device(method, layer_type, position_ids, device)
-            if isinstance(method, LongRope) and method.start_tokens:
-                unscaled = unscaled_inv_freq(method.rotary_dim, method.rope_theta).to(device)
-                inv_freq = torch.where(positions < method.start_tokens, unscaled, inv_freq)
-            angles = positions * inv_freq
+            angles = positions * method.inv_freq_at(positions, inv_freq)
             cos = (angles.cos() * attention_factor).to(torch.float32)
             sin = (angles.sin() * attention_factor).to(torch.float32)
             return self._both_of_pair(cos).to(x.device), self._both_of_pair(sin).to(x.device)

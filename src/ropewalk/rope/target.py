@@ -8,24 +8,19 @@ each other have no agreed meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope.methods import (
-    METHODS,
-    Default,
-    DynamicNtk,
-    Linear,
-    Llama3,
-    LongRope,
-    Ntk,
-    RopeMethod,
-    Yarn,
-    longrope_attention_factor,
-)
+from ropewalk.rope._checks import check_theta
+from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope
+from ropewalk.rope.methods.base import Extension, RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.theory import Recommendation, recommended_theta
+from ropewalk.rope.theory.bases import Progress
+from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
+
+CURRENT = "current"
+GIVEN = "theta="
 
 
 def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
@@ -41,8 +36,9 @@ def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
     length = config.get("max_position_embeddings")
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
-    if isinstance(method, Yarn):
-        return max(length, round(method.factor * method.original_max_position_embeddings))
+    extended = None if method is None else method.extended_length()
+    if extended is not None:
+        return max(length, extended)
     return dual_chunk_length(config) or length
 
 
@@ -64,45 +60,6 @@ def dual_chunk_length(config: Mapping[str, Any]) -> int | None:
     return length
 
 
-@dataclass(frozen=True)
-class MethodParameters:
-    """What a user says about a method beyond its name; None means: as derived or as published.
-
-    Attributes:
-        factor: in place of target over original length (linear, ntk, yarn, llama3).
-        attention_factor: yarn, longrope.
-        beta_fast, beta_slow, mscale, mscale_all_dim, truncate: yarn.
-        low_freq_factor, high_freq_factor: llama3; published 1 and 4.
-        short_factor, long_factor: longrope, ``[rotary_dim // 2]``; always needed.
-        start_tokens: longrope; None means 0.
-    """
-
-    factor: float | None = None
-    attention_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    short_factor: tuple[float, ...] | None = None
-    long_factor: tuple[float, ...] | None = None
-    start_tokens: int | None = None
-
-
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "theta": (),
-    "linear": ("factor",),
-    "ntk": ("factor",),
-    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("attention_factor", "short_factor", "long_factor", "start_tokens"),
-}
-"""The trainable methods by name, and which of :class:`MethodParameters` each one reads."""
-
-
 def method_for_target(
     name: str,
     current: RopeMethod,
@@ -110,7 +67,7 @@ def method_for_target(
     target_length: int,
     *,
     rope_theta: float | None = None,
-    parameters: MethodParameters | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> RopeMethod:
     """The method that extends a checkpoint from its present length to a longer one.
 
@@ -137,7 +94,8 @@ def method_for_target(
         original_length: tokens the checkpoint was trained for, scaling included.
         target_length: tokens to extend to, at least ``original_length``.
         rope_theta: the new base, for "theta" only.
-        parameters: what to set other than by derivation; each must belong to the method.
+        parameters: what to set other than by derivation, by the names in the method's ``parameters``; None says
+            nothing.
 
     Raises:
         RopewalkError: if the name is unknown, the method is inference only, a parameter does not belong to
@@ -148,20 +106,20 @@ def method_for_target(
             "dynamic NTK is for inference only: its base changes with the length; choose ntk or theta"
         )
     if name not in METHODS:
-        raise RopewalkError(f"unknown RoPE method {name!r}; choose one of {', '.join(PARAMETERS)}")
+        raise RopewalkError(f"unknown RoPE method {name!r}; choose one of {', '.join(trainable_methods())}")
     if original_length < 1 or target_length < original_length:
         raise RopewalkError(
             f"the target length must be at least the original length, got {target_length} and "
             f"{original_length}"
         )
-    given = _given(name, parameters or MethodParameters())
+    given = _given(name, parameters or {})
     if rope_theta is not None and name != "theta":
         raise RopewalkError(f"rope_theta {rope_theta} has no meaning for {name!r}; the method is 'theta'")
     if name == "default":
         if not current.trainable:
             raise RopewalkError(f"{current.name} cannot be trained with; choose theta, linear, ntk or yarn")
         return current
-    plain = _plain(current)
+    plain = current.plain
     if name == "theta":
         return _with_theta(plain, original_length, target_length, rope_theta)
     if not isinstance(plain, Default | METHODS[name]):
@@ -169,21 +127,17 @@ def method_for_target(
             f"{name!r} on a checkpoint that is already {current.name}-scaled is ambiguous: choose "
             f"{current.name!r} to scale further, or 'default' to keep its frequencies"
         )
-    return _BUILDERS[name](plain, original_length, target_length, given)
+    return METHODS[name].for_target(plain, Extension(original_length, target_length, given))
 
 
-def _given(name: str, parameters: MethodParameters) -> MethodParameters:
-    for field in fields(parameters):
-        if getattr(parameters, field.name) is not None and field.name not in PARAMETERS[name]:
-            takes = ", ".join(PARAMETERS[name]) or "no parameters"
-            raise RopewalkError(f"{field.name} has no meaning for {name!r}, which takes {takes}")
-    return parameters
-
-
-def _plain(current: RopeMethod) -> RopeMethod:
-    if isinstance(current, DynamicNtk):
-        return Default(current.rotary_dim, current.rope_theta)
-    return current.as_default() if isinstance(current, Ntk) else current
+def _given(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    known = METHODS[name].parameters
+    given = {key: value for key, value in parameters.items() if value is not None}
+    for key in given:
+        if key not in known:
+            takes = ", ".join(known) or "no parameters"
+            raise RopewalkError(f"{key} has no meaning for {name!r}, which takes {takes}")
+    return given
 
 
 def _with_theta(
@@ -196,7 +150,7 @@ def _with_theta(
         )
     if rope_theta is None:
         rope_theta = recommended_base(current, original_length, target_length).rope_theta
-    return replace(current, rope_theta=rope_theta)
+    return current.with_theta(rope_theta)
 
 
 def recommended_base(current: RopeMethod, original_length: int, target_length: int) -> Recommendation:
@@ -209,7 +163,7 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
     Raises:
         RopewalkError: if the checkpoint is scaled otherwise than by its base.
     """
-    plain = _plain(current)
+    plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
             f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled: give "
@@ -218,66 +172,70 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
     return recommended_theta(plain.rope_theta, original_length, target_length)
 
 
-def _linear(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:
-    before = current.factor if isinstance(current, Linear) else 1.0
-    return Linear(current.rotary_dim, current.rope_theta, _factor(before, original, target, given))
+def candidates() -> tuple[str, ...]:
+    """Every name that :func:`candidate` knows, besides ``theta=VALUE``."""
+    return (CURRENT, *RULES, *compared_methods())
 
 
-def _ntk(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:
-    return Ntk(current.rotary_dim, current.rope_theta, _factor(1.0, original, target, given))
+def candidate(
+    name: str,
+    current: RopeMethod,
+    trained_length: int,
+    target_length: int,
+    ceiling: float | None = None,
+    progress: Progress | None = None,
+) -> RopeMethod:
+    """The method that a checkpoint would get for a target length under a rule.
 
+    Args:
+        name: ``current`` (nothing changes), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a method of
+            :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), or ``theta=5e6`` (that base).
+        current: the method the checkpoint was trained with.
+        trained_length, target_length: tokens.
+        ceiling, progress: of the rule lower-bound.
 
-def _yarn(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:
-    base = (
-        current if isinstance(current, Yarn) else Yarn(current.rotary_dim, current.rope_theta, 1.0, original)
-    )
-    if base.attention_factor is not None and given.attention_factor is None:
-        raise RopewalkError(
-            f"this yarn checkpoint fixes attention_factor {base.attention_factor}, which belongs to its "
-            "present length; give attention_factor for the target length"
+    Raises:
+        RopewalkError: if the name is unknown, or the rule has no meaning for this checkpoint; the message says
+            what has.
+    """
+    if name == CURRENT:
+        return current
+    if name.startswith(GIVEN):
+        return method_for_target(
+            "theta", current, trained_length, target_length, rope_theta=_base(name.removeprefix(GIVEN))
         )
-    return replace(base, **_changes(given, factor=_factor(base.factor, original, target, given)))
-
-
-def _llama3(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:
-    dim, theta = current.rotary_dim, current.rope_theta
-    base = current if isinstance(current, Llama3) else Llama3(dim, theta, 1.0, 1.0, 4.0, original)
-    return replace(base, **_changes(given, factor=_factor(base.factor, original, target, given)))
-
-
-def _longrope(current: RopeMethod, original: int, target: int, given: MethodParameters) -> RopeMethod:
-    if given.short_factor is None or given.long_factor is None:
-        missing = "short_factor" if given.short_factor is None else "long_factor"
-        raise RopewalkError(f"longrope needs {missing}, one number a pair; a search finds them")
-    start = current.original_max_position_embeddings if isinstance(current, LongRope) else original
-    attention_factor = given.attention_factor
-    if attention_factor is None:
-        attention_factor = longrope_attention_factor(target / start, start)
-    return LongRope(
-        current.rotary_dim,
-        current.rope_theta,
-        given.short_factor,
-        given.long_factor,
-        attention_factor,
-        start,
-        given.start_tokens or 0,
+    if name in compared_methods():
+        return method_for_target(name, current, trained_length, target_length)
+    check_candidate(name)
+    plain = current.plain
+    if not isinstance(plain, Default):
+        raise RopewalkError(
+            f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled; choose "
+            f"{current.name} to scale further, or theta=VALUE"
+        )
+    theta = theta_by_rule(
+        name, plain.rotary_dim, plain.rope_theta, trained_length, target_length, ceiling, progress
     )
+    return Default(current.rotary_dim, theta)
 
 
-_BUILDERS: dict[str, Callable[[RopeMethod, int, int, MethodParameters], RopeMethod]] = {
-    "linear": _linear,
-    "ntk": _ntk,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
-}
+def check_candidate(name: str) -> None:
+    """Raise for a name that :func:`candidate` does not know."""
+    if name.startswith(GIVEN):
+        _base(name.removeprefix(GIVEN))
+    elif name not in (CURRENT, *compared_methods()):
+        try:
+            check_rule(name)
+        except RopewalkError as error:
+            raise RopewalkError(
+                f"{error}; besides the rules there are {', '.join((CURRENT, *compared_methods()))} and theta=VALUE"
+            ) from None
 
 
-def _factor(before: float, original: int, target: int, given: MethodParameters) -> float:
-    """A given factor is the final one; a derived one goes on from what the checkpoint has."""
-    return given.factor if given.factor is not None else before * target / original
-
-
-def _changes(given: MethodParameters, factor: float) -> dict[str, Any]:
-    said = {field.name: getattr(given, field.name) for field in fields(given)}
-    return {key: value for key, value in said.items() if value is not None} | {"factor": factor}
+def _base(text: str) -> float:
+    try:
+        base = float(text)
+    except ValueError:
+        raise RopewalkError(f"theta={text} gives no number; write theta=5e6") from None
+    check_theta(base)
+    return base

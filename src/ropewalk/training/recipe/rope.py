@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from ropewalk.io.settings import SAME, Count, OnResume, Settings
+from ropewalk.rope.methods import METHODS
+from ropewalk.rope.methods.base import compared_methods, trainable_methods
+from ropewalk.rope.target import check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
 
 SEEDS = 3
@@ -53,9 +57,7 @@ class Rope(Settings):
 
     on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
 
-    method: Literal["default", "theta", "linear", "ntk", "yarn", "llama3", "longrope", "auto"] = Field(
-        "theta", description="see the table of methods above"
-    )
+    method: str = Field("theta", description="see the table of methods above")
     rope_theta: float | Literal["auto"] = Field(
         "auto",
         description="theta: the new base; auto takes what `ropewalk inspect --target` recommends",
@@ -81,6 +83,9 @@ class Rope(Settings):
         None, description="longrope; or: search the long factors right before the stage"
     )
     start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
+    parameters: dict[str, Any] | None = Field(
+        None, description="of a method that has others than those above, by name"
+    )
     candidates: list[str] | None = Field(
         None,
         min_length=1,
@@ -94,16 +99,38 @@ class Rope(Settings):
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        return {"method": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"method": value}
+        if not isinstance(value, dict) or value.get("method") not in trainable_methods():
+            return value
+        # Parameters that a method brings along stand beside the others in a recipe.
+        brought = {
+            key: value[key]
+            for key in METHODS[value["method"]].parameters
+            if key in value and key not in cls.model_fields
+        }
+        kept = {key: each for key, each in value.items() if key not in brought}
+        return {**kept, "parameters": {**(value.get("parameters") or {}), **brought}} if brought else value
+
+    @field_validator("method")
+    @classmethod
+    def _is_a_method(cls, name: str) -> str:
+        *names, last = (repr(each) for each in (*trainable_methods(), "auto"))
+        if repr(name) not in (*names, last):
+            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"})
+        return name
+
+    def method_parameters(self) -> dict[str, Any]:
+        """What is said of the method's parameters, by name; None where nothing is."""
+        named = {name for method in METHODS.values() for name in method.parameters}
+        said = {name: getattr(self, name) for name in type(self).model_fields if name in named}
+        return said | (self.parameters or {})
 
     @field_validator("candidates")
     @classmethod
     def _are_bases(cls, names: list[str] | None) -> list[str] | None:
-        # Imported here: a recipe without them needs no torch.
-        from ropewalk.rope.candidates import FACTOR_METHODS, check_candidate
-
         for name in names or ():
-            if name in FACTOR_METHODS:
+            if name in compared_methods():
                 raise ValueError(
                     f"{name} is no base, and later stages could not build on it; give {name} as the stage's method"
                 )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
     Default,
-    DynamicNtk,
     Linear,
     LongRope,
-    MethodParameters,
-    Ntk,
     RopeMethod,
     candidate,
     method_for_target,
@@ -95,16 +92,14 @@ def auto_candidates(stage: Stage, current: RopeMethod, length: int, number: int)
     Raises:
         RopewalkError: if the checkpoint is scaled, or a candidate has no base for this context.
     """
-    if not isinstance(current, Default | DynamicNtk | Ntk):
+    # A dynamic-NTK checkpoint was trained unscaled, and could not be trained with otherwise.
+    base = current.plain
+    if not isinstance(base, Default):
         scaled = "the checkpoint is" if number == 0 else "the stage before leaves the checkpoint"
         raise RopewalkError(
             f"stages.{number}.rope: auto chooses among bases of unscaled RoPE, and {scaled} "
             f"{current.name}-scaled; choose {current.name} to scale it further, or default"
         )
-    # A dynamic-NTK checkpoint was trained unscaled, and could not be trained with otherwise.
-    base = (
-        current.as_default() if isinstance(current, Ntk) else Default(current.rotary_dim, current.rope_theta)
-    )
     bases = {}
     for name in stage.rope.candidates or AUTO_CANDIDATES:
         try:
@@ -155,7 +150,7 @@ def stage_method(
         RopewalkError: if the method, its parameters or the table do not fit; the message says what would.
     """
     _refuse_start_tokens(rope)
-    parameters = MethodParameters(**{f.name: getattr(rope, f.name) for f in fields(MethodParameters)})
+    parameters = rope.method_parameters()
     if rope.method == LongRope.name:
         if table is not None:
             return _method_of_table(table, rope, current, length, context)
@@ -165,7 +160,7 @@ def stage_method(
                 "search: {}"
             )
         if rope.short_factor is None:
-            parameters = replace(parameters, short_factor=_short_factor(current))
+            parameters["short_factor"] = _short_factor(current)
     if takes_recommended_base(rope):
         return method_for_target(rope.method, *origin, context, parameters=parameters)
     rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)

@@ -1,0 +1,14 @@
+"""The RoPE scaling methods, one module each, and :data:`METHODS`, the table in which each enters itself.
+
+A new method is a module here and one line below; :class:`~ropewalk.rope.methods.base.RopeMethod` says what it may
+define.
+"""
+# ruff: noqa: I001  (the order of the lines is that of the table, and of every list of methods that people read)
+
+from ropewalk.rope.methods.base import METHODS as METHODS
+from ropewalk.rope.methods.default import Default as Default
+from ropewalk.rope.methods.linear import Linear as Linear
+from ropewalk.rope.methods.ntk import DynamicNtk as DynamicNtk, Ntk as Ntk
+from ropewalk.rope.methods.yarn import Yarn as Yarn
+from ropewalk.rope.methods.llama3 import Llama3 as Llama3
+from ropewalk.rope.methods.longrope import LongRope as LongRope

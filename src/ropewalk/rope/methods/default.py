@@ -1,0 +1,54 @@
+"""RoPE as it is, and with another base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from ropewalk.rope.methods.base import (
+    ORIGINAL,
+    RopeFrequencies,
+    RopeMethod,
+    register,
+    unscaled_inv_freq,
+)
+
+ONE_NUMBER = ["transformers, vLLM, SGLang, llama.cpp and mlx-lm read it: rope_theta is one number"]
+
+
+@register
+@final
+@dataclass(frozen=True)
+class Default(RopeMethod):
+    """``θ_i``, nothing scaled.
+
+    Also the method "theta" (ABF, adjusted base frequency): it changes ``rope_theta`` and nothing else, so a
+    checkpoint extended that way is a plain one with another base, and no config can tell the two apart.
+    :data:`Theta` is therefore this class by its other name.
+
+    Source: arXiv:2104.09864; ABF: Xiong et al., arXiv:2309.16039.
+    """
+
+    name: ClassVar[str] = "default"
+    other_names: ClassVar[tuple[str, ...]] = ("theta",)
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        return RopeFrequencies(unscaled_inv_freq(self.rotary_dim, self.rope_theta), 1.0)
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        return ONE_NUMBER
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        if length is None or original is None or length <= original:
+            return []
+        return [
+            f"max_position_embeddings {length} is more than {ORIGINAL} {original}, but rope type default "
+            "scales nothing"
+        ]
+
+
+Theta = Default
+"""Default under its name in recipes; see :class:`Default`."""

@@ -1,0 +1,64 @@
+"""Position interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from ropewalk.rope._checks import check_factor
+from ropewalk.rope.methods.base import (
+    ORIGINAL,
+    Origin,
+    RopeFrequencies,
+    RopeMethod,
+    ratio_warning,
+    register,
+    unscaled_inv_freq,
+)
+
+
+@register
+@final
+@dataclass(frozen=True)
+class Linear(RopeMethod):
+    """Position interpolation: ``θ_i / s``. Source: Chen et al., arXiv:2306.15595."""
+
+    factor: float
+
+    name: ClassVar[str] = "linear"
+    parameters: ClassVar[tuple[str, ...]] = ("factor",)
+    # The original length has no effect here; some checkpoints state it for information.
+    config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL)
+    origin: ClassVar[Origin | None] = Origin(
+        "θ' = θ·T/T'",
+        "Chen et al., arXiv:2306.15595",
+        "also slows the pairs that tell neighbouring tokens apart",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_factor(self.factor)
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        return RopeFrequencies(unscaled_inv_freq(self.rotary_dim, self.rope_theta) / self.factor, 1.0)
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        return [
+            "vLLM and SGLang multiply max_position_embeddings by the factor once more: serve it with "
+            f"--max-model-len {context} (vLLM), or a context length of {context} (SGLang)"
+        ]
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        if original is not None or length is None:
+            return ratio_warning(self, entry, original, length)
+        return [
+            f"linear factor {self.factor:g}: nothing says whether max_position_embeddings {length} counts it in, "
+            f"as it is taken here, or was left at the length before, so that the model is trained for "
+            f"{length * self.factor:g} tokens (--from says so)"
+        ]
+
+    def unscaled_length(self, length: int | None) -> int | None:
+        return None if length is None else int(length / self.factor)

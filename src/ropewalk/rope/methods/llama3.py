@@ -1,0 +1,93 @@
+"""The scaling of Llama 3.1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_factor, check_original_length, check_positive
+from ropewalk.rope.methods.base import (
+    LLAMA_LIKE,
+    ORIGINAL,
+    Extension,
+    Origin,
+    RopeFrequencies,
+    RopeMethod,
+    register,
+    unscaled_inv_freq,
+)
+
+
+@register
+@final
+@dataclass(frozen=True)
+class Llama3(RopeMethod):
+    """Llama 3.1: keep short wavelengths, divide long ones by ``s``, blend between by turns over ``T``.
+
+    Attributes:
+        factor: ``s``; Meta's value is chosen, not T'/T (8 for 8192 to 131072).
+        low_freq_factor: turns over ``T`` below which a pair is divided by ``s``.
+        high_freq_factor: turns over ``T`` above which a pair is kept; at least ``low_freq_factor``.
+        original_max_position_embeddings: ``T``, tokens.
+
+    Source: Llama 3.1's reference code, ``apply_scaling``.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    name: ClassVar[str] = "llama3"
+    parameters: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
+    config_keys: ClassVar[tuple[str, ...] | None] = (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        ORIGINAL,
+    )
+    origin: ClassVar[Origin | None] = Origin(
+        "as yarn by wavelength, low and high frequency factors 1 and 4",
+        "Llama 3.1's reference code",
+        "the factor is chosen, not derived: Meta took 8 for 8192 to 131072 tokens",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_factor(self.factor)
+        check_positive("low_freq_factor", self.low_freq_factor)
+        check_positive("high_freq_factor", self.high_freq_factor)
+        check_original_length(self.original_max_position_embeddings)
+        if self.high_freq_factor < self.low_freq_factor:
+            raise RopewalkError(
+                f"high_freq_factor must be at least low_freq_factor, got {self.high_freq_factor} and "
+                f"{self.low_freq_factor}"
+            )
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta)
+        turns = self.original_max_position_embeddings * inv_freq / (2 * math.pi)
+        span = self.high_freq_factor - self.low_freq_factor
+        # Llama 4 has both at 1: nothing to blend, a pair is kept or divided.
+        kept = (
+            ((turns - self.low_freq_factor) / span).clamp(0, 1)
+            if span
+            else (turns >= self.low_freq_factor).double()
+        )
+        return RopeFrequencies(inv_freq * kept + inv_freq / self.factor * (1 - kept), 1.0)
+
+    @classmethod
+    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+        given = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **wanted.given}
+        return super().for_target(
+            current, wanted if isinstance(current, Llama3) else replace(wanted, given=given)
+        )
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        if model_type in LLAMA_LIKE:
+            return []
+        return [
+            f"llama.cpp's converter writes llama3's factors for {', '.join(LLAMA_LIKE)} alone: not llama.cpp"
+        ]

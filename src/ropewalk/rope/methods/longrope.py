@@ -1,0 +1,217 @@
+"""LongRoPE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_factors, check_original_length, check_positive, check_sequence_length
+from ropewalk.rope.methods.base import (
+    LLAMA_LIKE,
+    ORIGINAL,
+    ConfigEntry,
+    Extension,
+    RopeFrequencies,
+    RopeMethod,
+    ratio_warning,
+    register,
+    unscaled_inv_freq,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MSCALES = ("short_mscale", "long_mscale")
+"""How vLLM is told the attention factor."""
+
+
+def longrope_attention_factor(factor: float, original_length: int) -> float:
+    """``√(1 + ln s / ln T)``, 1 where ``s ≤ 1``. Source: Ding et al., arXiv:2402.13753; Phi-3's code."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
+
+
+def has_published_attention(attention_factor: float, factor: float, original_length: int) -> bool:
+    """Whether an attention factor is ``√(1 + ln s / ln T)``, to within what float32 cos and sin can tell."""
+    return math.isclose(attention_factor, longrope_attention_factor(factor, original_length), rel_tol=2**-24)
+
+
+@register
+@final
+@dataclass(frozen=True)
+class LongRope(RopeMethod):
+    """LongRoPE: ``θ_i / λ_i``, with one list of λ up to the original length and another beyond.
+
+    Attributes:
+        short_factor: ``[rotary_dim // 2]`` λ for sequences of at most ``T`` tokens, each > 0.
+        long_factor: ``[rotary_dim // 2]`` λ for longer sequences, each > 0.
+        attention_factor: factor on cos and sin, at every length (see :func:`longrope_attention_factor`).
+        original_max_position_embeddings: ``T``, tokens.
+        start_tokens: n̂, the positions ``0 … n̂ - 1`` that keep ``θ_i``. :meth:`frequencies` describes the
+            positions after them; the rotary module tells them apart, a config cannot.
+
+    Source: Ding et al., arXiv:2402.13753, section 3.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    attention_factor: float
+    original_max_position_embeddings: int
+    start_tokens: int = 0
+
+    name: ClassVar[str] = "longrope"
+    rope_type_aliases: ClassVar[tuple[str, ...]] = ("su",)
+    parameters: ClassVar[tuple[str, ...]] = (
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+        "start_tokens",
+    )
+    config_keys: ClassVar[tuple[str, ...] | None] = (
+        "factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL
+    )  # fmt: skip
+    length_dependent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("attention_factor", self.attention_factor)
+        check_original_length(self.original_max_position_embeddings)
+        for field in ("short_factor", "long_factor"):
+            # Configs hold lists; a tuple keeps the value hashable and truly frozen.
+            factors = check_factors(field, getattr(self, field), self.rotary_dim // 2)
+            object.__setattr__(self, field, factors)
+        if isinstance(self.start_tokens, bool) or not isinstance(self.start_tokens, int):
+            raise RopewalkError(f"start_tokens must be a whole number, got {self.start_tokens!r}")
+        if self.start_tokens < 0:
+            raise RopewalkError(f"start_tokens must be 0 or more, got {self.start_tokens}")
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        import torch
+
+        length = check_sequence_length(sequence_length) or self.original_max_position_embeddings
+        long = length > self.original_max_position_embeddings
+        factors = torch.tensor(
+            self.long_factor if long else self.short_factor, dtype=torch.float64, device="cpu"
+        )
+        inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta) / factors
+        return RopeFrequencies(inv_freq, float(self.attention_factor))
+
+    def inv_freq_at(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
+        if not self.start_tokens:
+            return inv_freq
+        unscaled = unscaled_inv_freq(self.rotary_dim, self.rope_theta).to(inv_freq.device)
+        return inv_freq.where(positions >= self.start_tokens, unscaled)
+
+    @property
+    def switch_length(self) -> int | None:
+        return None if self.short_factor == self.long_factor else self.original_max_position_embeddings
+
+    @classmethod
+    def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
+        original = entry.length_before_extension()
+        attention_factor = entry.values.get("attention_factor")
+        if attention_factor is None:
+            attention_factor = longrope_attention_factor(entry.factor(original), original)
+        for key in MSCALES:
+            if entry.values.get(key, attention_factor) != attention_factor:
+                raise RopewalkError(
+                    f"{key} {entry.values[key]} and the attention factor {attention_factor} of longrope are read by "
+                    "different loaders; make them equal"
+                )
+        short, long = entry.need("short_factor"), entry.need("long_factor")
+        return cls(entry.rotary_dim, entry.rope_theta, short, long, attention_factor, original)
+
+    def as_written(self) -> RopeMethod:
+        if self.start_tokens:
+            raise RopewalkError(
+                f"a config cannot say longrope with start_tokens {self.start_tokens}; set start_tokens to 0, "
+                "or run the model through ropewalk's rotary module"
+            )
+        return self
+
+    def as_computed_by_transformers(self) -> RopeMethod:
+        return replace(self, start_tokens=0)
+
+    def to_entry(self) -> dict[str, Any]:
+        return {key: value for key, value in super().to_entry().items() if key != "start_tokens"}
+
+    def top_level(self) -> dict[str, int]:
+        # Phi-3's config prefers it to the one inside.
+        return {ORIGINAL: self.original_max_position_embeddings}
+
+    @staticmethod
+    def for_all_readers(entry: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+        """transformers wants ``factor``, the longest input over the original length, and takes ``attention_factor``.
+
+        vLLM takes ``short_mscale`` and ``long_mscale``, and without them the published ``√(1 + ln s / ln T)``: they are
+        written where the attention factor is another.
+        """
+        factor = max_length / entry[ORIGINAL]
+        said = {**entry, "factor": factor}
+        if not has_published_attention(entry["attention_factor"], factor, entry[ORIGINAL]):
+            said |= dict.fromkeys(MSCALES, entry["attention_factor"])
+        return said
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        return ratio_warning(self, entry, original, length)
+
+    @classmethod
+    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+        """The given factors, relative to ``θ_i``; on a longrope checkpoint its original length stays."""
+        given = wanted.given
+        missing = next((key for key in ("short_factor", "long_factor") if key not in given), None)
+        if missing is not None:
+            raise RopewalkError(f"longrope needs {missing}, one number a pair; a search finds them")
+        start = (
+            current.original_max_position_embeddings
+            if isinstance(current, LongRope)
+            else wanted.original_length
+        )
+        return cls(
+            current.rotary_dim,
+            current.rope_theta,
+            given["short_factor"],
+            given["long_factor"],
+            given.get("attention_factor", longrope_attention_factor(wanted.target_length / start, start)),
+            start,
+            given.get("start_tokens", 0),
+        )
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        original = self.original_max_position_embeddings
+        switches = self.short_factor != self.long_factor
+        factor = context / original
+        formula = longrope_attention_factor(factor, original)
+        published = has_published_attention(self.attention_factor, factor, original)
+        if model_type == "phi3":
+            told = [
+                "llama.cpp chooses the factors by the context that it allocates"
+                + ("" if published else f", with the attention factor {formula:.6g} of the formula")
+            ]
+        else:
+            told = [
+                "not llama.cpp: its converter drops these factors without a word, and the model would run default RoPE"
+                if model_type in LLAMA_LIKE
+                else "not llama.cpp: its converter is known to write longrope's factors for phi3 alone"
+            ]
+        told.append(
+            f"vLLM stops at {original} tokens unless --max-model-len {context} says otherwise"
+            + (", and then runs short sequences under the long factors too" if switches else "")
+        )
+        if switches:
+            told.append(
+                f"transformers' generate() changes the factors where a sequence passes {original} tokens, and most "
+                "models keep the keys of the short ones; evaluation in ropewalk fixes them by the total length"
+            )
+        if not published:
+            told.append(
+                "short_mscale and long_mscale are in the config, so that vLLM and SGLang take the attention factor "
+                f"{self.attention_factor:.6g} and not the published {formula:.6g}; transformers warns of the two keys "
+                "and passes over them"
+            )
+        told.append("mlx-lm passes over the attention factor")
+        return told

@@ -1,0 +1,114 @@
+"""NTK-aware scaling of the base, fixed or by the current length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_factor, check_ntk_dim, check_original_length, check_sequence_length
+from ropewalk.rope.methods.base import (
+    MAX_LENGTH,
+    ORIGINAL,
+    ConfigEntry,
+    RopeFrequencies,
+    RopeMethod,
+    register,
+)
+from ropewalk.rope.methods.default import ONE_NUMBER, Default
+from ropewalk.rope.theory.scaling import ntk_theta
+
+
+@register
+@final
+@dataclass(frozen=True)
+class Ntk(RopeMethod):
+    """NTK-aware: the base becomes ``b·s^(d/(d-2))``. ``rope_theta`` is the checkpoint's ``b``.
+
+    In a config it is a default method with the new base, which is what :meth:`as_default` gives.
+    """
+
+    factor: float
+
+    name: ClassVar[str] = "ntk"
+    parameters: ClassVar[tuple[str, ...]] = ("factor",)
+    config_keys: ClassVar[tuple[str, ...] | None] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_factor(self.factor)
+        check_ntk_dim(self.rotary_dim)
+
+    def as_default(self) -> Default:
+        """The same frequencies, bit for bit, as a :class:`Default` with the new base."""
+        return Default(self.rotary_dim, ntk_theta(self.rotary_dim, self.rope_theta, self.factor))
+
+    @property
+    def plain(self) -> RopeMethod:
+        return self.as_default()
+
+    def as_written(self) -> RopeMethod:
+        return self.as_default()
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        return self.as_default().frequencies()
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        return ONE_NUMBER
+
+
+@register
+@final
+@dataclass(frozen=True)
+class DynamicNtk(RopeMethod):
+    """NTK-aware with ``s' = s·L/T - (s - 1)`` from the current length ``L``, unscaled up to ``T``.
+
+    Inference only: each length has another base, so keys already cached, and every training length, would
+    disagree with the others. Source: emozilla, "Dynamically Scaled RoPE" (2023).
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+
+    name: ClassVar[str] = "dynamic"
+    config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL)
+    trainable: ClassVar[bool] = False
+    length_dependent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_factor(self.factor)
+        check_ntk_dim(self.rotary_dim)
+        check_original_length(self.original_max_position_embeddings)
+
+    @property
+    def plain(self) -> RopeMethod:
+        return Default(self.rotary_dim, self.rope_theta)
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        original = self.original_max_position_embeddings
+        length = max(check_sequence_length(sequence_length) or original, original)
+        scale = self.factor * length / original - (self.factor - 1)
+        return Default(self.rotary_dim, ntk_theta(self.rotary_dim, self.rope_theta, scale)).frequencies()
+
+    @classmethod
+    def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
+        length = entry.max_length()
+        if entry.values.get(ORIGINAL, length) != length:
+            raise RopewalkError(
+                f"rope type 'dynamic' starts from max_position_embeddings {length}, but the config also has "
+                f"{ORIGINAL} {entry.values[ORIGINAL]}; make them equal"
+            )
+        return cls(entry.rotary_dim, entry.rope_theta, entry.need("factor"), length)
+
+    def to_entry(self) -> dict[str, Any]:
+        return {key: value for key, value in super().to_entry().items() if key != ORIGINAL}
+
+    def top_level(self) -> dict[str, int]:
+        return {MAX_LENGTH: self.original_max_position_embeddings}
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        return ["rope type dynamic is for inference only: every length has another base, so none is trained"]

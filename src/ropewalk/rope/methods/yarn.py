@@ -1,0 +1,180 @@
+"""YaRN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope._checks import check_factor, check_original_length, check_positive, is_number
+from ropewalk.rope.methods.base import (
+    ORIGINAL,
+    ConfigEntry,
+    Extension,
+    Origin,
+    RopeFrequencies,
+    RopeMethod,
+    ratio_warning,
+    register,
+    unscaled_inv_freq,
+)
+
+_PARAMETERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+"""transformers reads a 0 here as "not given"."""
+
+
+@register
+@final
+@dataclass(frozen=True)
+class Yarn(RopeMethod):
+    """YaRN: keep the pairs that turn often over ``T``, divide the slow ones by ``s``, ramp between.
+
+    Attributes:
+        factor: ``s = T'/T``, target over original length.
+        original_max_position_embeddings: ``T``, tokens.
+        beta_fast: turns over ``T`` from which a pair is kept.
+        beta_slow: turns over ``T`` below which a pair is divided by ``s``.
+        attention_factor: None for ``0.1·ln s + 1``, or its ratio below.
+        mscale, mscale_all_dim: where both are given and not 0, the attention factor is
+            ``(0.1·mscale·ln s + 1) / (0.1·mscale_all_dim·ln s + 1)`` (DeepSeek).
+        truncate: whether the ramp's ends are rounded outward to whole pairs.
+
+    Source: Peng et al., arXiv:2309.00071, section 3.2 and equation 22; the clamp of the ramp's upper end at
+    ``d - 1`` (not ``d/2 - 1``) is that of the authors' code and of transformers.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    name: ClassVar[str] = "yarn"
+    parameters: ClassVar[tuple[str, ...]] = ("factor", *_PARAMETERS)
+    # The authors' checkpoints state finetuned for information; theirs of this type are all static.
+    config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL, "beta_fast", "beta_slow",
+        "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned")  # fmt: skip
+    origin: ClassVar[Origin | None] = Origin(
+        "fast pairs kept, slow ones divided by T'/T, a ramp between; attention factor 0.1·ln(T'/T) + 1",
+        "Peng et al., arXiv:2309.00071, section 3.2",
+        "every server must support it; generalised well beyond the trained length in arXiv:2411.13476",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_factor(self.factor)
+        check_original_length(self.original_max_position_embeddings)
+        for field in ("beta_fast", "beta_slow"):
+            check_positive(field, getattr(self, field))
+        if self.attention_factor is not None:
+            check_positive("attention_factor", self.attention_factor)
+        for field in ("mscale", "mscale_all_dim"):
+            value = getattr(self, field)
+            if value is not None and (not is_number(value) or value < 0):
+                raise RopewalkError(f"{field} must be 0 or more, or absent, got {value!r}")
+        if self.beta_fast < self.beta_slow:
+            raise RopewalkError(
+                f"beta_fast must be at least beta_slow, got {self.beta_fast} and {self.beta_slow}"
+            )
+        # Below this length even the fastest pair turns too seldom, and the published ramp has no upper end.
+        if self.original_max_position_embeddings <= 2 * math.pi * self.beta_slow:
+            raise RopewalkError(
+                f"yarn needs original_max_position_embeddings above 2·pi·beta_slow = "
+                f"{2 * math.pi * self.beta_slow:.1f} tokens, got {self.original_max_position_embeddings}"
+            )
+
+    def ramp_range(self) -> tuple[float, float]:
+        """Pairs (as real numbers) where the ramp begins and ends: kept up to the first, scaled from the last.
+
+        A pair ``i`` turns ``T·θ_i/2π`` times over the original length; solved for ``i``.
+        """
+
+        def pair_that_turns(times: float) -> float:
+            turns = self.original_max_position_embeddings / (2 * math.pi * times)
+            return self.rotary_dim * math.log(turns) / (2 * math.log(self.rope_theta))
+
+        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        return max(low, 0), min(high, self.rotary_dim - 1)
+
+    def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        import torch
+
+        low, high = self.ramp_range()
+        # As transformers does where both ends fall on one pair; it keeps the division finite.
+        width = high - low if high != low else 0.001
+        pairs = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device="cpu")
+        scaled = ((pairs - low) / width).clamp(0, 1)
+        kept = unscaled_inv_freq(self.rotary_dim, self.rope_theta)
+        return RopeFrequencies(kept * (1 - scaled) + kept / self.factor * scaled, self._attention_factor())
+
+    def _attention_factor(self) -> float:
+        if self.attention_factor is not None:
+            return float(self.attention_factor)
+        log_factor = math.log(self.factor)
+        if self.mscale and self.mscale_all_dim:
+            return (0.1 * self.mscale * log_factor + 1) / (0.1 * self.mscale_all_dim * log_factor + 1)
+        return 0.1 * log_factor + 1
+
+    @classmethod
+    def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
+        # A factor says all that yarn needs: a checkpoint cut to a shorter context stays what it was.
+        stated = "factor" in entry.values
+        original = entry.original_length() if stated else entry.length_before_extension()
+        finetuned = entry.values.get("finetuned", False)
+        if not isinstance(finetuned, bool):
+            raise RopewalkError(f"finetuned must be true or false, got {finetuned!r}")
+        optional = {
+            key: value
+            for key, value in entry.values.items()
+            if key in _PARAMETERS and (value or key not in _ZERO_IS_DEFAULT)
+        }
+        return cls(entry.rotary_dim, entry.rope_theta, entry.factor(original), original, **optional)
+
+    @classmethod
+    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+        fixed = current.attention_factor if isinstance(current, Yarn) else None
+        if fixed is not None and "attention_factor" not in wanted.given:
+            raise RopewalkError(
+                f"this yarn checkpoint fixes attention_factor {fixed}, which belongs to its "
+                "present length; give attention_factor for the target length"
+            )
+        return super().for_target(current, wanted)
+
+    def extended_length(self) -> int | None:
+        return round(self.factor * self.original_max_position_embeddings)
+
+    def config_warnings(
+        self, entry: Mapping[str, Any], original: int | None, length: int | None
+    ) -> list[str]:
+        return ratio_warning(self, entry, original, length)
+
+    def reader_notes(self, context: int, model_type: str | None) -> list[str]:
+        told = []
+        served = round(self.original_max_position_embeddings * self.factor)
+        if served != context:
+            told.append(
+                f"vLLM serves {served} tokens, the original length times the factor, and passes over "
+                f"max_position_embeddings: give --max-model-len {context}"
+            )
+        formula = 0.1 * math.log(self.factor) + 1
+        ours = self.frequencies().attention_factor
+        stated = self.attention_factor is not None
+        if not math.isclose(ours, formula, rel_tol=2**-24):
+            who = "vLLM up to 0.25.0, SGLang and mlx-lm pass" if stated else "vLLM up to 0.25.0 passes"
+            what = "attention_factor" if stated else "mscale and mscale_all_dim"
+            told.append(
+                f"{who} over {what}: cos and sin are scaled by {ours:.6g} here, by {formula:.6g} without it"
+            )
+        if stated:
+            told.append(
+                "llama.cpp adjusts the attention factor once more: whether it counts twice was not measured"
+            )
+        return told
