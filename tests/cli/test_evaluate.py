@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from ropewalk.cli import app as program
-from ropewalk.cli import evaluate
 from ropewalk.cli.evaluate_output import draw
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
@@ -37,11 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """The program with this one command, and no cache but the test's own."""
-    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.callback()(lambda: None)
-    evaluate.register(app)
-    monkeypatch.setattr(program, "app", app)
+    """The command, and no cache but the test's own."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return lambda *arguments: program.main(["eval", *map(str, arguments)])
@@ -287,10 +281,10 @@ def test_scores_are_computed_again_without_a_model(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--suite", "perplexity,pass-key"], "unknown suite 'pass-key'; did you mean passkey"),
-        (["--suite", ","], "no suite given"),
+        (["--suite", "perplexity,pass-key"], "unknown --suite 'pass-key'; did you mean passkey?"),
+        (["--suite", ","], "--suite: ',' names nothing"),
         (["--lengths", "12q"], "'12q' is no length"),
-        (["--lengths", ","], "--lengths ',' names no length"),
+        (["--lengths", ","], "--lengths: ',' names nothing"),
         (
             ["--lengths", "64", "--suite", "passkey"],
             "do not fit in 64 tokens with this tokenizer: passkey needs",
@@ -304,23 +298,26 @@ def test_scores_are_computed_again_without_a_model(
         (["--exclude", "vt"], "unknown task 'vt'; choose from perplexity, sliding"),
         (["--suite", "passkey", "--chat"], "the tokenizer has no chat template"),
         (["--suite", "lm_eval"], "give --lm-eval-tasks"),
-        (["--lm-eval-data", "hellaswag"], "'hellaswag' is no TASK=PATH"),
-        (["--lm-eval-data", "hellaswag=no/where"], "no/where, which does not exist"),
-        (["--suite", "needle", "--haystack", "hay"], "unknown haystack 'hay'"),
-        (["--compat", "yes"], "unknown compat 'yes'; choose none or nvidia"),
+        (["--lm-eval-data", "hellaswag"], "--lm-eval-data: 'hellaswag' is no TASK=PATH"),
+        (["--lm-eval-data", "hellaswag=no/where"], "--lm-eval-data: no/where does not exist"),
+        (
+            ["--suite", "needle", "--haystack", "hay"],
+            "unknown --haystack 'hay'; choose from noise, essay, embedded",
+        ),
+        (["--compat", "yes"], "unknown --compat 'yes'; choose from none, nvidia"),
         (["--suite", "perplexity", "--tasks", "sliding", "--stride", "600"], "stride 600"),
         (["--suite", "longppl", "--lengths", "512"], "short context of 4096"),
-        (["--suite", "longeval", "--lines", "20,x"], "'x', which is no number of lines"),
-        (["--threshold", "101"], "the threshold is a percentage from 0 to 100, got 101"),
+        (["--suite", "longeval", "--lines", "20,x"], "--lines must be a whole number, got 'x'"),
+        (["--threshold", "101"], "--threshold must be 100 or less, got 101"),
         (["--server-model", "m"], "--server-model m needs --server URL"),
         (["--average", "--server", "http://127.0.0.1:1/v1"], "leave one out"),
         (["--text", "no/such.jsonl"], "no/such.jsonl"),
-        (["--dtype", "int8"], "unknown dtype 'int8'; choose one of auto, float32"),
+        (["--dtype", "int8"], "unknown --dtype 'int8'; choose from auto, float32"),
         (["--device", "gpu0"], "unknown device 'gpu0'"),
         (["--engine", "fast"], "unknown attention engine 'fast'"),
-        (["--samples", "0", "--lengths", "512"], "samples must be 1 or more, got 0"),
-        (["--rows", "0"], "rows must be 1 or more, got 0"),
-        (["--out", __file__], "is a file; --out names a folder"),
+        (["--samples", "0", "--lengths", "512"], "--samples must be 1 or more, got 0"),
+        (["--rows", "0"], "--rows must be 1 or more, got 0"),
+        (["--out", __file__], "is a file, and must be a folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(

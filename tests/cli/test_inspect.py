@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from ropewalk.cli import app as program
-from ropewalk.cli import inspect
 from ropewalk.rope import Default, Llama3, scaled_theta
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
 from tests.checkpoint_cases import CASES, path_of
@@ -70,11 +68,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The program with this one command."""
-    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.callback()(lambda: None)
-    inspect.register(app)
-    monkeypatch.setattr(program, "app", app)
+    """The command."""
     monkeypatch.setenv("COLUMNS", "120")
     return lambda *arguments: program.main(["inspect", *map(str, arguments)])
 

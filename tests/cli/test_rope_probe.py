@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from ropewalk.cli import app as program
 from ropewalk.cli import probe
@@ -37,14 +36,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The program with a group that holds this one command."""
-    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-    app.callback()(lambda: None)
-    group = typer.Typer()
-    group.callback()(lambda: None)
-    probe.register(group)
-    app.add_typer(group, name="rope")
-    monkeypatch.setattr(program, "app", app)
+    """The command."""
     return lambda *arguments: program.main(["rope", "probe", *map(str, arguments)])
 
 

@@ -85,7 +85,9 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Materials:
         for n in range(100)
     ]
     (folder / "hotpot.json").write_text(json.dumps(hotpot))
-    return Materials(folder / "essays.txt", str(folder / "squad.json"), str(folder / "hotpot.json"))
+    return Materials(
+        essays=folder / "essays.txt", squad=str(folder / "squad.json"), hotpotqa=str(folder / "hotpot.json")
+    )
 
 
 @pytest.mark.parametrize(("say", "score"), [(everything, 100.0), (nothing, 0.0), (every_second_sample, 50.0)])

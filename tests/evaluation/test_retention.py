@@ -242,7 +242,9 @@ def test_the_seed_of_an_evaluation_chooses_the_few_shot_examples(tokenizer, tmp_
 
     def read(seed):
         parrot = Parrot(tokenizer, ["nothing"])
-        (result,) = evaluate(Subject(tokenizer, ShardedBackend({}), parrot), replace(asked, seed=seed))
+        (result,) = evaluate(
+            Subject(tokenizer, ShardedBackend({}), parrot), asked.model_copy(update={"seed": seed})
+        )
         assert result.details["seed"] == seed
         return sorted(tokenizer.decode(ids) for ids in parrot.read)
 

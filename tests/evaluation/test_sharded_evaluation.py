@@ -276,7 +276,6 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
             {"lengths": {"perplexity": (250,), "needle": (250,), "passkey": (60,)}},
             "prompts of the suite passkey",
         ),
-        ({"samples": 0}, "samples must be 1 or more, got 0"),
     ],
 )
 def test_what_several_processes_cannot_measure_is_refused(
@@ -408,7 +407,7 @@ def test_the_command_writes_and_says_everything_once(
     ("options", "message"),
     [
         (("--suite", "ruler"), "error: several processes do not measure the suite ruler"),
-        (("--dtype", "int"), "error: unknown dtype 'int'"),
+        (("--dtype", "int"), "error: unknown --dtype 'int'"),
         (
             ("--parallel", "sequence=4"),
             "error: --parallel sequence=4 makes 4 processes and torchrun started 2",

@@ -94,13 +94,14 @@ class Setting:
 
 
 def _options_in(field: FieldInfo) -> Iterator[Option]:
-    yield from (each for each in field.metadata if isinstance(each, Option))
+    # Of what one annotation says the last word holds: it was put around the others.
+    yield from (each for each in reversed(field.metadata) if isinstance(each, Option))
     yield from _options_of(field.annotation)
 
 
 def _options_of(annotation: Any) -> Iterator[Option]:
     if typing.get_origin(annotation) is Annotated:
-        yield from (each for each in annotation.__metadata__ if isinstance(each, Option))
+        yield from (each for each in reversed(annotation.__metadata__) if isinstance(each, Option))
     for part in typing.get_args(annotation):
         yield from _options_of(part)
 
@@ -161,7 +162,10 @@ def _looks(example: str) -> dict[str, Any]:
 def bound(function: Callable[..., None]) -> Callable[..., None]:
     """The function as cyclopts calls it: one text parameter for each setting."""
     own = _own_parameters(function)
-    settings = tuple(sorted(settings_of(function), key=lambda setting: len(setting.path)))
+    ordered = tuple(settings_of(function))
+    headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
+    # Below a heading the command's own options come first.
+    settings = tuple(sorted(ordered, key=lambda setting: len(setting.path) > 1))
     by_name = {"_".join(setting.path): setting for setting in settings}
 
     positional = [
@@ -183,7 +187,6 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
         arguments = dict(_validated(own, values, settings))
         function(**arguments)
 
-    headings = dict.fromkeys(setting.group for setting in settings if not setting.positional)
     last_of_all = len(headings)
     groups = {
         name: Group(name, sort_key=last_of_all if name == OPTIONS else place)
@@ -260,7 +263,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
         group=group,
         negative=_negative(setting),
         metavar=_metavar(setting),
-        choices=[str(each) for each in choices_in(field.annotation)] or None,
+        choices=_choices(field.annotation),
         show_default=_default(setting) or False,
         required=setting.required,
     )
@@ -277,6 +280,12 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     if default is None:
         accepts = accepts | None
     return inspect.Parameter(name, kind, default=default, annotation=Annotated[accepts, shown])
+
+
+def _choices(annotation: Any) -> list[str] | None:
+    """The values to choose one from; a list with commas is several of them, which pydantic takes apart."""
+    several = any(typing.get_origin(part) is tuple for part in (annotation, *typing.get_args(annotation)))
+    return None if several else [str(each) for each in choices_in(annotation)] or None
 
 
 def _negative(setting: Setting) -> tuple[str, ...]:
@@ -345,12 +354,30 @@ def _validated(
         # The longest beginning that is an option: what follows is a key within its value.
         return next((names[words[:n]] for n in range(len(words), 0, -1) if words[:n] in names), "")
 
+    _check_groups(own, values, settings)
     try:
         filled = own.model_validate(values)
     except ValidationError as error:
         raise UsageError(explain(error, own, spelled)) from error
     for name in own.model_fields:
         yield name, getattr(filled, name)
+
+
+def _check_groups(own: type[BaseModel], values: Mapping[str, Any], settings: Sequence[Setting]) -> None:
+    """Raise for an option of a model that another of its options is needed for: ``--server-model`` without
+    ``--server``.
+    """
+    for name, field in own.model_fields.items():
+        given = values.get(name)
+        if field.default is not None or model_in(field.annotation) is None or not given:
+            continue
+        own_settings = [setting for setting in settings if setting.path[0] == name]
+        missing = [each for each in own_settings if each.field.is_required() and each.path[-1] not in given]
+        if missing:
+            first = next(each for each in own_settings if each.path[-1] in given)
+            value = given[first.path[-1]]
+            shown = "" if first.is_flag else f" {value[0] if isinstance(value, list) else value}"
+            raise UsageError(f"{first.name}{shown} needs {missing[0].name} {_metavar(missing[0])}")
 
 
 def usage_sentence(error: cyclopts.CycloptsError) -> str:

@@ -21,7 +21,7 @@ COMMANDS = {
 }
 """One line on each command, in the order of the help."""
 
-HOMES = {"search": "ropewalk.cli.search:app"}
+HOMES = {"search": "ropewalk.cli.search:app", "eval": "ropewalk.cli.evaluate:app"}
 TYPER_COMMANDS = frozenset(COMMANDS) - frozenset(HOMES)
 
 
@@ -37,7 +37,7 @@ def register(app: App) -> None:
 @cache
 def typer_program() -> Any:
     """The commands that typer runs."""
-    from ropewalk.cli import audit, data, evaluate, export, extend, inspect, rope, verify
+    from ropewalk.cli import audit, data, export, extend, inspect, rope, verify
 
     app = typer.Typer(
         name="ropewalk",
@@ -46,6 +46,6 @@ def typer_program() -> Any:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for module in (inspect, rope, audit, data, extend, export, evaluate, verify):
+    for module in (inspect, rope, audit, data, extend, export, verify):
         module.register(app)
     return typer.main.get_command(app)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, print_json, print_whole, results
-
-
-def register(group: typer.Typer) -> None:
-    """Add the two commands to ``ropewalk eval``."""
-    example = "Example: ropewalk eval compare results/base results/extended"
-    group.command("compare", epilog=example)(compare_command)
-    group.command("rescore", epilog="Example: ropewalk eval rescore results/base")(rescore_command)
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import print_json, print_whole, results
+from ropewalk.io.settings import FilePath, Seed
 
 
 def compare_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a finished evaluation.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, on the same samples.")],
-    seed: Annotated[int, typer.Option(help="Of the random swaps.", min=0)] = 0,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    a: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
+    b: Annotated[FilePath, Field(description="Another one, on the same samples.")],
+    *,
+    seed: Annotated[Seed, Field(description="Random seed of the permutation test.")] = 0,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
     from ropewalk.evaluation.comparison import compare
     from ropewalk.evaluation.record import read_record
 
-    check_plot(plot)
     (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
     differences = compare(results_a, results_b, seed)
     if plot is not None:
@@ -59,8 +52,9 @@ def compare_command(
 
 
 def rescore_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished evaluation.")],
-    as_json: JsonOption = False,
+    folder: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Judge the stored predictions again, without a model, and write results, figures and page anew."""
     from ropewalk.cli.evaluate_output import show, write

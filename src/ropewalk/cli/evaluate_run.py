@@ -7,10 +7,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import notes
 from ropewalk.cli.text import documents_of
@@ -20,39 +20,14 @@ if TYPE_CHECKING:
     from ropewalk.cli.factor_table import FittedTable
     from ropewalk.evaluation import Stores, Subject
     from ropewalk.evaluation.results import TaskResult
-    from ropewalk.evaluation.settings import Settings
+    from ropewalk.evaluation.settings import Loading, Serving, Settings
 
 
-@dataclass(frozen=True)
-class Loading:
-    """How a model is put into memory and asked; ``rope`` is a factor table to run it with."""
+def table_of(loading: Loading, path: str) -> FittedTable | None:
+    """The factor table as it applies to a checkpoint; None where the checkpoint runs as it is."""
+    from ropewalk.cli.factor_table import fitted_table
 
-    engine: str
-    dtype: str
-    device: str
-    exact_rope: bool
-    batch_size: int
-    prefill_chunk: int
-    rope: Path | None = None
-
-    def table(self, path: str) -> FittedTable | None:
-        """The factor table as it applies to a checkpoint; None where the checkpoint runs as it is."""
-        from ropewalk.cli.factor_table import fitted_table
-
-        return None if self.rope is None else fitted_table(self.rope, path)
-
-
-@dataclass(frozen=True)
-class Serving:
-    """Where a model is served and how it is asked."""
-
-    url: str
-    model: str | None
-    concurrency: int
-    timeout: float
-    retries: int
-    send: Literal["auto", "ids", "text"]
-    extra: Mapping[str, Any]
+    return None if loading.rope is None else fitted_table(loading.rope, path)
 
 
 @dataclass(frozen=True)
@@ -79,7 +54,7 @@ def measure(
 
     path = resolve_model(model)
     paths = last_checkpoints(Path(path), last) if last is not None else [Path(path)]
-    settings = with_lengths(settings, str(paths[0]), loading.table(str(paths[0])))
+    settings = with_lengths(settings, str(paths[0]), table_of(loading, str(paths[0])))
     found: dict[str, list[TaskResult]] = {}
     identities = []
     for each in paths:
@@ -143,7 +118,7 @@ def reads_text(settings: Settings) -> bool:
 
 def settings_json(settings: Settings) -> dict[str, Any]:
     """Settings as JSON values."""
-    value = asdict(settings)
+    value = settings.model_dump()
     materials = value.pop("materials")
     materials["harness"] = {name: str(path) for name, path in materials["harness"].items()}
     return {**value, **{k: str(v) if isinstance(v, Path) else v for k, v in materials.items()}}
@@ -182,7 +157,7 @@ def with_lengths(settings: Settings, path: str, table: FittedTable | None = None
     stated = table.context if table else read_config(path).values.get("max_position_embeddings")
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
-    return replace(settings, lengths=(int(stated),))
+    return settings.model_copy(update={"lengths": (int(stated),)})
 
 
 def _one(
@@ -258,7 +233,7 @@ def _subject(
     from ropewalk.models.load import attention_spec, choose_device, load_model
 
     where = choose_device(loading.device)
-    table = loading.table(path)
+    table = table_of(loading, path)
     loaded = load_model(
         path,
         rope=table.method if table else None,

@@ -13,9 +13,9 @@ from ropewalk.errors import RopewalkError
 if TYPE_CHECKING:
     import torch
 
-    from ropewalk.cli.evaluate_run import Loading, Output
+    from ropewalk.cli.evaluate_run import Output
     from ropewalk.cli.factor_table import FittedTable
-    from ropewalk.evaluation.settings import Settings
+    from ropewalk.evaluation.settings import Loading, Settings
     from ropewalk.parallel import MeshShape, World
 
 
@@ -184,7 +184,7 @@ def _prepared(
     model: str, settings: Settings, text: str, loading: Loading, parallel: str | None, processes: int
 ) -> Prepared:
     """All that can be refused without the model is refused here."""
-    from ropewalk.cli.evaluate_run import reads_text, with_lengths
+    from ropewalk.cli.evaluate_run import reads_text, table_of, with_lengths
     from ropewalk.cli.inspect import read_config as read_values
     from ropewalk.cli.text import documents_of
     from ropewalk.data import load_tokenizer
@@ -200,7 +200,7 @@ def _prepared(
     shape = shape_for(parallel, processes, config.num_attention_heads)
     dtype = _dtype(path, config, loading.dtype)
     engine = _engine(loading.engine, choose_device(loading.device), dtype, config, shape)
-    table = loading.table(path)
+    table = table_of(loading, path)
     settings = with_lengths(settings, path, table)
     tokenizer = load_tokenizer(path)
     documents = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
     from ropewalk.evaluation.run import Stores, evaluate
     from ropewalk.evaluation.sample import Sample, Task
-    from ropewalk.evaluation.settings import SUITES, Materials, Settings, check_suites
+    from ropewalk.evaluation.settings import SUITES, Materials, Settings
     from ropewalk.evaluation.statistics import (
         mean_score_interval,
         ratio_interval,
@@ -47,7 +47,6 @@ _HOMES = {
     "ratio_interval": "statistics",
     "score_interval": "statistics",
     "candidate_methods": "probe",
-    "check_suites": "settings",
     "compare": "comparison",
     "default_bins": "tasks.perplexity",
     "effective_length": "aggregate",
@@ -76,7 +75,6 @@ __all__ = [
     "Task",
     "TaskResult",
     "candidate_methods",
-    "check_suites",
     "compare",
     "default_bins",
     "effective_length",

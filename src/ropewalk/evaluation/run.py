@@ -23,7 +23,6 @@ from ropewalk.evaluation.settings import (
     LIKELIHOOD_SUITES,
     Settings,
     check_names,
-    check_settings,
 )
 from ropewalk.evaluation.tasks.generated import check_lengths, run_task
 from ropewalk.evaluation.tasks.likelihood import check_texts, likelihood_result
@@ -111,7 +110,6 @@ def check(subject: Subject, settings: Settings, documents: Sequence[Ids] | None 
     Args:
         subject, settings, documents: as there.
     """
-    check_settings(settings)
     encoder = PromptEncoder(subject.tokenizer, settings.chat)
     if set(GENERATED_SUITES) & set(settings.suites):
         encoder.check_alphabet()

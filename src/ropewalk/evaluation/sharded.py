@@ -26,7 +26,7 @@ from ropewalk.evaluation.rows import EvaluationRows, Ids, evaluation_rows
 from ropewalk.evaluation.run import Stores, SuiteProgress, check_stated
 from ropewalk.evaluation.sample import Sample, Task
 from ropewalk.evaluation.sample_store import stored_samples
-from ropewalk.evaluation.settings import GENERATED_SUITES, Settings, check_names, check_settings
+from ropewalk.evaluation.settings import GENERATED_SUITES, Settings, check_names
 from ropewalk.evaluation.sharded_rows import forced_row, sharded_likeliest, sharded_losses
 from ropewalk.evaluation.tasks.needle import forced_ids, forced_task, next_group
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
@@ -119,7 +119,7 @@ def chosen_suites(settings: Settings) -> list[str]:
     Raises:
         RopewalkError: for a suite or task that several processes do not measure together, or if nothing is left.
     """
-    suites = list(settings.suites)
+    suites: list[str] = list(settings.suites)
     for suite in suites:
         if suite not in RUNS:
             raise RopewalkError(f"several processes do not measure the suite {suite}: {elsewhere(suite)}")
@@ -153,7 +153,6 @@ def check_sharded(
         RopewalkError: for unknown names, tasks that need generation, lengths too short for a prompt or beyond the
             config, or too little text.
     """
-    check_settings(settings)
     suites = chosen_suites(settings)
     encoder = PromptEncoder(tokenizer, settings.chat)
     if set(suites) - {"perplexity"}:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -123,10 +123,13 @@ def _length(value: Any) -> Any:
 
 
 def _parts(value: Any) -> Any:
-    """The parts of a list with commas, each once, in order."""
-    if isinstance(value, str):
-        value = tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+    """The parts of a text with commas, each once, in order."""
+    if not isinstance(value, str):
+        return value
+    parts = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not parts:
+        raise ValueError(f"{value!r} names nothing")
+    return parts
 
 
 def _joined(values: Sequence[Any]) -> str:
@@ -158,13 +161,16 @@ Lengths = Annotated[
 ]
 """Several lengths, on the command line with commas between: 8k,128k."""
 
-CommaList = Annotated[tuple[str, ...], BeforeValidator(_parts), Option(metavar="NAME,...", text=_joined)]
-"""Several names, each once; on the command line with commas between."""
+T = TypeVar("T")
 
-Numbers = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_parts), Option(metavar="N,...", text=_joined)
-]
-"""Several whole numbers from 1 on, each once; on the command line with commas between."""
+Several = Annotated[tuple[T, ...], BeforeValidator(_parts), Option(metavar="NAME,...", text=_joined)]
+"""Several values of a type; on the command line with commas between, each once."""
+
+CommaList = Several[str]
+"""Several names."""
+
+Numbers = Annotated[Several[Annotated[int, Field(ge=1)]], Option(metavar="NUMBER,...")]
+"""Several whole numbers from 1 on."""
 
 Count = Annotated[int, Field(le=10**9)]
 """Of anything that a person counts; a larger one is a slip."""
@@ -184,13 +190,55 @@ Dtype = Annotated[
 Device = Annotated[str, Field(description="Device; auto takes cuda where there is one, else cpu.")]
 """Device of a model in memory: auto, cpu, cuda, cuda:1."""
 
+
+def _exists(path: Path) -> Path:
+    path = path.expanduser()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    return path
+
+
+def _no_file(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file, and must be a folder")
+    return path
+
+
+def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
+    """``KEY=VALUE`` texts as a mapping, each key once; anything else is left as it is.
+
+    Args:
+        value: as typed, or a mapping.
+        metavar: what a pair is called in messages.
+        example: of a pair, for messages.
+    """
+    hint = f"; write {example}" if example else ""
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, str] = {}
+    for pair in value:
+        name, sign, text = str(pair).partition("=")
+        if not sign or not name.strip() or not text.strip():
+            raise ValueError(f"{pair!r} is no {metavar}{hint}")
+        if name.strip() in found:
+            raise ValueError(f"{name.strip()} is given twice")
+        found[name.strip()] = text
+    return found
+
+
 FilePath = Annotated[Path, BeforeValidator(_path), Option(metavar="PATH")]
 """A path in the file system; the empty text is none."""
+
+ExistingPath = Annotated[FilePath, AfterValidator(_exists)]
+"""A file or folder that is there."""
+
+Folder = Annotated[FilePath, AfterValidator(_no_file), Option(metavar="DIR")]
+"""A folder that is there or can be made."""
 
 
 def near_or_all(name: str, known: Sequence[str]) -> str:
     """What to write instead of an unknown name: the nearest that there is, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
 
 

@@ -42,13 +42,6 @@ class ShortFactorSearch(Settings):
 
     on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides a search of the run")
 
-    algorithm: Annotated[AlgorithmName, HOW] = Field(
-        DEFAULT_ALGORITHM,
-        description="Search algorithm: cma-es, which measured best, or the paper's evolution.",
-    )
-    budget: Annotated[Count, HOW] = Field(
-        500, ge=1, description="Forward passes of candidates: one candidate on one row each."
-    )
     documents: Annotated[Count, WHAT] = Field(
         5, ge=1, description="Rows of text that candidates are measured on."
     )
@@ -57,6 +50,13 @@ class ShortFactorSearch(Settings):
         ge=SMALLEST,
         description="Largest factor; 1.25 times the extension if not given, or half of the largest long factor for "
         "short ones.",
+    )
+    algorithm: Annotated[AlgorithmName, HOW] = Field(
+        DEFAULT_ALGORITHM,
+        description="Search algorithm: cma-es, which measured best, or the paper's evolution.",
+    )
+    budget: Annotated[Count, HOW] = Field(
+        500, ge=1, description="Forward passes of candidates: one candidate on one row each."
     )
     racing: Annotated[bool, HOW] = Field(
         True, description="Drop candidates that are clearly behind after their first rows."
