@@ -21,7 +21,12 @@ COMMANDS = {
 }
 """One line on each command, in the order of the help."""
 
-HOMES = {"search": "ropewalk.cli.search:app", "eval": "ropewalk.cli.evaluate:app"}
+HOMES = {
+    "inspect": "ropewalk.cli.inspect:app",
+    "search": "ropewalk.cli.search:app",
+    "export": "ropewalk.cli.export:app",
+    "eval": "ropewalk.cli.evaluate:app",
+}
 TYPER_COMMANDS = frozenset(COMMANDS) - frozenset(HOMES)
 
 
@@ -37,7 +42,7 @@ def register(app: App) -> None:
 @cache
 def typer_program() -> Any:
     """The commands that typer runs."""
-    from ropewalk.cli import audit, data, export, extend, inspect, rope, verify
+    from ropewalk.cli import audit, data, extend, rope, verify
 
     app = typer.Typer(
         name="ropewalk",
@@ -46,6 +51,6 @@ def typer_program() -> Any:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for module in (inspect, rope, audit, data, extend, export, verify):
+    for module in (rope, audit, data, extend, verify):
         module.register(app)
     return typer.main.get_command(app)

@@ -5,31 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.output import JsonOption, print_json, results
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.options import JsonFlag
+from ropewalk.cli.output import print_json, results
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import FilePath, Option
 
 if TYPE_CHECKING:
     from ropewalk.cli.factor_table import FittedTable
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    example = "Example: ropewalk export meta-llama/Llama-3.1-8B --rope factors.json --out llama-512k"
-    app.command("export", epilog=example)(export)
-
-
 def export(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
-    ],
+    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
+    *,
     rope: Annotated[
-        Path,
-        typer.Option("--rope", metavar="FILE", help="A factor table, from ropewalk search."),
+        FilePath, Option(metavar="FILE"), Field(description="A factor table, from ropewalk search.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write; a new folder.")],
-    as_json: JsonOption = False,
+    out: Annotated[FilePath, Option(metavar="DIR"), Field(description="Where to write; a new folder.")],
+    as_json: JsonFlag = False,
 ) -> None:
     """Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.
 
@@ -97,3 +92,8 @@ def described(model: str, table: FittedTable, out: Path, told: list[str]) -> dic
         "factors": table.record,
         "notes": told,
     }
+
+
+app = make_command(
+    export, "export", "ropewalk export meta-llama/Llama-3.1-8B --rope factors.json --out llama-512k"
+)

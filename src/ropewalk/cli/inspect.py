@@ -8,12 +8,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, print_json, results, searching
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import print_json, results, searching
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import parse_length
+from ropewalk.io.settings import Length, Option
 
 if TYPE_CHECKING:
     from ropewalk.models.checkpoint_config import CheckpointConfig
@@ -23,49 +24,32 @@ if TYPE_CHECKING:
     from ropewalk.rope import RopeMethod
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    example = "Example: ropewalk inspect meta-llama/Llama-3.1-8B --target 1M --plot periods.png"
-    app.command("inspect", epilog=example)(inspect)
-
-
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A checkpoint's folder, a config.json, a Hub id, or embedded."),
-    ],
+    model: Annotated[str, Field(description="A checkpoint's folder, a config.json, a Hub id, or embedded.")],
+    *,
     target: Annotated[
-        int | None,
-        typer.Option(
-            parser=parse_length, metavar="LENGTH", help="Context to extend to: 131072, 128k, 1M; with advice."
-        ),
+        Length | None, Field(description="Context to extend to: 131072, 128k, 1M; with advice.")
     ] = None,
     from_length: Annotated[
-        int | None,
-        typer.Option(
-            "--from",
-            parser=parse_length,
-            metavar="LENGTH",
-            help="Trained length, where the config misstates it.",
-        ),
+        Length | None,
+        Option(name="--from", metavar="LENGTH"),
+        Field(description="Trained length, where the config misstates it."),
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option(
-            "--explain",
-            help="With --target: also the checkpoint's RoPE, every rule's base beside published ones, and all sources; "
-            "takes seconds.",
+        Field(
+            description="With --target: also the checkpoint's RoPE, every rule's base beside published ones, and all "
+            "sources; takes seconds."
         ),
     ] = False,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
     from ropewalk.models.held_rope import loaded_rope
     from ropewalk.planning.checkpoint import of_checkpoint
     from ropewalk.rope import config_tensions
 
-    check_plot(plot)
     config = read_config(model)
     tensions = config_tensions(config.values)
     if config.config_class is None:
@@ -101,6 +85,11 @@ def inspect(
         _draw(config.model, checkpoint, advice, plot)
     if plot is not None and not as_json:
         results().print(f"picture {plot}", markup=False, soft_wrap=True)
+
+
+app = make_command(
+    inspect, "inspect", "ropewalk inspect meta-llama/Llama-3.1-8B --target 1M --plot periods.png"
+)
 
 
 def read_config(model: str) -> CheckpointConfig:
