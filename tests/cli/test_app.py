@@ -233,6 +233,22 @@ def test_every_help_has_an_example(command, capsys):
     assert f"ropewalk {command}" in capsys.readouterr().out.split("Example", 1)[1]
 
 
+def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["eval", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "MODEL  A checkpoint's folder",
+        "--suite NAME,...",
+        "[default: perplexity,passkey]",
+        "--short-context LENGTH",
+        "[default: 4k]",
+        "--exact-rope --no-exact-rope",
+        "[0 to 100] [default: 85.6]",
+    ):
+        assert words in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -45,7 +45,7 @@ UsageErrors = cyclopts.CycloptsError
 """What cyclopts raises for a command line that does not fit the commands."""
 
 HELP_FLAGS = ("--help", "-h")
-OPTIONS = "Options"
+ARGUMENTS, OPTIONS = "Arguments", "Options"
 A_SLIP = 10**9
 """Bounds from here on keep slips of the pen out; the help does not name them."""
 METAVARS = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
@@ -232,7 +232,7 @@ def settings_of(function: Callable[..., None]) -> Iterator[Setting]:
         else:
             several = typing.get_origin(field.annotation) is tuple
             needed = field.is_required()
-            yield Setting((name,), name.upper(), field, "Arguments", True, several, needed)
+            yield Setting((name,), name.upper(), field, ARGUMENTS, True, several, needed)
 
 
 def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional: bool) -> Iterator[Setting]:
@@ -257,10 +257,12 @@ def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool
 def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     """One parameter of the function that cyclopts calls; a value that was not given is None."""
     name, field = "_".join(setting.path), setting.field
+    # Arguments stand under cyclopts' own heading, which Parameter takes for no group but not for None.
+    grouped: dict[str, Any] = {} if group is None else {"group": group}
     shown = Parameter(
+        **grouped,
         name=None if setting.positional else setting.name,
         help=(field.description or "") + _bounds(field),
-        group=group,
         negative=_negative(setting),
         metavar=_metavar(setting),
         choices=_choices(field.annotation),

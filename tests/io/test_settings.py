@@ -1,0 +1,50 @@
+"""Settings are declared once: what people write is read strictly, and each mistake is one sentence."""
+
+import pytest
+from pydantic import Field, ValidationError
+
+from ropewalk.io.settings import Count, Lengths, Numbers, Settings, Text, explain
+
+
+class Inner(Settings):
+    steps: Count = Field(1, ge=1)
+
+
+class Outer(Settings):
+    inner: Inner = Inner()
+    rate: float = Field(0.1, ge=0)
+    shuffle: bool = False
+    lengths: Lengths = ()
+    lines: Numbers = ()
+    name: Text = "x"
+    either: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"inner": {"steps": True}}, "inner.steps must be a whole number, got True"),
+        ({"inner": {"steps": 0}}, "inner.steps must be 1 or more, got 0"),
+        ({"inner": {"stpes": 3}}, "unknown key inner.stpes; did you mean steps?"),
+        ({"rate": True}, "rate must be a number, got True"),
+        ({"rate": float("nan")}, "rate must be a finite number, got nan"),
+        ({"shuffle": 1}, "shuffle must be true or false, got 1"),
+        ({"name": ""}, "name must not be empty, got ''"),
+        ({"lengths": "8k,8x"}, "lengths.1: '8x' is no length; write tokens as 131072, 128k or 1M"),
+        ({"lengths": ","}, "lengths: ',' names nothing"),
+        ({"lines": "20,x"}, "lines.1 must be a whole number, got 'x'"),
+        ({"either": "x"}, "either must be a number, got 'x'"),
+        ({"rate": -1, "either": "x"}, "rate must be 0 or more, got -1; either must be a number, got 'x'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_value(values, sentence):
+    with pytest.raises(ValidationError) as refused:
+        Outer.model_validate(values)
+    assert explain(refused.value, Outer) == sentence
+
+
+def test_lists_and_lengths_are_read_as_people_write_them():
+    read = Outer(lengths="8k, 1M,8k", lines="20,40")  # type: ignore[arg-type]
+    assert read.lengths == (8192, 1048576)
+    assert read.lines == (20, 40)
+    assert Outer(lengths=(8192, 1048576), lines=(20, 40)) == read
