@@ -49,6 +49,8 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
         ("optimiser.beta1=0.9", r"unknown key optimiser; did you mean optimizer\?"),
         ("data.sources.1.nmae=x", r"unknown key data\.sources\.1\.nmae; did you mean name\?"),
         ("stages.0.rope.thta=1", r"unknown key stages\.0\.rope\.thta; known keys are .*rope_theta"),
+        ("stages.0.steps=1:30", r"stages\.0\.steps must be a whole number, got '1:30'"),
+        ("stages.0.steps=true", r"stages\.0\.steps must be a whole number, got True"),
         ("stages.0.steps=-1", r"stages\.0\.steps must be 0 or more, got -1"),
         ("stages.0.pattern=causal", r"unknown stages\.0\.pattern 'causal'; choose from .*anchor"),
         ("stages.0.context=8x", r"stages\.0\.context: '8x' is no length"),

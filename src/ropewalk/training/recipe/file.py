@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,21 @@ class _StrictLoader(yaml.SafeLoader):
                 f"the text {value[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} holds a NUL or half of a character"
             )
         return value
+
+
+# YAML 1.1 reads 1:30 as ninety; here it is a text, which no number's key takes.
+_NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)",
+    "tag:yaml.org,2002:float": r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+}
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [
+        (tag, re.compile(f"(?:{_NUMBERS[tag]})$") if tag in _NUMBERS else pattern)
+        for tag, pattern in resolvers
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _is_utf8(text: str) -> bool:
