@@ -269,7 +269,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    default_out = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "data" / "read" / "demo_model"
+    default_out = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "data" / "demo_model"
     parser.add_argument("--out", type=Path, default=default_out, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--threads", type=int, default=1)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import ropewalk
 from ropewalk.evaluation.tasks.ruler.templates import CWE, FWE, NIAH, NOISE_LINE, QA, VT
 
-DEMO = Path(ropewalk.__file__).parent / "data" / "read" / "demo_model"
+DEMO = Path(ropewalk.__file__).parent / "data" / "demo_model"
 
 
 @cache

@@ -94,7 +94,7 @@ def demo_model_path() -> Path:
     Raises:
         RopewalkError: if this installation lacks the folder.
     """
-    path = Path(__file__).parent / "demo_model"
+    path = Path(__file__).parents[1] / "demo_model"
     if not (path / "config.json").is_file():
         raise RopewalkError(
             "This installation has no demo checkpoint; the repository's scripts/train_demo_model.py makes it."
