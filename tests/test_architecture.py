@@ -25,7 +25,7 @@ ALLOWED = {
     "models": {"attention", "parallel", "rope"},
     "evaluation": {"attention", "data", "models", "parallel", "rope"},
     "search": {"attention", "data", "evaluation", "models", "parallel", "rope"},
-    "planning": {"parallel", "rope"},
+    "planning": {"data", "models", "parallel", "rope"},
     "audit": {"attention", "evaluation", "models", "rope"},
     "reporting": {"evaluation"},
     "training": {

@@ -17,7 +17,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.probe import ProbeResult, probe
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.models.load import attach, load_model, rope_of, rotary_module, trained_length
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.load import attach, load_model, rope_of, rotary_module
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
 from tests.evaluation.evaluation_cases import tiny_llama
@@ -263,7 +264,7 @@ def test_the_style_of_the_model_is_kept(model: Any) -> None:
 
 
 def test_trained_length_counts_a_yarn_factor_in(model: Any) -> None:
-    assert trained_length(model.config) == 64
+    assert ModelConfig.of(model.config).trained_length == 64
     scaled = tiny_llama(
         rope_parameters={
             "rope_type": "yarn",
@@ -272,7 +273,7 @@ def test_trained_length_counts_a_yarn_factor_in(model: Any) -> None:
             "original_max_position_embeddings": 64,
         }
     )
-    assert trained_length(scaled.config) == 256
+    assert ModelConfig.of(scaled.config).trained_length == 256
 
 
 def test_real_checkpoint(stories260k: Path, stories: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
-from ropewalk.planning.checkpoint import of_checkpoint
+from ropewalk.planning.advice import explained
 from ropewalk.planning.rules import bound_at
 from ropewalk.rope import (
     Default,
@@ -19,10 +20,11 @@ from ropewalk.rope import (
     Linear,
     Llama3,
     LongRope,
+    RopeMethod,
     Yarn,
     candidates,
     method_for_target,
-    trained_length,
+    replace_methods,
 )
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, recommended_theta
 from ropewalk.training.recipe.recipe import Recipe
@@ -70,7 +72,7 @@ def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
 
 
 def test_where_the_law_asks_for_less_the_length_floor_is_taken() -> None:
-    advice = advise(LLAMA_2, 4096, 32768, explain=True)
+    advice = explained(advise(LLAMA_2, 4096, 32768), 128)
     by_rule = {setting.rule: setting for setting in advice.settings}
     assert by_rule["critical-dimension"].reaches_target is False
     assert advice.chosen == by_rule["length-floor"]
@@ -152,7 +154,7 @@ def test_a_scaled_checkpoint_whose_method_falls_short_is_told_a_base_that_does_n
 
 
 def test_beyond_the_longest_search_the_feasible_bases_are_left_out_and_it_says_so() -> None:
-    advice = advise(LLAMA_3, 8192, 2**23, explain=True)
+    advice = explained(advise(LLAMA_3, 8192, 2**23), 128)
     assert "takes many minutes" in advice.feasible.reason
     with pytest.raises(RopewalkError, match="may be at most 1073741824 tokens"):
         advise(LLAMA_3, 8192, 2**31)
@@ -165,25 +167,25 @@ def test_windows_and_partial_rotation_are_noted() -> None:
         "rope_theta": 1e4,
         "max_position_embeddings": 32768,
     }
-    assert "64 of 128 dimensions" in of_checkpoint(config).notes[0]
+    assert "64 of 128 dimensions" in ModelConfig(config).planning_notes[0]
     windowed = {"head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768, "sliding_window": 4096}
-    assert not of_checkpoint(windowed).plannable
+    assert not ModelConfig(windowed).can_be_planned
     some = {**windowed, "layer_types": ["sliding_attention", "full_attention"]}
-    assert "sees only the last 4,096 tokens" in of_checkpoint(some).notes[0]
-    assert of_checkpoint(some).plannable
-    assert not of_checkpoint({**some, "model_type": "cohere2"}).plannable
-    assert of_checkpoint({**windowed, "use_sliding_window": False}).notes == ()
-    assert of_checkpoint({"head_dim": 64, "rope_theta": 1e4}, 4096).trained_length == 4096
+    assert "sees only the last 4,096 tokens" in ModelConfig(some).planning_notes[0]
+    assert ModelConfig(some).can_be_planned
+    assert not ModelConfig({**some, "model_type": "cohere2"}).can_be_planned
+    assert ModelConfig({**windowed, "use_sliding_window": False}).planning_notes == []
+    assert ModelConfig({"head_dim": 64, "rope_theta": 1e4}, given_length=4096).trained_length == 4096
 
 
 def test_dual_chunk_attention_states_the_trained_length() -> None:
     chunks = {"chunk_size": 262144, "original_max_position_embeddings": 262144}
     config = {"head_dim": 128, "rope_theta": 1e7, "max_position_embeddings": 1010000}
-    assert of_checkpoint({**config, "dual_chunk_attention_config": chunks}).trained_length == 262144
+    assert ModelConfig({**config, "dual_chunk_attention_config": chunks}).trained_length == 262144
     with pytest.raises(RopewalkError, match="original_max_position_embeddings in tokens, got '262144'"):
-        of_checkpoint(
+        _ = ModelConfig(
             {**config, "dual_chunk_attention_config": {"original_max_position_embeddings": "262144"}}
-        )
+        ).trained_length
 
 
 def test_advice_is_json() -> None:
@@ -264,13 +266,16 @@ def test_the_layers_with_full_attention_are_planned_for() -> None:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     }
-    checkpoint = of_checkpoint(config)
-    assert checkpoint.method == Linear(256, 1e6, 8.0)
-    assert "sliding_attention" in checkpoint.notes[0]
+    assert ModelConfig(config).full_attention_rope == Linear(256, 1e6, 8.0)
+    assert "sliding_attention" in ModelConfig(config).planning_notes[0]
 
 
 def test_the_trained_length_of_yarn_is_its_factor_times_the_original() -> None:
-    assert trained_length({"max_position_embeddings": 32768}, QWEN_YARN) == 131072
-    assert trained_length({"max_position_embeddings": 8192}, LLAMA_3) == 8192
+    def trained(method: RopeMethod, length: int) -> int:
+        heads = {"head_dim": method.rotary_dim, "max_position_embeddings": length}
+        return ModelConfig(replace_methods(heads, method)).trained_length
+
+    assert trained(QWEN_YARN, 32768) == 131072
+    assert trained(LLAMA_3, 8192) == 8192
     with pytest.raises(RopewalkError, match="must state max_position_embeddings in tokens, got None"):
-        trained_length({}, LLAMA_3)
+        _ = ModelConfig({"head_dim": 64, "rope_theta": 1e4}).trained_length

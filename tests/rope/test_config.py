@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.rope import (
     ROPE_KEYS,
     Default,
@@ -36,7 +36,6 @@ from ropewalk.rope import (
     methods_from_config,
     replace_methods,
 )
-from ropewalk.rope.config_warnings import config_tensions
 from tests.rope.rope_cases import (
     FLOAT32_ORACLE,
     FLOAT64_ORACLE,
@@ -317,7 +316,7 @@ def test_the_original_length_is_not_more_than_the_present_one(scaling: dict[str,
 def test_yarn_with_a_factor_may_be_cut_short() -> None:
     config = {**HEADS, "rope_theta": 1e4, "rope_scaling": YARN, "max_position_embeddings": 256}
     assert method_from_config(config) == Yarn(16, 1e4, 4.0, 4096)
-    assert len(config_tensions(config)) == 1
+    assert len(ModelConfig(config).config_warnings) == 1
 
 
 def test_width_of_heads_may_differ_from_the_quotient() -> None:
@@ -339,104 +338,6 @@ MIXED = {
     "full_attention": {**YARN, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"rope_theta": 1e4}, []),
-        ({"rope_theta": 1e4, "max_position_embeddings": 16384, "rope_scaling": YARN}, []),
-        (
-            {"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": YARN},
-            ["yarn factor 4 times .* 4096 is 16384 tokens, but max_position_embeddings is 32768"],
-        ),
-        # Without a factor there is nothing to disagree.
-        ({"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": {**YARN, "factor": None}}, []),
-        (
-            {
-                "rope_theta": 1e4,
-                "max_position_embeddings": 16384,
-                "original_max_position_embeddings": 4096,
-                "rope_scaling": {"type": "linear", "factor": 2.0},
-            },
-            ["linear factor 2 times .* 4096 is 8192 tokens, but max_position_embeddings is 16384"],
-        ),
-        (
-            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            ["linear factor 2: nothing says whether max_position_embeddings .* counts it in"],
-        ),
-        (
-            {"rope_theta": 1e4, **LENGTH, "model_max_length": 131072, "max_sequence_length": LENGTH_VALUE},
-            ["model_max_length is 131072, but max_position_embeddings is"],
-        ),
-        (
-            {
-                "rope_theta": 1e4,
-                "max_position_embeddings": 131072,
-                "original_max_position_embeddings": 4096,
-                "rope_scaling": {
-                    "type": "longrope",
-                    "factor": 8.0,
-                    "short_factor": [1.0] * 8,
-                    "long_factor": [2.0] * 8,
-                },
-            },
-            ["longrope factor 8 times .* 4096 is 32768 tokens, but max_position_embeddings is 131072"],
-        ),
-        # llama3's factor is no ratio of lengths.
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "rope_theta": 5e5,
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 8192,
-                },
-            },
-            [],
-        ),
-        (
-            {"rope_theta": 1e4, "max_position_embeddings": 8192, "original_max_position_embeddings": 4096},
-            ["max_position_embeddings 8192 is more than .* 4096, but rope type default scales nothing"],
-        ),
-        (
-            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            ["rope type dynamic is for inference only"],
-        ),
-        ({"max_position_embeddings": 16384, "rope_parameters": MIXED}, []),
-        (
-            {"max_position_embeddings": 65536, "rope_parameters": MIXED},
-            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
-        ),
-        (
-            {
-                "max_position_embeddings": 65536,
-                "rope_theta": 1e6,
-                "rope_local_base_freq": 1e4,
-                "rope_scaling": YARN,
-            },
-            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
-        ),
-        (WINDOW, [r"only the last 1024 tokens \(sliding_window\), fewer than max_position_embeddings 4096"]),
-        ({**WINDOW, "sliding_window": 4096}, []),
-        ({**WINDOW, "use_sliding_window": False}, []),
-        ({**WINDOW, "use_sliding_window": True}, ["only the last 1024 tokens"]),
-        ({**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}, []),
-        (
-            {**WINDOW, "layer_types": ["sliding_attention", "sliding_attention"]},
-            ["only the last 1024 tokens"],
-        ),
-        ({**WINDOW, "layer_types": ["full_attention"]}, []),
-    ],
-)
-def test_tensions_are_said_and_nothing_is_refused(keys: dict[str, Any], said: list[str]) -> None:
-    sentences = config_tensions({**HEADS, **keys})
-    assert len(sentences) == len(said)
-    for sentence, part in zip(sentences, said, strict=True):
-        assert re.search(part, sentence)
 
 
 def test_a_layer_type_is_refused_where_there_are_none() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.checkpoint_config import CheckpointConfig
+from ropewalk.models.config import ModelConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
 from ropewalk.search.imports import checkpoint, for_model, from_config, from_csv, is_config, method_of
@@ -175,4 +175,4 @@ def test_layers_of_several_kinds_are_refused():
     with pytest.raises(RopewalkError, match="a RoPE of its own for each layer type"):
         method_of(gemma)
     values = {"rope_theta": 1e4, "head_dim": 8, "max_position_embeddings": 64}
-    assert method_of(CheckpointConfig("plain", values, {}, None)).rotary_dim == 8
+    assert method_of(ModelConfig(values, "plain")).rotary_dim == 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import results
 
@@ -137,3 +137,18 @@ def _setting_text(method: RopeMethod) -> str:
     if factor is not None:
         return f"{method.name}, factor {factor:g}, base {method.rope_theta:,.10g}"
     return f"rope_theta {method.rope_theta:,.10g}"
+
+
+def default_notes(defaults: Mapping[str, Any], config_class: str | None) -> list[str]:
+    """A sentence for each value that the config leaves to its class: never a silent default."""
+    return [
+        f"config.json does not say {key}; {config_class}'s own default {summary(value)} is what transformers uses"
+        for key, value in defaults.items()
+    ]
+
+
+def summary(value: object) -> str:
+    """A value of a config in a few characters."""
+    if isinstance(value, tuple):
+        return f"{len(value)} factors, {min(value):g} to {max(value):g}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -61,7 +61,8 @@ def audit_command(
     from ropewalk.data import load_tokenizer
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.io.lengths import parse_length
-    from ropewalk.models.load import choose_device, load_model, read_config, trained_length
+    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.load import choose_device, load_model, read_config
     from ropewalk.versions import software_versions
 
     settings = AuditSettings(
@@ -75,7 +76,7 @@ def audit_command(
     )
     _check_folder(plot)
     path = resolve_model(model)
-    trained = trained_length(read_config(path).get_text_config())
+    trained = ModelConfig.of(read_config(path)).trained_length
     tokens = min(LONGEST_DEFAULT, trained) if length is None else parse_length(length)
     where = choose_device(device)
     rows = rows_of(text, load_tokenizer(path), tokens, samples)

@@ -131,15 +131,13 @@ def _report_of_documents(
 
 def _trained_length(tokenizer: str | None) -> int | None:
     """Tokens that the model beside a tokenizer is trained for; None where no model with RoPE lies there."""
-    from ropewalk.cli.inspect import read_config
     from ropewalk.data.read.embedded import resolve_model
-    from ropewalk.rope import methods_from_config, trained_length
+    from ropewalk.planning.inspection import read_checkpoint as read_config
 
     if tokenizer is None or not (Path(resolve_model(tokenizer)) / "config.json").is_file():
         return None
     try:
-        values = read_config(resolve_model(tokenizer)).values
-        return trained_length(values, methods_from_config(values).get(None))
+        return read_config(resolve_model(tokenizer)).trained_length
     except RopewalkError:
         # Counting tokens needs no model, whatever lies beside its tokenizer.
         return None

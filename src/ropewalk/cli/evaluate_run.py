@@ -149,8 +149,8 @@ def last_checkpoints(folder: Path, last: int) -> list[Path]:
 
 def with_lengths(settings: Settings, path: str, table: FittedTable | None = None) -> Settings:
     """Settings with the length that the config or the table states, where none was given and one is needed."""
-    from ropewalk.cli.inspect import read_config
     from ropewalk.evaluation.settings import HARNESS_SUITES
+    from ropewalk.planning.inspection import read_checkpoint as read_config
 
     if settings.lengths or set(settings.suites) <= {*HARNESS_SUITES, "lm_eval"}:
         return settings
@@ -170,10 +170,10 @@ def _one(
     label: str,
 ) -> tuple[list[TaskResult], dict[str, Any]]:
     """One model's results, and what they depend on."""
-    from ropewalk.cli.inspect import read_config
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
     from ropewalk.evaluation.run import check, measured
+    from ropewalk.planning.inspection import read_checkpoint as read_config
 
     if serving is None:
         read_config(path)
@@ -257,7 +257,7 @@ def _subject(
 
 def _warn_of_factors(path: str) -> None:
     """Say what servers make of longrope, which not all of them read, where the model's folder says longrope."""
-    from ropewalk.cli.inspect import read_config
+    from ropewalk.planning.inspection import read_checkpoint as read_config
     from ropewalk.rope import LongRope, methods_from_config
     from ropewalk.rope.config import notes_on
 
@@ -277,7 +277,7 @@ def rope_facts(table: FittedTable | None) -> dict[str, Any]:
 
 def _stated(path: str) -> int | None:
     """Tokens that the config beside a tokenizer states; None where there is no config."""
-    from ropewalk.cli.inspect import read_config
+    from ropewalk.planning.inspection import read_checkpoint as read_config
 
     if not (Path(path) / "config.json").is_file():
         return None

@@ -70,14 +70,13 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     Raises:
         RopewalkError: if one of them cannot be read, or the factors are not for such a checkpoint.
     """
-    from ropewalk.rope import trained_length
     from ropewalk.search import read_factors
     from ropewalk.search.imports import checkpoint, method_of
 
     factors = read_factors(file)
     config = checkpoint(model)
     current = method_of(config)
-    trained = trained_length(config.values, current)
+    trained = config.trained_length
     method = factors.method(current, trained)
     if factors.long_factor is None:
         # Short factors alone make nothing longer.

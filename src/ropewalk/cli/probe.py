@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -58,7 +58,8 @@ def probe_command(
     from ropewalk.evaluation import candidate_methods
     from ropewalk.evaluation.probe import probe
     from ropewalk.io.lengths import parse_length
-    from ropewalk.models.load import choose_device, load_model, read_config, trained_length
+    from ropewalk.models.config import ModelConfig
+    from ropewalk.models.load import choose_device, load_model, read_config
     from ropewalk.rope import check_candidate
     from ropewalk.versions import software_versions
 
@@ -70,11 +71,17 @@ def probe_command(
     if dtype not in DTYPES:
         raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     path = resolve_model(model)
-    config = read_config(path).get_text_config()
-    length = trained_length(config) if trained is None else parse_length(trained)
+    config = ModelConfig.of(read_config(path))
+    length = config.trained_length if trained is None else parse_length(trained)
     if target < length:
         raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
-    methods, refused = candidate_methods(names, _only_method(config), length, target)
+    current = config.one_rope("one setting for all of them would change layers that are not meant")
+    methods, refused = candidate_methods(
+        names,
+        current,
+        length,
+        target,
+    )
     where = choose_device(device)
     measured_on = rows_of(text, load_tokenizer(path), target, rows)
     loaded = load_model(path, dtype=dtype, device=where)
@@ -109,18 +116,6 @@ def probe_command(
         if not as_json:
             results().print()
             results().say(f"picture {plot}")
-
-
-def _only_method(config: Any) -> Any:
-    from ropewalk.rope import methods_from_config
-
-    methods = methods_from_config(config.to_dict())
-    if None not in methods:
-        raise RopewalkError(
-            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}); one "
-            "setting for all of them would change layers that are not meant"
-        )
-    return methods[None]
 
 
 def _bound(result: ProbeResult, target: int) -> int | None:

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.inspect import advise_on, default_notes, read_config
+from ropewalk.cli.advice import default_notes
 from ropewalk.cli.options import ToOption
 from ropewalk.cli.output import JsonOption, print_json, results, searching
-from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
 
 
@@ -54,42 +53,20 @@ def plan_command(
     from rich.table import Table
 
     from ropewalk.cli.advice import print_bases
-    from ropewalk.planning import plan_stages, recipe_stages
-    from ropewalk.planning.checkpoint import of_checkpoint
-    from ropewalk.rope import check_candidate, config_tensions
+    from ropewalk.planning.run import plan
 
-    if rule is not None:
-        check_candidate(rule)
-    config = read_config(model)
-    checkpoint = of_checkpoint(config.values, from_length)
-    trained = checkpoint.trained_length
-    said = [*config_tensions(config.values), *checkpoint.notes]
-    advice = advise_on(config, checkpoint, to_length, explain=explain)
-    if advice.refusals:
-        raise RopewalkError(advice.action.rstrip("."))
-    with searching(f"safe base for {to_length:,} tokens", None) as progress:
-        stages = plan_stages(checkpoint.method, trained, to_length, rule, progress=progress)
-    snippet = recipe_stages(stages)
+    with searching(f"bases for {to_length:,} tokens", None) as progress:
+        found = plan(model, to_length, rule=rule, from_length=from_length, explain=explain, progress=progress)
     if as_json:
-        print_json(
-            {
-                "model": model,
-                "trained_length": trained,
-                "target_length": to_length,
-                "defaults": config.defaults,
-                "notes": said,
-                "stages": [stage.to_json() for stage in stages],
-                "recipe": snippet,
-                "advice": advice.to_json(),
-            }
-        )
+        print_json(found.to_json())
         return
+    advice, trained, config = found.advice, found.config.trained_length, found.config
     console = results()
     table = Table(title=f"from {trained:,} to {to_length:,} tokens", title_justify="left")
     for name in ("context", "method", "rope_theta", "factor"):
         table.add_column(name, justify="right")
     table.add_column("reason")
-    for stage in stages:
+    for stage in found.stages:
         values = stage.to_json()
         factor = "" if values["factor"] is None else f"{values['factor']:g}"
         table.add_row(
@@ -104,7 +81,7 @@ def plan_command(
         print_bases(advice)
     for line in () if rule is not None else advice.reasons:
         console.print(f"- {line}", markup=False)
-    for line in (*default_notes(config.defaults, config.config_class), *said):
+    for line in (*default_notes(config.defaults, config.config_class), *found.notes):
         console.print(f"note: {line}", markup=False, soft_wrap=True)
     console.print("\nfor a recipe (steps are yours to choose):\n", markup=False)
-    console.print(snippet, markup=False, soft_wrap=True, end="")
+    console.print(found.recipe, markup=False, soft_wrap=True, end="")

@@ -130,7 +130,6 @@ def _prepared(asked: Request, world: World) -> Prepared:
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.models.load import choose_device, read_config
     from ropewalk.parallel import require_devices
-    from ropewalk.rope import trained_length
     from ropewalk.search.goal import goal_of
     from ropewalk.search.imports import checkpoint, method_of
     from ropewalk.search.loop import check_budget
@@ -147,9 +146,7 @@ def _prepared(asked: Request, world: World) -> Prepared:
     path = resolve_model(asked.model)
     read_config(path)
     current = method_of(config)
-    goal = goal_of(
-        current, trained_length(config.values, current), asked.target_length, asked.settings.attention_factor
-    )
+    goal = goal_of(current, config.trained_length, asked.target_length, asked.settings.attention_factor)
     _check_goal(goal, asked.settings)
     short = goal.trained_length if asked.settings.short_penalty else None
     measured = asked.settings.documents * (1 if short is None else 2)

@@ -24,8 +24,9 @@ from ropewalk.attention import attend
 from ropewalk.attention.kept import kept
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import ShardedLayouts, sharded_attend
-from ropewalk.rope import RotaryEmbedding, methods_from_config
+from ropewalk.rope import RotaryEmbedding
 
 OVER_SDPA = "ropewalk"
 """Registered name; calls without a layout (generation) go to SDPA."""
@@ -264,8 +265,7 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
             pinned.enter_context(rotary.pinned(rotary.total_length or length))
     if ours or call.sharded is None:
         return
-    config: Any = module.config
-    methods = methods_from_config(config.get_text_config().to_dict())
+    methods = ModelConfig.of(module.config).methods
     names = [method.name for method in methods.values() if method.length_dependent]
     if names:
         raise EngineError(

@@ -1,14 +1,113 @@
-"""Finding a checkpoint's ``config.json`` and reading it strictly."""
+"""A bare ``config.json``: found, read strictly, and completed by transformers' config class for its model type.
+
+A ``config.json`` need not be complete. Where it leaves a value out, transformers' config class for its
+``model_type`` supplies one: Llama 2's theta, GLM's partial rotation, both thetas of Gemma 3. Those values are
+taken from the class and named, never assumed. What the file itself says always wins, and where the class would
+make something else of it, the file is refused: a load would not compute what the file says.
+
+No weights are read and no code of the checkpoint is run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found
+from ropewalk.models.config import ModelConfig, layer_values, shape_values
+from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
+from ropewalk.rope.methods.base import ORIGINAL, methods_by_type
+
+CONFIG_ERRORS = (
+    StrictDataclassError,
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises over a config that it cannot use."""
+MOST_CHARACTERS = 300
+
+
+ALIASES = {
+    "rotary_pct": "partial_rotary_factor",
+    "rope_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+}
+"""What GPT-NeoX (Pythia), the first StableLM and the first Qwen call these keys."""
+ATTENTION_KEYS = ("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim")
+NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+
+ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
+UNDERSTOOD = {*ROPE_KEYS, *ALIASES, "rotary_dim"}
+WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
+"""Values of ``position_embedding_type``; GraniteMoeHybrid says null where it has no RoPE."""
+
+
+def read_model_config(model: str, at: str | os.PathLike[str] | None = None) -> ModelConfig:
+    """The config of a folder, of a JSON file, or of a model on the Hugging Face Hub.
+
+    Args:
+        model: folder, path of the file itself, or hub id.
+        at: where it lies, if ``model`` is a name that only the caller knows (``embedded``).
+
+    Raises:
+        RopewalkError: if there is no such config, it has no RoPE or contradicts itself, or transformers would
+            make another RoPE of it than it says.
+    """
+    return config_from_json(read_config_file(model, at), model)
+
+
+def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelConfig:
+    """The config of the decoder in what a ``config.json`` holds, complete as far as RoPE and layers go.
+
+    ``values`` are what the file says, or its ``text_config``, with ``defaults`` added, and with what follows from the
+    file itself under the name that is read (``rotary_pct``, ``layer_types``, the whole model's dtype).
+
+    Args:
+        raw: as read.
+        model: the checkpoint as the user named it, for messages.
+
+    Raises:
+        RopewalkError: as :func:`read_model_config`.
+    """
+    config_class = class_of(raw.get("model_type"))
+    decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
+    _refuse_two_places(raw, decoder, config_class)
+    if config_class is None:
+        stated = under_known_names(decoder)
+        _check_rotary_dim(stated, methods_from_config(stated))
+        _refuse_unknown_keys(decoder, None)
+        return ModelConfig(stated, model)
+    _check_stated(decoder, config_class)
+    outer = build(model, config_class, raw)
+    text, name = _decoder_of(model, outer)
+    if name is not None:
+        decoder = raw.get(name) or {}
+    _refuse_without_rope(model, text)
+    _refuse_unknown_keys(decoder, type(text))
+    values, defaults = completed(decoder, text)
+    dtype = raw.get("dtype") or raw.get("torch_dtype")
+    if dtype is not None and not (values.get("dtype") or values.get("torch_dtype")):
+        values["dtype"] = dtype
+    methods = methods_from_config(values)
+    _check_rotary_dim(values, methods)
+    _refuse_disagreement(model, methods, text)
+    return ModelConfig(values, model, defaults, type(text).__name__)
 
 
 def read_config_file(model: str, at: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -68,3 +167,314 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
             )
         values[key] = value
     return values
+
+
+def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
+    """The config of the decoder, and the key that it has in the whole model's; None where it is the whole."""
+    try:
+        text = outer.get_text_config()
+    except ValueError as error:
+        raise RopewalkError(f"{model} has no one decoder: {one_line(error)}") from error
+    if getattr(text, "is_heterogeneous", False):
+        raise RopewalkError(
+            f"{model} has layers of different shapes ({type(text).__name__}), which is not supported"
+        )
+    if text is outer:
+        return text, None
+    for name in type(outer).sub_configs:
+        if getattr(outer, name, None) is text:
+            return text, str(name)
+    raise RopewalkError(
+        f"{type(outer).__name__} has its decoder's config, a {type(text).__name__}, where ropewalk cannot find "
+        "it; give a file that holds the decoder's config alone"
+    )
+
+
+def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], config_class: Any) -> None:
+    # What the outer class has a field for is its own: MusicFlamingo turns its audio too.
+    own = set() if config_class is None else {field.name for field in fields(config_class)}
+    for key in (*ROPE_KEYS, "max_position_embeddings", "head_dim"):
+        outside, inside = raw.get(key), decoder.get(key)
+        if key in own or outside is None or decoder is raw or outside == inside:
+            continue
+        if inside is not None:
+            raise RopewalkError(
+                f"{key} is {outside!r} in the config but {inside!r} in its text_config; remove the wrong one"
+            )
+        raise RopewalkError(
+            f"{key} {outside!r} stands outside text_config, where transformers does not look for it; move it inside"
+        )
+
+
+def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
+    """Refuse what the file says wrong by itself, before a class can hide it or complain of something else."""
+    stated = under_known_names(decoder)
+    if not states(stated, "rope_theta"):
+        return
+    for key in ("head_dim", *NAMED_SHAPE_KEYS):
+        default = getattr(config_class, key, None)
+        if stated.get(key) is None and isinstance(default, int):
+            stated[key] = default
+    if stated.get("head_dim") is not None or (
+        stated.get("hidden_size") is not None and stated.get("num_attention_heads") is not None
+    ):
+        methods_from_config(stated)
+
+
+def _refuse_without_rope(model: str, text: Any) -> None:
+    name = type(text).__name__
+    if getattr(text, "alibi", False):
+        raise RopewalkError(f"{model} has ALiBi positions and no RoPE ({name})")
+    if getattr(text, "position_embedding_type", "rope") in WITHOUT_ROPE:
+        raise RopewalkError(
+            f"{model} has no RoPE: position_embedding_type is {text.position_embedding_type!r} ({name})"
+        )
+    if not getattr(text, "rope_parameters", None):
+        raise RopewalkError(
+            f"{model} has no RoPE that a config can say: model type {text.model_type!r} ({name}) has no RoPE "
+            "parameters"
+        )
+
+
+def _refuse_unknown_keys(decoder: Mapping[str, Any], config_class: Any) -> None:
+    known = UNDERSTOOD | (set() if config_class is None else {field.name for field in fields(config_class)})
+    for key, value in decoder.items():
+        if value and key not in known and ROPE_WORD.search(key):
+            raise RopewalkError(
+                f"{key} {value!r} in the config is not understood and could change the frequencies; remove it if "
+                "it does not"
+            )
+
+
+def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
+    stated = values.get("rotary_dim")
+    for method in methods.values():
+        if stated is not None and stated != method.rotary_dim:
+            raise RopewalkError(
+                f"rotary_dim is {stated!r}, but the rest of the config says {method.rotary_dim}"
+            )
+
+
+def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text: Any) -> None:
+    # transformers computes with rope_parameters alone; what else of RoPE a file says is kept, and not looked at.
+    kept = {
+        k: v for k, v in text.to_dict().items() if k not in ROPE_KEYS or k in ("rope_parameters", ORIGINAL)
+    }
+    # Some classes have the width of a head under another name: kv_channels.
+    head_dim = getattr(text, "head_dim", None)
+    computed = methods_from_config(kept if head_dim is None else {**kept, "head_dim": head_dim})
+    if dict(said) != computed:
+        raise RopewalkError(
+            f"the config of {model} says {_difference(said, computed)} to transformers' {type(text).__name__}; "
+            "correct the file, or a load computes something else than it says"
+        )
+
+
+def _difference(said: Mapping[str | None, RopeMethod], computed: Mapping[str | None, RopeMethod]) -> str:
+    """``rotary_dim 32, which is 128``: the first field in which two readings differ."""
+    if set(said) != set(computed):
+        return f"one RoPE for {_kinds(said)}, which is one for {_kinds(computed)}"
+    kind = next(kind for kind in said if said[kind] != computed[kind])
+    ours, theirs = said[kind], computed[kind]
+    if type(ours) is not type(theirs):
+        return f"RoPE method {ours.name}, which is {theirs.name}"
+    name = next(f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name))
+    return f"{name} {getattr(ours, name)}, which is {getattr(theirs, name)}"
+
+
+def _kinds(methods: Mapping[str | None, RopeMethod]) -> str:
+    return ", ".join("all layers" if kind is None else kind for kind in methods)
+
+
+def completed(decoder: Mapping[str, Any], text: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the decoder's values with what its class adds, what it added)."""
+    values = under_known_names(decoder)
+    defaults: dict[str, Any] = {}
+    _complete_shape(values, defaults, text)
+    _complete_window(values, defaults, text)
+    _complete_rope(values, defaults, text)
+    values |= layer_values(text)
+    for key in ATTENTION_KEYS:
+        # They say nothing of RoPE, so they are no defaults to name.
+        if key not in values and getattr(text, key, None) is not None:
+            values[key] = getattr(text, key)
+    values.setdefault("model_type", text.model_type)
+    return values, defaults
+
+
+def _complete_shape(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
+    shape = shape_values(text)
+    for key in NAMED_SHAPE_KEYS:
+        if values.get(key) is None and key in shape:
+            # A class may have another name for it in the file: n_embd.
+            if values.get(type(text).attribute_map.get(key, key)) is None:
+                defaults[key] = shape[key]
+            values[key] = shape[key]
+    if values.get("num_key_value_heads") is None and "num_key_value_heads" in shape:
+        # Says nothing of RoPE, so it is shown and not named among the defaults.
+        values["num_key_value_heads"] = shape["num_key_value_heads"]
+    heads = values.get("num_attention_heads")
+    derived = heads and values.get("hidden_size") and values["hidden_size"] / heads
+    if values.get("head_dim") is None and shape.get("head_dim", derived) != derived:
+        values["head_dim"] = defaults["head_dim"] = shape["head_dim"]
+
+
+def _complete_window(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
+    """A window that the file says is null stays none: Mistral's class would have one."""
+    window = getattr(text, "sliding_window", None)
+    if "sliding_window" not in values and isinstance(window, int):
+        values["sliding_window"] = defaults["sliding_window"] = window
+    if values.get("sliding_window") is None:
+        return
+    switch = getattr(text, "use_sliding_window", None)
+    if "use_sliding_window" not in values and isinstance(switch, bool):
+        values["use_sliding_window"] = defaults["use_sliding_window"] = switch
+
+
+def _complete_rope(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
+    by_layer = _nested(text.rope_parameters)
+    if not by_layer:
+        _complete_flat(values, defaults, text)
+    elif _nested(values.get("rope_parameters")):
+        _complete_entries(values, defaults, by_layer)
+    elif set(by_layer) == {"full_attention", "sliding_attention"}:
+        _complete_two_thetas(values, defaults, by_layer)
+    else:
+        # The older spelling cannot say these layer types, so only the class knows what its keys meant.
+        stated = {value for key in ROPE_KEYS if isinstance(value := values.get(key), int | float)}
+        for key in ROPE_KEYS:
+            values.pop(key, None)
+        values["rope_parameters"] = {kind: dict(entry) for kind, entry in by_layer.items()}
+        for kind, entry in by_layer.items():
+            if entry.get("rope_theta") not in stated:
+                defaults[f"{kind}.rope_theta"] = entry.get("rope_theta")
+
+
+def _complete_flat(values: dict[str, Any], defaults: dict[str, Any], text: Any) -> None:
+    parameters = text.rope_parameters
+    silent = values.keys().isdisjoint(("rope_scaling", "rope_parameters"))
+    if silent and parameters.get("rope_type", "default") != "default":
+        apart = ("rope_theta", "partial_rotary_factor")
+        scaling = {key: value for key, value in parameters.items() if key not in apart}
+        values["rope_scaling"] = defaults["rope_scaling"] = scaling
+    if not states(values, "rope_theta"):
+        values["rope_theta"] = defaults["rope_theta"] = parameters.get("rope_theta")
+    partial = parameters.get("partial_rotary_factor")
+    if not states(values, "partial_rotary_factor") and partial not in (None, 1):
+        values["partial_rotary_factor"] = defaults["partial_rotary_factor"] = partial
+    original = parameters.get(ORIGINAL)
+    # Where no length came before, transformers writes the present one, and that is no default of the class.
+    if not states(values, ORIGINAL) and original not in (None, values.get("max_position_embeddings")):
+        values[ORIGINAL] = defaults[ORIGINAL] = original
+
+
+def _complete_entries(
+    values: dict[str, Any], defaults: dict[str, Any], by_layer: Mapping[str, Mapping[str, Any]]
+) -> None:
+    nested = values["rope_parameters"]
+    for kind, entry in by_layer.items():
+        # Null says that these layers have no position embedding.
+        if kind in nested and nested[kind] is None:
+            continue
+        stated = nested.setdefault(kind, {})
+        for key in ("rope_theta", "partial_rotary_factor"):
+            if stated.get(key) is None and entry.get(key) is not None:
+                stated[key] = defaults[f"{kind}.{key}"] = entry[key]
+
+
+def _complete_two_thetas(
+    values: dict[str, Any], defaults: dict[str, Any], by_layer: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Gemma 3's own spelling: ``rope_theta`` and ``rope_scaling`` for full layers, another theta for sliding."""
+    theta, local = (by_layer[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention"))
+    if values.get("rope_theta") is None:
+        values["rope_theta"] = defaults["rope_theta"] = theta
+    if values.get("rope_local_base_freq") is None:
+        values["rope_local_base_freq"] = local
+        # Olmo 3 has one theta for both, which the file may have said.
+        if "rope_theta" in defaults or local != theta:
+            defaults["rope_local_base_freq"] = local
+
+
+def under_known_names(decoder: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with what the file says under an old name also under the one that is read."""
+    values: dict[str, Any] = deepcopy(dict(decoder))
+    for alias, key in ALIASES.items():
+        said = values.get(alias)
+        if said is None:
+            continue
+        if values.get(key) is not None and values[key] != said:
+            raise RopewalkError(f"{alias} is {said!r} but {key} is {values[key]!r}; remove the wrong one")
+        if not states(values, key):
+            values[key] = said
+    return values
+
+
+def states(values: Mapping[str, Any], key: str) -> bool:
+    places = (values, values.get("rope_parameters"), values.get("rope_scaling"))
+    return any(isinstance(place, Mapping) and place.get(key) is not None for place in places) or any(
+        key in entry and entry[key] is not None for entry in _nested(values.get("rope_parameters")).values()
+    )
+
+
+def _nested(parameters: Any) -> dict[str, Mapping[str, Any]]:
+    """The entries of RoPE parameters by layer type; none where they are flat."""
+    if not isinstance(parameters, Mapping):
+        return {}
+    return {key: entry for key, entry in parameters.items() if isinstance(entry, Mapping)}
+
+
+def class_of(model_type: object) -> Any:
+    """transformers' config class for a model type, or None where it has none."""
+    from transformers import CONFIG_MAPPING
+
+    return (
+        CONFIG_MAPPING[model_type] if isinstance(model_type, str) and model_type in CONFIG_MAPPING else None
+    )
+
+
+def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
+    try:
+        with quiet():
+            return config_class.from_dict(_with_present_types(values))
+    except CONFIG_ERRORS as error:
+        raise RopewalkError(
+            f"transformers' {config_class.__name__} refuses the config of {model}: {one_line(error)}"
+        ) from error
+
+
+def _with_present_types(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy, for from_dict writes into what it is given, in which old names of RoPE types are today's.
+
+    transformers 5 knows that su is longrope, but misses its original length before it looks.
+    """
+    copy = deepcopy(dict(values))
+    today = {name: method.name for name, method in methods_by_type().items()}
+    for place in (copy, copy.get("text_config")):
+        scaling = place.get("rope_scaling") if isinstance(place, dict) else None
+        if isinstance(scaling, dict):
+            for key in ("type", "rope_type"):
+                if isinstance(scaling.get(key), str):
+                    scaling[key] = today.get(scaling[key], scaling[key])
+    return copy
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers logs what it finds odd in a config; what matters of it is raised or reported here."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def one_line(error: BaseException) -> str:
+    """The first sentence of an error; transformers lists every class it knows in the second."""
+    text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return (text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…") or type(error).__name__

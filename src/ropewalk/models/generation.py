@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import RotaryEmbedding, RotaryRows, methods_from_config
+from ropewalk.models.config import ModelConfig
+from ropewalk.rope import RotaryEmbedding, RotaryRows
 
 _CHOICE = "_ropewalk_long"
 """Attribute of a key/value cache: for each LongRoPE method, whether the cached keys carry its long factors."""
@@ -38,7 +39,7 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
     """
     rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
     if not rotaries:
-        methods = methods_from_config(model.config.get_text_config().to_dict()).values()
+        methods = ModelConfig.of(model.config).methods.values()
         dependent = sorted({method.name for method in methods if method.length_dependent})
         if dependent:
             raise RopewalkError(

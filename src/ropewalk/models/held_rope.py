@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.checkpoint_config import CheckpointConfig, read_checkpoint_config
-from ropewalk.models.config_class import CONFIG_ERRORS, build, class_of, one_line, quiet
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import CONFIG_ERRORS, build, class_of, one_line, quiet, read_model_config
 from ropewalk.models.load import save_model
 from ropewalk.models.rotary import rotary_module
 
@@ -42,7 +42,7 @@ class LoadedRope:
     attention_factor: float
 
 
-def loaded_rope(config: CheckpointConfig) -> list[LoadedRope] | None:
+def loaded_rope(config: ModelConfig) -> list[LoadedRope] | None:
     """What ``from_pretrained`` in the checkpoint's own dtype leaves in the rotary module; no weights are read.
 
     Methods that depend on the length give what they hold before the first call: longrope its short factors,
@@ -198,7 +198,7 @@ def rope_of_saved_config(model: Any) -> dict[str | None, LoadedRope]:
     try:
         with _folder() as folder:
             config.save_pretrained(folder)
-            found = loaded_rope(read_checkpoint_config(f"the saved {type(config).__name__}", folder))
+            found = loaded_rope(read_model_config(f"the saved {type(config).__name__}", folder))
     except TRIP_ERRORS as error:
         raise RopewalkError(
             f"{type(config).__name__} cannot be saved and read again: {one_line(error)}"

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.models.rotary import rotary_module
-from ropewalk.rope import RopeMethod, Style, methods_from_config
+from ropewalk.rope import RopeMethod, Style
 
 NAME = "ropewalk_intercept"
 """Registered name of the attention function that passes queries, keys and values on."""
@@ -366,7 +367,7 @@ class Subject:
             raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
         if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
             raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
-        methods = methods_from_config(config.to_dict())
+        methods = ModelConfig.of(config).methods
         try:
             rotary = rotary_module(model)[2]
         except RopewalkError as error:

@@ -16,9 +16,8 @@ from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models import attention_hooks
-from ropewalk.models.checkpoint_config import CheckpointConfig, read_checkpoint_config
-from ropewalk.models.config_class import CONFIG_ERRORS, one_line
-from ropewalk.models.config_defaults import decoder_values
+from ropewalk.models.config import SINKS, ModelConfig
+from ropewalk.models.config_file import CONFIG_ERRORS, one_line, read_model_config
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.rotary import rope_of as rope_of
@@ -26,8 +25,6 @@ from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import swap_rotary
 from ropewalk.rope import RopeMethod, for_all_readers, methods_from_config, replace_methods
-from ropewalk.rope import trained_length as trained_length_of
-from ropewalk.rope.layers import SINKS, packing_refusals, shortest_window
 
 log = logging.getLogger("ropewalk")
 
@@ -136,7 +133,7 @@ def _configured(
     """The config to build a model with, and the RoPE method of each layer type."""
     config = read_config(path_or_id, trust_remote_code)
     if rope is None:
-        return config, methods_from_config(config.to_dict())
+        return config, ModelConfig.of(config).methods
     in_config = rope.as_computed_by_transformers()
     return with_rope(config, in_config, max_position_embeddings), {None: rope}
 
@@ -171,11 +168,11 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     methods_from_config(config.get_text_config().to_dict())
     if type(config).__module__.startswith("transformers."):
         # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
-        _say_defaults(str(path_or_id), read_checkpoint_config(str(path_or_id)))
+        _say_defaults(str(path_or_id), read_model_config(str(path_or_id)))
     return config
 
 
-def _say_defaults(path_or_id: str, checkpoint: CheckpointConfig) -> None:
+def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
     """Llama 2's config.json names no theta, and transformers fills in its class's own: never silently."""
     if checkpoint.defaults and path_or_id not in _told:
         _told.add(path_or_id)
@@ -233,10 +230,10 @@ def attach(
         RopewalkError: if its rotary module does not compute what its config says.
     """
     config = model.config.get_text_config()
-    values = decoder_values(config)
+    read = ModelConfig.of(config)
     if methods is None:
-        methods = methods_from_config(values)
-    _refuse_architecture(model, values)
+        methods = read.methods
+    _refuse_architecture(model, read)
     attention_hooks.register()
     model.set_attn_implementation(_implementation(config))
     if exact_rope:
@@ -246,7 +243,7 @@ def attach(
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
-        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, shortest_window(values))
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, read.shortest_window)
         model._ropewalk_hooks.install(model)
     else:
         hooks.engine = engine
@@ -264,12 +261,9 @@ def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | No
         RopewalkError: if the model has a method of its own for each layer type (one for all of them would
             change layers that are not meant), or its config cannot hold this method.
     """
-    layer_types = [kind for kind in methods_from_config(config.to_dict()) if kind is not None]
-    if layer_types:
-        raise RopewalkError(
-            f"{config.model_type} has a RoPE of its own for each layer type ({', '.join(layer_types)}); one "
-            "method for all of them is refused, since it would change layers that are not meant"
-        )
+    ModelConfig.of(config).one_rope(
+        "one method for all of them is refused, since it would change layers that are not meant"
+    )
     values = replace_methods(config.to_dict(), method)
     if max_position_embeddings is not None:
         values["max_position_embeddings"] = max_position_embeddings
@@ -284,16 +278,6 @@ def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | No
         ) from error
 
 
-def trained_length(config: Any) -> int:
-    """Tokens that a checkpoint was trained for: some say only the original length beside their factor.
-
-    Args:
-        config: the transformers config of the language model (``config.get_text_config()``).
-    """
-    values = config.to_dict()
-    return trained_length_of(values, methods_from_config(values).get(None))
-
-
 def attention_spec(
     config: Any, device: torch.device | str, dtype: torch.dtype, backward: bool = True, ring: bool = False
 ) -> AttentionSpec:
@@ -305,18 +289,8 @@ def attention_spec(
         backward: whether gradients are wanted.
         ring: whether keys travel around a ring of ranks.
     """
-    return AttentionSpec(
-        device,
-        dtype,
-        # Latent attention calls the rotated part of a head its head_dim.
-        getattr(config, "qk_head_dim", None)
-        or getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
-        getattr(config, "v_head_dim", None),
-        getattr(config, "attn_logit_softcapping", None),
-        backward,
-        ring,
-    )
+    read = ModelConfig.of(config)
+    return AttentionSpec(device, dtype, read.key_dim, read.value_dim, read.softcap, backward, ring)
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -352,8 +326,8 @@ def save_model(
         tokenizer.save_pretrained(folder)
 
 
-def _refuse_architecture(model: Any, values: Mapping[str, Any]) -> None:
-    refused = packing_refusals(values)
+def _refuse_architecture(model: Any, config: ModelConfig) -> None:
+    refused = config.packing_refusals()
     if not refused and any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters()):
         refused = [SINKS]
     if refused:

@@ -8,7 +8,7 @@ and the choice of a kernel are those of a stock model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.rotary import rotary_module, swap_rotary
-from ropewalk.rope import RopeMethod, RotaryEmbedding, methods_from_config
+from ropewalk.rope import RotaryEmbedding
 
 FLASH_HEAD_DIM = 256
 """The widest head that flash attention takes on CUDA."""
@@ -92,9 +93,8 @@ def exact_rotary(model: Any) -> RotaryEmbedding:
         RopewalkError: if the model's own does not compute what its config says.
     """
     parent, attribute, own = rotary_module(model)
-    methods: Mapping[str | None, RopeMethod] = methods_from_config(model.config.get_text_config().to_dict())
     try:
-        swap_rotary(model, methods)
+        swap_rotary(model, ModelConfig.of(model.config).methods)
         exact = getattr(parent, attribute)
     finally:
         setattr(parent, attribute, own)

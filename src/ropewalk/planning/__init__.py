@@ -1,13 +1,49 @@
-"""What a target length needs: settings compared, a recommendation in plain words, stages; memory, time and a mesh."""
+"""What a target length needs: settings compared, a recommendation in plain words, stages; memory, time and a mesh.
 
-from ropewalk.planning.advice import Advice, advise
-from ropewalk.planning.rules import Setting, compare_settings
-from ropewalk.planning.sizing.memory import Memory, estimate_memory
-from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
-from ropewalk.planning.sizing.time import H100, Cluster, Estimate, estimate_step
-from ropewalk.planning.sizing.traffic import Communication, step_communication
-from ropewalk.planning.stages import PlannedStage, plan_stages, recipe_stages
+:func:`inspect` says what a checkpoint is and what a length would need, :func:`plan` how to get there.
+"""
+
+from typing import TYPE_CHECKING
+
+from ropewalk.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ropewalk.planning.advice import Advice, advise
+    from ropewalk.planning.inspection import InspectResult, inspect
+    from ropewalk.planning.rules import Setting, compare_settings
+    from ropewalk.planning.run import PlanResult, plan
+    from ropewalk.planning.sizing.memory import Memory, estimate_memory
+    from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
+    from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+    from ropewalk.planning.sizing.time import H100, Cluster, Estimate, estimate_step
+    from ropewalk.planning.sizing.traffic import Communication, step_communication
+    from ropewalk.planning.stages import PlannedStage, plan_stages, recipe_stages
+
+_HOMES = {
+    "H100": "sizing.time",
+    "Advice": "advice",
+    "Cluster": "sizing.time",
+    "Communication": "sizing.traffic",
+    "Estimate": "sizing.time",
+    "InspectResult": "inspection",
+    "Memory": "sizing.memory",
+    "ModelShape": "sizing.model_shape",
+    "PlanResult": "run",
+    "PlannedStage": "stages",
+    "Setting": "rules",
+    "ShardedRun": "sizing.model_shape",
+    "advise": "advice",
+    "check_mesh": "sizing.mesh_choice",
+    "choose_mesh": "sizing.mesh_choice",
+    "compare_settings": "rules",
+    "estimate_memory": "sizing.memory",
+    "estimate_step": "sizing.time",
+    "inspect": "inspection",
+    "plan": "run",
+    "plan_stages": "stages",
+    "recipe_stages": "stages",
+    "step_communication": "sizing.traffic",
+}
 
 __all__ = [
     "H100",
@@ -15,8 +51,10 @@ __all__ = [
     "Cluster",
     "Communication",
     "Estimate",
+    "InspectResult",
     "Memory",
     "ModelShape",
+    "PlanResult",
     "PlannedStage",
     "Setting",
     "ShardedRun",
@@ -26,7 +64,16 @@ __all__ = [
     "compare_settings",
     "estimate_memory",
     "estimate_step",
+    "inspect",
+    "plan",
     "plan_stages",
     "recipe_stages",
     "step_communication",
 ]
+
+
+__getattr__ = lazy_names(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,10 +13,10 @@ from ropewalk.planning.rules import (
     Setting,
     bound_at,
     compare_settings,
+    feasible_summary,
     setting_of,
     tokens_text,
 )
-from ropewalk.planning.rules import feasible_summary as summarised
 from ropewalk.planning.stages import PlannedStage, is_unscaled, plan_stages
 from ropewalk.rope import Default, LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base
@@ -98,8 +98,6 @@ def advise(
     target_length: int,
     refusals: Sequence[str] = (),
     plannable: bool = True,
-    explain: bool = False,
-    progress: Progress | None = None,
 ) -> Advice:
     """Recommend a setting for a target length, as ``ropewalk extend`` takes it where a recipe names none.
 
@@ -111,8 +109,6 @@ def advise(
         trained_length, target_length: tokens.
         refusals: why the model cannot be trained at that length, if it cannot: no setting is recommended then.
         plannable: whether a base has a meaning for the target length at all.
-        explain: whether to map the feasible bases too, which takes seconds to half a minute.
-        progress: of the map.
     """
     trained = current.frequencies(trained_length).inv_freq
     now = exposure(trained, trained_length, current.frequencies(target_length).inv_freq, target_length)
@@ -142,10 +138,23 @@ def advise(
         caveats=(_STATED,) if fits or refusals else (_NECESSARY, _STATED),
         published=published_near(target_length) if unscaled else (),
         settings=compare_settings(current, trained_length, target_length) if compared else (),
-        feasible=summarised(current.rotary_dim, target_length, progress) if compared and explain else None,
+        feasible=None,
         exposure_now=now,
         exposure_then=then,
     )
+
+
+def explained(advice: Advice, rotary_dim: int, progress: Progress | None = None) -> Advice:
+    """The same advice with a map of the bases that reach the target, where settings are compared at all.
+
+    Args:
+        advice: on the target length.
+        rotary_dim: rotated dimensions of a head.
+        progress: of the map, which takes seconds to half a minute.
+    """
+    if not advice.settings:
+        return advice
+    return replace(advice, feasible=feasible_summary(rotary_dim, advice.target_length, progress))
 
 
 _MOST_DOUBLINGS = 24

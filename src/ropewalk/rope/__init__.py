@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         reader_notes,
         replace_methods,
     )
-    from ropewalk.rope.config_warnings import config_tensions
     from ropewalk.rope.methods import METHODS, Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, Yarn
     from ropewalk.rope.methods.base import (
         RopeFrequencies,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ropewalk.rope.methods.default import Theta
     from ropewalk.rope.methods.longrope import has_published_attention, longrope_attention_factor
     from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
-    from ropewalk.rope.target import candidate, candidates, check_candidate, method_for_target, trained_length
+    from ropewalk.rope.target import candidate, candidates, check_candidate, method_for_target
     from ropewalk.rope.theory import critical_dimension, ntk_theta, scaled_theta
 
 _HOMES = {
@@ -60,7 +59,6 @@ _HOMES = {
     "candidate": "target",
     "check_candidate": "target",
     "config_entries": "config",
-    "config_tensions": "config_warnings",
     "critical_dimension": "theory",
     "for_all_readers": "config",
     "has_published_attention": "methods.longrope",
@@ -73,7 +71,6 @@ _HOMES = {
     "reader_notes": "config",
     "replace_methods": "config",
     "scaled_theta": "theory",
-    "trained_length": "target",
     "unscaled_inv_freq": "methods.base",
 }
 
@@ -100,7 +97,6 @@ __all__ = [
     "check_candidate",
     "compared_methods",
     "config_entries",
-    "config_tensions",
     "critical_dimension",
     "for_all_readers",
     "has_published_attention",
@@ -115,7 +111,6 @@ __all__ = [
     "replace_methods",
     "scaled_theta",
     "trainable_methods",
-    "trained_length",
     "unscaled_inv_freq",
 ]
 

@@ -23,43 +23,6 @@ CURRENT = "current"
 GIVEN = "theta="
 
 
-def trained_length(config: Mapping[str, Any], method: RopeMethod | None) -> int:
-    """Tokens a checkpoint was trained for: some yarn configs state only the length before their factor.
-
-    Args:
-        config: the decoder's config as a mapping.
-        method: its method; None where layer types differ.
-
-    Raises:
-        RopewalkError: if the config states no ``max_position_embeddings``.
-    """
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
-    extended = None if method is None else method.extended_length()
-    if extended is not None:
-        return max(length, extended)
-    return dual_chunk_length(config) or length
-
-
-def dual_chunk_length(config: Mapping[str, Any]) -> int | None:
-    """The length that a checkpoint with dual chunk attention was trained for, in tokens (Qwen2.5-1M); None without.
-
-    Its ``max_position_embeddings`` is what that attention reaches by using shorter distances again.
-
-    Raises:
-        RopewalkError: if the config states something else than a whole number.
-    """
-    chunks = config.get("dual_chunk_attention_config")
-    length = chunks.get("original_max_position_embeddings") if isinstance(chunks, Mapping) else None
-    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
-        raise RopewalkError(
-            "dual_chunk_attention_config must state original_max_position_embeddings in tokens, got "
-            f"{length!r}"
-        )
-    return length
-
-
 def method_for_target(
     name: str,
     current: RopeMethod,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.checkpoint_config import CheckpointConfig, read_checkpoint_config
-from ropewalk.rope import LongRope, RopeMethod, methods_from_config, trained_length
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import read_model_config
+from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search.factors import Factors, FactorsModel, Provenance
 from ropewalk.search.goal import Goal, goal_of
 
@@ -31,7 +32,7 @@ def is_config(source: str) -> bool:
     return path.suffix == ".json" or not (path.is_file() or path.suffix in TABLES)
 
 
-def from_csv(source: Path, model: CheckpointConfig, target_length: int, start_tokens: int = 0) -> Imported:
+def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens: int = 0) -> Imported:
     """The factors of a CSV, for a checkpoint.
 
     Args:
@@ -48,7 +49,7 @@ def from_csv(source: Path, model: CheckpointConfig, target_length: int, start_to
     """
     current = method_of(model)
     pairs = current.rotary_dim // 2
-    goal = goal_of(current, trained_length(model.values, current), target_length)
+    goal = goal_of(current, model.trained_length, target_length)
     factors, notes = _the_factors(source, _rows(source), pairs)
     if start_tokens and goal.short:
         raise RopewalkError(
@@ -66,7 +67,7 @@ def from_csv(source: Path, model: CheckpointConfig, target_length: int, start_to
     return Imported(table, tuple(notes))
 
 
-def from_config(source: CheckpointConfig, target_length: int | None = None) -> Imported:
+def from_config(source: ModelConfig, target_length: int | None = None) -> Imported:
     """The factors of a config of type longrope (also spelled ``su``): both lists, its lengths and attention factor.
 
     Args:
@@ -81,7 +82,7 @@ def from_config(source: CheckpointConfig, target_length: int | None = None) -> I
         raise RopewalkError(
             f"{source.model} has no rescale factors: its RoPE is {method.name}, and not longrope"
         )
-    length = trained_length(source.values, method)
+    length = source.trained_length
     if target_length not in (None, length):
         raise RopewalkError(
             f"the factors in {source.model} are for {length} tokens, and not for {target_length}"
@@ -102,39 +103,33 @@ def from_config(source: CheckpointConfig, target_length: int | None = None) -> I
     return Imported(table, ())
 
 
-def for_model(imported: Imported, model: CheckpointConfig) -> Imported:
+def for_model(imported: Imported, model: ModelConfig) -> Imported:
     """A table that is handed to another checkpoint.
 
     Raises:
         RopewalkError: if that one has other frequencies or another original length.
     """
     current = method_of(model)
-    imported.factors.method(current, trained_length(model.values, current))
+    imported.factors.method(current, model.trained_length)
     named = imported.factors.model.model_copy(update={"name": model.model})
     return replace(imported, factors=imported.factors.model_copy(update={"model": named}))
 
 
-def checkpoint(model: str) -> CheckpointConfig:
+def checkpoint(model: str) -> ModelConfig:
     """The config of a folder, of a JSON file, of a hub id, or of the embedded checkpoint."""
     from ropewalk.data.read.embedded import resolve_model
 
     path = resolve_model(model)
-    return read_checkpoint_config(model, None if path == model else path)
+    return read_model_config(model, None if path == model else path)
 
 
-def method_of(config: CheckpointConfig) -> RopeMethod:
+def method_of(config: ModelConfig) -> RopeMethod:
     """The one RoPE method of a checkpoint.
 
     Raises:
         RopewalkError: if its layer types have methods of their own.
     """
-    methods = methods_from_config(config.values)
-    if None not in methods:
-        raise RopewalkError(
-            f"{config.model} has a RoPE of its own for each layer type ({', '.join(map(str, methods))}); rescale "
-            "factors are one list for all layers"
-        )
-    return methods[None]
+    return config.one_rope("rescale factors are one list for all layers")
 
 
 def _model(name: str, goal: Goal) -> FactorsModel:

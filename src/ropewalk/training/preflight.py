@@ -14,11 +14,10 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
-from ropewalk.models.config_defaults import decoder_values
-from ropewalk.models.load import attention_spec, choose_device, read_config, trained_length, with_rope
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
 from ropewalk.parallel import MeshShape, World
-from ropewalk.rope import LongRope, RopeMethod, methods_from_config
-from ropewalk.rope.layers import training_refusals
+from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
 from ropewalk.training.recipe.recipe import Recipe, Stage
@@ -77,13 +76,13 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     model = resolve_model(recipe.model)
     config = read_config(model, recipe.trust_remote_code)
     text = config.get_text_config()
-    values = decoder_values(text)
-    refused = training_refusals(values, recipe.stages[-1].context)
+    read = ModelConfig.of(config)
+    refused = read.training_refusals(recipe.stages[-1].context)
     if refused:
         raise EngineError(f"the model {refused[0]}")
-    trained = trained_length(text)
+    trained = read.trained_length
     require_trackers(recipe.trackers)
-    current = methods_from_config(values)[None]
+    current = read.methods[None]
     tables = tuple(_table(stage) for stage in recipe.stages)
     possible = possible_methods(recipe, current, trained, tables)
     for stage, ends in zip(recipe.stages, possible, strict=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel.mesh import MeshShape
 
 MASTER_BYTES = 4
@@ -64,6 +65,7 @@ class ModelShape:
                 f"memory and time are estimated for dense models alone, and this one has {experts} "
                 f"{config[experts]}; give the degrees of parallel one by one"
             )
+        read = ModelConfig(config)
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if config.get(key) is None]
         if missing:
@@ -77,8 +79,8 @@ class ModelShape:
             hidden,
             intermediate,
             heads,
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or hidden // heads,
+            read.num_kv_heads or heads,
+            read.head_dim,
             vocab,
             bool(config.get("tie_word_embeddings", False)),
         )

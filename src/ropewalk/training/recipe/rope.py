@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticKnownError
 
 from ropewalk.io.settings import SAME, Count, OnResume, Settings
 from ropewalk.rope.methods import METHODS
@@ -117,7 +116,7 @@ class Rope(Settings):
     def _is_a_method(cls, name: str) -> str:
         *names, last = (repr(each) for each in (*trainable_methods(), "auto"))
         if repr(name) not in (*names, last):
-            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"})
+            raise ValueError(f"Input should be {', '.join(names)} or {last}")
         return name
 
     def method_parameters(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ropewalk.data.read.hub_access import offline
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.lm_eval.quiet_libraries import quiet_libraries
 from ropewalk.evaluation.tasks.lm_eval.tasks import Catalogue, Rows, is_group
-from ropewalk.models.config_class import one_line
+from ropewalk.models.config_file import one_line
 
 NOT_THERE = (OSError, datasets.exceptions.DatasetsError)
 """What a dataset that cannot be had raises; a missing package is an ImportError."""

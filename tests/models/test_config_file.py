@@ -12,10 +12,9 @@ import transformers
 
 from ropewalk.data.read.embedded import EMBEDDED, demo_model_path
 from ropewalk.errors import RopewalkError
-from ropewalk.models.checkpoint_config import read_checkpoint_config
+from ropewalk.models.config_file import read_model_config
 from ropewalk.models.held_rope import loaded_rope
 from ropewalk.rope import Default, Linear, LongRope, RopeMethod, Yarn, methods_from_config
-from ropewalk.rope.config_warnings import config_tensions
 from tests.checkpoint_cases import CASES, CheckpointCase, path_of
 
 # transformers computes in float32; what it rounds adds up to less, as in tests/rope/rope_cases.py.
@@ -44,7 +43,7 @@ def test_every_file_has_a_case() -> None:
 
 @cases
 def test_published_config_is_read_as_it_is_meant(name: str, case: CheckpointCase) -> None:
-    config = read_checkpoint_config(str(path_of(name)))
+    config = read_model_config(str(path_of(name)))
     methods = methods_from_config(config.values)
     assert methods == case.methods
     assert config.defaults == case.defaults
@@ -59,7 +58,7 @@ def test_published_config_is_read_as_it_is_meant(name: str, case: CheckpointCase
 def test_what_the_file_says_stays(name: str, case: CheckpointCase) -> None:
     said = json.loads(path_of(name).read_text())
     said = said.get("text_config", said)
-    values = read_checkpoint_config(str(path_of(name))).values
+    values = read_model_config(str(path_of(name))).values
     assert {key: values[key] for key in said} == said
     assert not set(said) & set(case.defaults)
     assert {key: values[key] for key in case.defaults} == case.defaults
@@ -67,7 +66,7 @@ def test_what_the_file_says_stays(name: str, case: CheckpointCase) -> None:
 
 @cases
 def test_transformers_computes_what_was_read(name: str, case: CheckpointCase) -> None:
-    held = loaded_rope(read_checkpoint_config(str(path_of(name))))
+    held = loaded_rope(read_model_config(str(path_of(name))))
     if case.config_class is None:
         assert held is None
         return
@@ -82,8 +81,8 @@ def test_transformers_computes_what_was_read(name: str, case: CheckpointCase) ->
 
 
 @cases
-def test_tensions_are_those_of_the_table(name: str, case: CheckpointCase) -> None:
-    said = config_tensions(read_checkpoint_config(str(path_of(name))).values)
+def test_config_warnings_are_those_of_the_table(name: str, case: CheckpointCase) -> None:
+    said = read_model_config(str(path_of(name))).config_warnings
     assert [case.tension in sentence for sentence in said if case.tension] == [True] * bool(case.tension)
     assert len(said) == bool(case.tension)
 
@@ -104,7 +103,7 @@ def test_loaded_rope_is_that_of_a_real_load(rope: dict[str, Any], dtype: torch.d
     transformers.LlamaForCausalLM(config).to(dtype).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert model.dtype == dtype
-    (held,) = loaded_rope(read_checkpoint_config(str(tmp_path))) or ()
+    (held,) = loaded_rope(read_model_config(str(tmp_path))) or ()
     real = model.model.rotary_emb
     assert torch.equal(held.inv_freq, real.inv_freq.double())
     assert held.dtype == str(real.inv_freq.dtype).removeprefix("torch.")
@@ -118,7 +117,7 @@ def test_loaded_rope_of_layer_types_is_that_of_a_real_load(tmp_path: Path) -> No
     )
     transformers.Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
     real = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").model.rotary_emb
-    held = loaded_rope(read_checkpoint_config(str(tmp_path)))
+    held = loaded_rope(read_model_config(str(tmp_path)))
     assert held is not None
     assert [one.layer_type for one in held] == ["full_attention", "sliding_attention"]
     for one in held:
@@ -127,7 +126,7 @@ def test_loaded_rope_of_layer_types_is_that_of_a_real_load(tmp_path: Path) -> No
 
 def test_reading_changes_no_global_state(tmp_path: Path) -> None:
     verbosity = transformers.logging.get_verbosity()
-    loaded_rope(read_checkpoint_config(written(tmp_path, {**LLAMA, "dtype": "bfloat16"})))
+    loaded_rope(read_model_config(written(tmp_path, {**LLAMA, "dtype": "bfloat16"})))
     assert transformers.logging.get_verbosity() == verbosity
     assert torch.get_default_dtype() == torch.float32
 
@@ -149,7 +148,7 @@ def test_reading_changes_no_global_state(tmp_path: Path) -> None:
 def test_partial_rotation_and_head_width_come_from_the_class(
     said: dict[str, Any], rotary_dim: int, defaults: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = read_checkpoint_config(written(tmp_path, {**SMALL, "max_position_embeddings": 256, **said}))
+    config = read_model_config(written(tmp_path, {**SMALL, "max_position_embeddings": 256, **said}))
     assert config.defaults == defaults
     (method,) = methods_from_config(config.values).values()
     assert method.rotary_dim == rotary_dim
@@ -161,7 +160,7 @@ def test_partial_rotation_and_head_width_come_from_the_class(
 
 
 def test_a_class_may_supply_a_whole_method(tmp_path: Path) -> None:
-    config = read_checkpoint_config(written(tmp_path, {"model_type": "gpt_oss", "rope_theta": 150000}))
+    config = read_model_config(written(tmp_path, {"model_type": "gpt_oss", "rope_theta": 150000}))
     (method,) = methods_from_config(config.values).values()
     assert method == Yarn(64, 150000, 32.0, 4096, beta_fast=32.0, beta_slow=1.0, truncate=False)
     assert config.defaults["rope_scaling"]["rope_type"] == "yarn"
@@ -171,7 +170,7 @@ def test_a_class_may_supply_a_whole_method(tmp_path: Path) -> None:
 def test_phi_3_supplies_the_original_length(tmp_path: Path) -> None:
     scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     said = {"model_type": "phi3", **SMALL, "max_position_embeddings": 131072, "rope_scaling": scaling}
-    config = read_checkpoint_config(written(tmp_path, said))
+    config = read_model_config(written(tmp_path, said))
     assert config.defaults == {"rope_theta": 10000.0, "original_max_position_embeddings": 4096}
     (method,) = methods_from_config(config.values).values()
     assert isinstance(method, LongRope)
@@ -181,7 +180,7 @@ def test_phi_3_supplies_the_original_length(tmp_path: Path) -> None:
 def test_layer_types_in_the_present_spelling_are_completed_one_by_one(tmp_path: Path) -> None:
     parameters = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
     said = {"model_type": "gemma3_text", **SMALL, "head_dim": 16, "rope_parameters": parameters}
-    config = read_checkpoint_config(written(tmp_path, said))
+    config = read_model_config(written(tmp_path, said))
     assert methods_from_config(config.values) == {
         "full_attention": Linear(16, 1000000.0, 8.0),
         "sliding_attention": Default(16, 10000.0),
@@ -193,7 +192,7 @@ def test_layer_types_in_the_present_spelling_are_completed_one_by_one(tmp_path: 
 def test_olmo_3_scales_full_layers_alone(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
     said = {"model_type": "olmo3", **SMALL, "max_position_embeddings": 65536, "rope_theta": 5e5}
-    config = read_checkpoint_config(written(tmp_path, {**said, "rope_scaling": scaling}))
+    config = read_model_config(written(tmp_path, {**said, "rope_scaling": scaling}))
     assert methods_from_config(config.values) == {
         "full_attention": Yarn(16, 5e5, 8.0, 8192),
         "sliding_attention": Default(16, 5e5),
@@ -203,28 +202,28 @@ def test_olmo_3_scales_full_layers_alone(tmp_path: Path) -> None:
 
 def test_a_window_that_is_null_stays_none(tmp_path: Path) -> None:
     said = {**LLAMA, "model_type": "mistral", "rope_theta": 1e4}
-    assert read_checkpoint_config(written(tmp_path, said)).defaults == {"sliding_window": 4096}
-    config = read_checkpoint_config(written(tmp_path, {**said, "sliding_window": None}))
+    assert read_model_config(written(tmp_path, said)).defaults == {"sliding_window": 4096}
+    config = read_model_config(written(tmp_path, {**said, "sliding_window": None}))
     assert config.defaults == {}
     assert config.values["sliding_window"] is None
 
 
 def test_windows_of_qwen_are_off_by_default(tmp_path: Path) -> None:
     said = {**LLAMA, "model_type": "qwen2", "rope_theta": 1e4, "sliding_window": 64}
-    config = read_checkpoint_config(written(tmp_path, said))
+    config = read_model_config(written(tmp_path, said))
     assert config.defaults == {"use_sliding_window": False}
-    assert config_tensions(config.values) == []
+    assert config.config_warnings == []
 
 
 def test_dtype_of_a_multimodal_model_is_that_of_its_decoder(tmp_path: Path) -> None:
     said = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": {"model_type": "gemma3_text"}}
-    assert read_checkpoint_config(written(tmp_path, said)).values["dtype"] == "bfloat16"
+    assert read_model_config(written(tmp_path, said)).values["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_embedded_checkpoint_is_read_by_its_name(named: bool) -> None:
     folder = str(demo_model_path())
-    config = read_checkpoint_config(EMBEDDED, folder) if named else read_checkpoint_config(folder)
+    config = read_model_config(EMBEDDED, folder) if named else read_model_config(folder)
     assert config.model == (EMBEDDED if named else folder)
     assert methods_from_config(config.values)
     assert loaded_rope(config)
@@ -233,14 +232,14 @@ def test_embedded_checkpoint_is_read_by_its_name(named: bool) -> None:
 def test_file_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**LLAMA, "rope_theta": 1e4}))
-    assert read_checkpoint_config(str(path)).config_class == "LlamaConfig"
+    assert read_model_config(str(path)).config_class == "LlamaConfig"
 
 
 def test_hub_id_is_read_through_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, {**LLAMA, "rope_theta": 1e4})
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda model, name: path)
     monkeypatch.chdir(tmp_path)
-    assert read_checkpoint_config("meta-llama/Llama-3-8B").model == "meta-llama/Llama-3-8B"
+    assert read_model_config("meta-llama/Llama-3-8B").model == "meta-llama/Llama-3-8B"
 
 
 @pytest.mark.parametrize(
@@ -257,19 +256,19 @@ def test_bad_files_are_refused_in_one_line(text: str, said: str, tmp_path: Path)
     path = tmp_path / "config.json"
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(RopewalkError, match=said) as caught:
-        read_checkpoint_config(str(path))
+        read_model_config(str(path))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RopewalkError, match=r"has no config\.json"):
-        read_checkpoint_config(str(tmp_path))
+        read_model_config(str(tmp_path))
     for model in ("./missing", "/missing/folder", "missing/config.json", "a/b/c"):
         with pytest.raises(RopewalkError, match=f"no folder or file {model}"):
-            read_checkpoint_config(model)
+            read_model_config(model)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopewalkError, match="no folder nobody/nothing, and the Hub gave") as caught:
-        read_checkpoint_config("nobody/nothing")
+        read_model_config("nobody/nothing")
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -333,12 +332,12 @@ def test_configs_that_no_rope_can_be_read_from_are_refused(
     config: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RopewalkError, match=said) as caught:
-        read_checkpoint_config(written(tmp_path, config))
+        read_model_config(written(tmp_path, config))
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_rope_that_no_model_holds_is_refused(tmp_path: Path) -> None:
-    config = read_checkpoint_config(written(tmp_path, {"model_type": "granite_swa", "rope_theta": 1e4}))
+    config = read_model_config(written(tmp_path, {"model_type": "granite_swa", "rope_theta": 1e4}))
     with pytest.raises(
         RopewalkError, match=r"cannot build the rotary module of .* has 2 rotary modules, not one"
     ):
@@ -351,7 +350,7 @@ def test_code_of_the_checkpoint_is_never_run(tmp_path: Path) -> None:
     for model_type in ("llama", "own"):
         said = {**LLAMA, "model_type": model_type, "rope_theta": 1e4, "auto_map": auto_map}
         written(tmp_path, said)
-        config = read_checkpoint_config(str(tmp_path))
+        config = read_model_config(str(tmp_path))
         assert methods_from_config(config.values) == {None: Default(16, 1e4)}
         loaded_rope(config)
 
@@ -362,17 +361,17 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": text}))
         with pytest.raises(RopewalkError, match=f"{key} .* stands outside text_config"):
-            read_checkpoint_config(str(path))
+            read_model_config(str(path))
         path.write_text(json.dumps({"model_type": "llava", key: value, "text_config": {**text, key: 7e5}}))
         with pytest.raises(RopewalkError, match=f"{key} is .* in the config but 700000.0 in its text_config"):
-            read_checkpoint_config(str(path))
+            read_model_config(str(path))
 
 
 def test_multi_head_latent_attention_is_named_also_where_the_class_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "kimi_k9", "qk_rope_head_dim": 64, "rope_theta": 50000.0}))
     with pytest.raises(RopewalkError, match="multi-head latent attention"):
-        read_checkpoint_config(str(path))
+        read_model_config(str(path))
 
 
 @pytest.mark.parametrize(
@@ -396,7 +395,7 @@ def test_a_load_refuses_what_inspect_refuses(keys: dict, message: str, tmp_path:
 
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, **keys}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for read in (read_checkpoint_config, read_config):
+    for read in (read_model_config, read_config):
         with pytest.raises(RopewalkError, match=message):
             read(str(tmp_path))
 

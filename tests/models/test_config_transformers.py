@@ -13,15 +13,31 @@ import torch
 import transformers
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from ropewalk.models.checkpoint_config import read_checkpoint_config
-from ropewalk.models.config_class import build, class_of
-from ropewalk.models.config_defaults import decoder_values
-from ropewalk.rope.layers import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, attention_of_layers, shortest_window
+from ropewalk.models.config import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, ModelConfig
+from ropewalk.models.config_file import build, class_of, read_model_config
 from tests.checkpoint_cases import CASES, path_of
 from tests.models.families import COMMON, FAMILIES
 
 FOUR = {**COMMON, "num_hidden_layers": 4, "rope_theta": 1e4}
 F, S = "full_attention", "sliding_attention"
+FACTS = (
+    "methods",
+    "trained_length",
+    "max_position_embeddings",
+    "head_dim",
+    "key_dim",
+    "value_dim",
+    "num_heads",
+    "num_kv_heads",
+    "softcap",
+    "has_sinks",
+    "model_type",
+    "config_class",
+    "dtype",
+    "layer_notes",
+    "planning_notes",
+)
+"""What a config says, whether it comes from a file or from a transformers config in memory."""
 
 
 def of_transformers(config: Any) -> list[tuple[str, int | None]]:
@@ -30,8 +46,8 @@ def of_transformers(config: Any) -> list[tuple[str, int | None]]:
     return [(kind, more.get("sliding_window")) for kind, more in zip(kinds, keys, strict=True)]
 
 
-def ours(values: dict[str, Any]) -> list[tuple[str, int | None]]:
-    return [(layer.kind, layer.window) for layer in attention_of_layers(values)]
+def ours(config: ModelConfig) -> list[tuple[str, int | None]]:
+    return [(layer.kind, layer.window) for layer in config.layers]
 
 
 WINDOW = {"sliding_window": 16}
@@ -85,15 +101,19 @@ def test_windows_are_those_that_transformers_masks_by(name: str, tmp_path: Path)
     built = class_of(said["model_type"]).from_dict(dict(said))
     expected = of_transformers(built)
     # As a file, and as the config of a model in memory.
-    assert ours(read_checkpoint_config(str(tmp_path)).values) == expected
-    assert ours(decoder_values(built)) == expected
+    assert ours(read_model_config(str(tmp_path))) == expected
+    assert ours(ModelConfig.of(built)) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.config_class is not None])
 def test_windows_of_published_configs_are_those_of_transformers(name: str) -> None:
     said = json.loads(path_of(name).read_text())
     built = build(name, class_of(said["model_type"]), said)
-    assert ours(read_checkpoint_config(str(path_of(name))).values) == of_transformers(built)
+    of_file, in_memory = read_model_config(str(path_of(name))), ModelConfig.of(built)
+    assert ours(of_file) == of_transformers(built)
+    assert in_memory.layers == of_file.layers
+    for fact in FACTS:
+        assert getattr(in_memory, fact) == getattr(of_file, fact), fact
 
 
 @pytest.mark.parametrize(
@@ -115,7 +135,7 @@ def test_layers_without_rope_are_those_that_no_position_changes(family: str, mor
     tokens = torch.arange(1, 9)[None]
     with torch.no_grad():
         near, far = (model(tokens, position_ids=step * torch.arange(8)[None]).logits for step in (1, 5))
-    rotates = {layer.rotates for layer in attention_of_layers(decoder_values(config))}
+    rotates = {layer.rotates for layer in ModelConfig.of(config).layers}
     assert rotates == {not torch.equal(near, far)}
 
 
@@ -123,7 +143,7 @@ def test_the_tiny_families_have_the_windows_of_their_configs() -> None:
     for name, extra in FAMILIES.values():
         config = getattr(transformers, name)(**{**COMMON, **extra})
         windows = [window for _, window in of_transformers(config) if window is not None]
-        assert shortest_window(decoder_values(config)) == min(windows, default=None)
+        assert ModelConfig.of(config).shortest_window == min(windows, default=None)
 
 
 def test_families_that_are_known_by_name_are_those_of_the_installed_transformers() -> None:

@@ -1,0 +1,503 @@
+"""ModelConfig: what a decoder's config says, read once, in one place, for everyone who asks.
+
+transformers states the attention of layers in many spellings: a list of layer types, a window for all layers, a switch
+beside the window, a pattern, a first layer with a window, a list of layers without RoPE. They are read here and nowhere
+else. A config comes from a ``config.json`` (:mod:`ropewalk.models.config_file`) or from a transformers config in memory
+(:meth:`ModelConfig.of`); both say the same. Nothing here needs transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.rope.config import head_dim, methods_from_config
+from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+SERVED = (FULL, SLIDING)
+"""Layer types through which a packed row can pass."""
+ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
+"""Model types whose layers with full attention have no RoPE where other layers have a window."""
+SINKS = "has attention sinks, which no engine supports; use a model without them"
+WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
+"""Model types whose attention has a learned sink in every layer."""
+
+
+OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
+"""Where configs also state a context."""
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """The attention of one layer.
+
+    Attributes:
+        kind: as transformers calls it: ``full_attention``, ``sliding_attention``, ``linear_attention`` and so on.
+        window: tokens that a query sees, itself included; None where it sees all before it.
+        rotates: whether positions turn its queries and keys.
+        rope: the method by which they do; None for a layer without RoPE.
+        sinks: whether it has learned attention sinks.
+        softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
+        key_dim, value_dim: dimensions of a head's queries and keys, and of its values.
+    """
+
+    kind: str
+    window: int | None
+    rotates: bool
+    rope: RopeMethod | None
+    sinks: bool
+    softcap: float | None
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The config of a decoder, and what follows from it.
+
+    What follows is computed when it is asked for, so that a config which is wrong in one respect can still be asked
+    about the others.
+
+    Attributes:
+        values: the decoder's config as a mapping. ``layer_types`` wins over everything else that says the same;
+            configs that a class of transformers has completed always have it.
+        model: the checkpoint as the user named it, or the model's class, for messages.
+        defaults: the values that ``config.json`` leaves out and the config class supplies. A key of one layer type
+            has its name in front: ``full_attention.rope_theta``. Empty for a config in memory, which no longer knows.
+        config_class: transformers' class for the decoder; None where it knows none and the file stands alone.
+        given_length: the trained length in tokens where the user knows better than the config.
+
+    Example:
+        >>> config = ModelConfig({"head_dim": 64, "rope_theta": 1e4, "num_hidden_layers": 2, "sliding_window": 512})
+        >>> [layer.window for layer in config.layers]
+        [512, 512]
+    """
+
+    values: Mapping[str, Any]
+    model: str = "the model"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    config_class: str | None = None
+    given_length: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> ModelConfig:
+        """From a transformers config, of the whole model or of its language model."""
+        text = config.get_text_config()
+        said = text.to_dict()
+        # A class may have another name for it: n_embd, kv_channels.
+        shape = {key: value for key, value in shape_values(text).items() if said.get(key) is None}
+        dtype = {} if said.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
+        return cls({**said, **shape, **dtype, **layer_values(text)}, text.model_type, {}, type(text).__name__)
+
+    # What there is.
+
+    @property
+    def model_type(self) -> str | None:
+        return self.values.get("model_type")
+
+    @cached_property
+    def methods(self) -> dict[str | None, RopeMethod]:
+        """RoPE method of each layer type; the key None where all layers share one.
+
+        Raises:
+            RopewalkError: as :func:`ropewalk.rope.methods_from_config`.
+        """
+        return methods_from_config(self.values)
+
+    def one_rope(self, why: str) -> RopeMethod:
+        """The one RoPE method of the model, for what cannot do with more.
+
+        Args:
+            why: the end of the sentence that refuses a model whose layer types have methods of their own.
+
+        Raises:
+            RopewalkError: if they have.
+        """
+        if None not in self.methods:
+            kinds = ", ".join(map(str, self.methods))
+            raise RopewalkError(f"{self.model} has a RoPE of its own for each layer type ({kinds}); {why}")
+        return self.methods[None]
+
+    @property
+    def full_attention_rope(self) -> RopeMethod:
+        """The RoPE method of all layers, or of those with full attention.
+
+        Raises:
+            RopewalkError: if no layer type has full attention.
+        """
+        method = self.methods.get(None, self.methods.get(FULL))
+        if method is None:
+            known = ", ".join(map(str, self.methods))
+            raise RopewalkError(
+                f"none of this model's layer types has full attention ({known}); nothing to plan"
+            )
+        return method
+
+    @cached_property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        """The attention of each layer, first to last.
+
+        Raises:
+            RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens.
+        """
+        _check_values(self.values)
+        kinds = self.values.get("layer_types") or _derived_kinds(self.values)
+        windows = {
+            SLIDING: self.values.get("sliding_window"),
+            CHUNKED: self.values.get("attention_chunk_size"),
+        }
+        turned = _layers_that_rotate(self.values, kinds)
+        return tuple(
+            LayerConfig(
+                kind,
+                windows.get(kind),
+                rotates,
+                self.methods.get(kind, self.methods.get(None)) if rotates else None,
+                self.has_sinks,
+                self.softcap,
+                self.key_dim,
+                self.value_dim,
+            )
+            for kind, rotates in zip(kinds, turned, strict=True)
+        )
+
+    @property
+    def shortest_window(self) -> int | None:
+        """The shortest window of the layers in tokens, or None where every layer sees all."""
+        return min((layer.window for layer in self.layers if layer.window is not None), default=None)
+
+    @property
+    def num_heads(self) -> int | None:
+        return self.values.get("num_attention_heads")
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        return self.values.get("num_key_value_heads") or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head that RoPE may rotate; see :func:`ropewalk.rope.head_dim`."""
+        return head_dim(self.values)
+
+    @property
+    def key_dim(self) -> int:
+        """Dimensions of a head's queries and keys; latent attention calls the rotated part of them its head_dim."""
+        latent = self.values.get("qk_head_dim")
+        if latent is None and self.values.get("qk_rope_head_dim") is not None:
+            latent = self.values["qk_rope_head_dim"] + (self.values.get("qk_nope_head_dim") or 0)
+        return self.head_dim if latent is None else int(latent)
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a head's values."""
+        return self.values.get("v_head_dim") or self.key_dim
+
+    @property
+    def softcap(self) -> float | None:
+        """Scores become ``softcap * tanh(scores / softcap)``; None for none."""
+        return self.values.get("attn_logit_softcapping")
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether the model type is known for learned attention sinks."""
+        return self.model_type in WITH_SINKS
+
+    @property
+    def dtype(self) -> str | None:
+        """Of the checkpoint's weights; None where the config does not say."""
+        said = self.values.get("dtype") or self.values.get("torch_dtype")
+        return None if said is None else str(said).removeprefix("torch.")
+
+    @property
+    def max_position_embeddings(self) -> int | None:
+        return self.values.get("max_position_embeddings")
+
+    @property
+    def trained_length(self) -> int:
+        """Tokens the checkpoint was trained for: some yarn configs state only the length before their factor.
+
+        Raises:
+            RopewalkError: if the config states no ``max_position_embeddings``, and the user none either.
+        """
+        if self.given_length is not None:
+            return self.given_length
+        length = self.max_position_embeddings
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise RopewalkError(f"the config must state max_position_embeddings in tokens, got {length!r}")
+        method = self.methods.get(None, self.methods.get(FULL))
+        extended = None if method is None else method.extended_length()
+        return (self._dual_chunk_length or length) if extended is None else max(length, extended)
+
+    @property
+    def _dual_chunk_length(self) -> int | None:
+        """The length that a checkpoint with dual chunk attention was trained for, in tokens (Qwen2.5-1M); None without.
+
+        Its ``max_position_embeddings`` is what that attention reaches by using shorter distances again.
+
+        Raises:
+            RopewalkError: if the config states something else than a whole number.
+        """
+        chunks = self.values.get("dual_chunk_attention_config")
+        length = chunks.get(ORIGINAL) if isinstance(chunks, Mapping) else None
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+            raise RopewalkError(
+                "dual_chunk_attention_config must state original_max_position_embeddings in tokens, got "
+                f"{length!r}"
+            )
+        return length
+
+    # What is odd, what a reader must know, and what is refused.
+
+    @property
+    def config_warnings(self) -> list[str]:
+        """What is suspicious, but no contradiction: sentences for a report, never a reason to refuse."""
+        length = self.max_position_embeddings
+        said: list[str] = []
+        for layer_type, method in self.methods.items():
+            entry = _rope_entry(self.values, layer_type)
+            stated = entry.get(ORIGINAL)
+            original = self.values.get(ORIGINAL) if stated is None else stated
+            about = "" if layer_type is None else f"{layer_type}: "
+            said += [about + sentence for sentence in method.config_warnings(entry, original, length)]
+        said += [
+            f"{key} is {self.values[key]}, but max_position_embeddings is {length}, which is what counts here"
+            for key in OTHER_LENGTHS
+            if isinstance(self.values.get(key), int) and self.values[key] != length
+        ]
+        widths = [layer.window for layer in self.layers]
+        widest = None if None in widths else max(width for width in widths if width is not None)
+        if widest is not None and length is not None and widest < length:
+            said.append(
+                f"every layer sees only the last {widest} tokens (sliding_window), fewer than "
+                f"max_position_embeddings {length}"
+            )
+        trained = self._dual_chunk_length
+        if trained is not None and trained != length:
+            said.append(
+                f"dual_chunk_attention_config states an original length of {trained} tokens, and "
+                f"max_position_embeddings is {length}: the model is taken as trained for {trained}, since what lies "
+                "beyond needs dual chunk attention, which neither transformers nor ropewalk runs"
+            )
+        return said
+
+    @property
+    def layer_notes(self) -> list[str]:
+        """A sentence on layers with a window, and one on layers without RoPE, where other layers have none or RoPE."""
+        layers = self.layers
+        windowed = [number for number, layer in enumerate(layers) if layer.window is not None]
+        still = [number for number, layer in enumerate(layers) if layer.kind in SERVED and not layer.rotates]
+        notes = []
+        if windowed and len(windowed) < len(layers):
+            widths = " or ".join(
+                f"{width:,}" for width in sorted({layers[number].window or 0 for number in windowed})
+            )
+            notes.append(
+                f"{_which(windowed, len(layers))} sees only the last {widths} tokens (sliding_window), whatever the "
+                "base"
+            )
+        if still and len(still) == len(layers):
+            notes.append("no layer has RoPE, so no base changes anything")
+        elif still:
+            notes.append(f"{_which(still, len(layers))} has no RoPE, so a new base leaves it as it is")
+        return notes
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether some layer both has RoPE and sees everything before it: elsewhere a longer context needs no base."""
+        return any(layer.rotates and layer.kind == FULL for layer in self.layers)
+
+    @property
+    def planning_notes(self) -> list[str]:
+        """What a reader of a plan for a longer context must know of the checkpoint, a sentence each."""
+        notes = self.layer_notes
+        method = self.full_attention_rope
+        if None not in self.methods:
+            others = ", ".join(str(kind) for kind in self.methods if kind != FULL)
+            notes.append(f"layers of type {others} have a RoPE of their own; this is about {FULL} layers")
+        if not method.trainable:
+            notes.append(
+                f"{method.name} is for inference only: the model was trained unscaled and is planned for so"
+            )
+        if method.rotary_dim < self.head_dim:
+            notes.append(
+                f"{method.rotary_dim} of {self.head_dim} dimensions of a head are rotated; the others compare tokens "
+                "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
+            )
+        return notes
+
+    def packing_refusals(self) -> list[str]:
+        """Why packed rows cannot pass through the model, predicates whose subject is the model; none where they can."""
+        refused = []
+        other = sorted({layer.kind for layer in self.layers} - set(SERVED))
+        if other:
+            refused.append(
+                f"has layers of type {', '.join(other)}, through which a packed row would leak; ropewalk serves full "
+                "and sliding attention"
+            )
+        if self.has_sinks:
+            refused.append(SINKS)
+        if not self.values.get("is_causal", True):
+            refused.append("attends in both directions; packed rows need a causal decoder")
+        return refused
+
+    def training_refusals(self, context: int) -> list[str]:
+        """Why ``ropewalk extend`` does not train the model at a context, predicates as above; none where it does.
+
+        Args:
+            context: tokens of the longest stage.
+        """
+        refused = self.packing_refusals()
+        own = [kind for kind in self.methods if kind is not None]
+        if own:
+            refused.append(
+                f"has a RoPE of its own for each layer type ({', '.join(own)}); extending such a model is not "
+                "supported"
+            )
+        window = self.shortest_window
+        if window is not None and context > window:
+            refused.append(
+                f"has layers with a sliding window of {window:,} tokens, shorter than the context of {context:,}: no "
+                "engine combines a window with a layout; such a model cannot be extended yet"
+            )
+        if not any(layer.rotates for layer in self.layers):
+            refused.append("has no layer with RoPE, so there is nothing to extend")
+        dropout = self.values.get("attention_dropout")
+        if dropout:
+            refused.append(
+                f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json"
+            )
+        return refused
+
+
+SHAPE_KEYS = (
+    "hidden_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "num_key_value_heads",
+    "head_dim",
+)
+
+
+def shape_values(text: Any) -> dict[str, int]:
+    """Widths and counts that a transformers config has, under the names that are read."""
+    found = {key: getattr(text, key, None) for key in SHAPE_KEYS}
+    return {key: value for key, value in found.items() if isinstance(value, int)}
+
+
+def layer_values(text: Any) -> dict[str, Any]:
+    """What a transformers config class makes of all keys that say something about layers.
+
+    Args:
+        text: the config of the language model (``config.get_text_config()``).
+    """
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        # The same order in which transformers chooses the mask of all layers.
+        kind = FULL
+        if getattr(text, "sliding_window", None) is not None:
+            kind = SLIDING
+        elif getattr(text, "attention_chunk_size", None) is not None:
+            kind = CHUNKED
+        kinds = [kind] * (getattr(text, "num_hidden_layers", None) or 1)
+    layers = {"layer_types": list(kinds), "is_causal": getattr(text, "is_causal", True)}
+    rotating = getattr(text, "no_rope_layers", None)
+    return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
+
+
+def _check_values(config: Mapping[str, Any]) -> None:
+    for key in ("num_hidden_layers", "sliding_window", "attention_chunk_size"):
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number from 1 on")
+    for key in ("max_window_layers", "no_rope_layer_interval"):
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number")
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, bool) or not (pattern is None or isinstance(pattern, str | int)) or pattern == "":
+        raise RopewalkError(
+            f"sliding_window_pattern is {pattern!r} in the config; it is a whole number or letters"
+        )
+    for key, kind in (("layer_types", str), ("no_rope_layers", int)):
+        value = config.get(key)
+        if value is not None and not (
+            isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
+        ):
+            raise RopewalkError(
+                f"{key} is {value!r} in the config; it is a list with an entry for each layer"
+            )
+
+
+def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
+    """Layer types of a config that has no list of them."""
+    layers = config.get("num_hidden_layers") or 1
+    # Qwen writes a window that its own switch turns off, and null turns it off too.
+    switched_off = "use_sliding_window" in config and not config["use_sliding_window"]
+    if config.get("sliding_window") is None or switched_off:
+        chunked = config.get("attention_chunk_size") is not None
+        return (CHUNKED if chunked else FULL,) * layers
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return [SLIDING if pattern[number % len(pattern)] == "L" else FULL for number in range(layers)]
+    if pattern:
+        return [SLIDING if (number + 1) % pattern else FULL for number in range(layers)]
+    first = config.get("max_window_layers") if config.get("use_sliding_window") else None
+    return [SLIDING if number >= (first or 0) else FULL for number in range(layers)]
+
+
+def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
+    stated = config.get("no_rope_layers")
+    if stated:
+        if len(stated) != len(kinds):
+            raise RopewalkError(f"no_rope_layers lists {len(stated)} layers, and the model has {len(kinds)}")
+        # 1 is a layer with RoPE, whatever the name says.
+        return [bool(rotates) for rotates in stated]
+    every = config.get("no_rope_layer_interval")
+    if every:
+        return [(number + 1) % every != 0 for number in range(len(kinds))]
+    windows_alone = (
+        config.get("model_type") in ROTATE_IN_WINDOWS_ALONE and config.get("sliding_window") is not None
+    )
+    nested = config.get("rope_parameters") or {}
+    return [
+        not (windows_alone and kind == FULL) and not (kind in nested and nested[kind] is None)
+        for kind in kinds
+    ]
+
+
+def _which(numbers: Sequence[int], layers: int) -> str:
+    """``each of 36 layers``, ``each of layers 3, 7 and 11 (of 36, counted from 0)``."""
+    if len(numbers) == layers:
+        return "every layer"
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
+        which = f"every {_ordinal(steps.pop())} layer, from {numbers[0]} to {numbers[-1]}"
+        return f"{which} (of {layers}, counted from 0)"
+    if len(runs) > 4:
+        return f"each of {len(numbers)} layers of {layers}"
+    spans = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"each of layers {', '.join(spans)} (of {layers}, counted from 0)"
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
+
+
+def _rope_entry(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
+    """The RoPE parameters of a layer type in whichever spelling the config has; empty where it has none."""
+    parameters: Mapping[str, Any] = config.get("rope_parameters") or {}
+    if layer_type is None:
+        return parameters or config.get("rope_scaling") or {}
+    if parameters:
+        return parameters[layer_type]  # type: ignore[no-any-return]
+    # In the older spelling rope_scaling is for the full layers alone.
+    return (config.get("rope_scaling") or {}) if layer_type == "full_attention" else {}

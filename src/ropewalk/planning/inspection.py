@@ -1,0 +1,205 @@
+"""What a checkpoint's RoPE is, how far it reaches, and what a target length would need; no weights are read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from ropewalk.data.read.embedded import resolve_model
+from ropewalk.errors import RopewalkError
+from ropewalk.io.results import Result
+from ropewalk.models.config import LayerConfig, ModelConfig
+from ropewalk.models.config_file import read_model_config
+from ropewalk.models.held_rope import LoadedRope, loaded_rope
+from ropewalk.planning.advice import Advice, advise, explained
+from ropewalk.rope import RopeMethod
+from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
+from ropewalk.rope.theory.bases import Progress
+
+
+@dataclass(frozen=True)
+class InspectResult(Result):
+    """A checkpoint as its config describes it.
+
+    Attributes:
+        config: as read.
+        loaded: what transformers' rotary module holds after a load; None where transformers does not know the model.
+        warnings: what in the config is suspicious.
+        advice: on the target length; None where there is none.
+    """
+
+    config: ModelConfig
+    loaded: tuple[LoadedRope, ...] | None
+    warnings: tuple[str, ...]
+    advice: Advice | None
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the checkpoint, a sentence each."""
+        notes = [*self.warnings, *self.config.layer_notes]
+        if self.advice is not None:
+            notes += [note for note in self.config.planning_notes if note not in notes]
+        return notes
+
+    @cached_property
+    def methods(self) -> list[dict[str, Any]]:
+        """Each RoPE method as JSON values.
+
+        Wavelengths in tokens, ``inv_freq`` in rad/token; frequencies are those at ``max_position_embeddings``.
+        """
+        held = {each.layer_type: each for each in self.loaded or ()}
+        length = self.config.max_position_embeddings
+        return [
+            _described(layer_type, method, length, held.get(layer_type))
+            for layer_type, method in self.config.methods.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; null where the config is silent."""
+        config = self.config
+        stated = config.max_position_embeddings
+        return {
+            "model": config.model,
+            "model_type": config.model_type,
+            "architectures": config.values.get("architectures"),
+            "config_class": config.config_class,
+            "defaults": dict(config.defaults),
+            "max_position_embeddings": stated,
+            "trained_length": config.given_length or (stated and config.trained_length),
+            "num_hidden_layers": config.values.get("num_hidden_layers"),
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "sliding_window": config.shortest_window,
+            "layers": [_layer_json(layer) for layer in config.layers],
+            "notes": self.notes,
+            "methods": self.methods,
+            "target": None if self.advice is None else self.advice.to_json(),
+        }
+
+
+def inspect(
+    model: str,
+    target: int | None = None,
+    *,
+    from_length: int | None = None,
+    explain: bool = False,
+    progress: Progress | None = None,
+) -> InspectResult:
+    """Which RoPE a checkpoint has and how far it reaches; for a target length, what to set and why.
+
+    Args:
+        model: a folder, a ``config.json``, a Hub id, or ``embedded``.
+        target: context to extend to, in tokens.
+        from_length: trained length in tokens, where the config misstates it.
+        explain: whether to map the bases that reach the target too, which takes seconds.
+        progress: of that map.
+
+    Raises:
+        RopewalkError: if the config cannot be read, has no RoPE or contradicts itself.
+
+    Example:
+        >>> from ropewalk.planning import inspect
+        >>> found = inspect("embedded", target=1024)
+        >>> found.config.trained_length, found.advice.chosen.rule
+        (256, 'critical-dimension')
+    """
+    config = read_checkpoint(model, from_length)
+    warnings = list(config.config_warnings)
+    if config.config_class is None:
+        warnings.append(
+            f"transformers does not know the model type {config.model_type!r}: what the file leaves out "
+            "(a partial rotation, a head's width) is taken as Llama's, and ropewalk extend needs trust_remote_code"
+        )
+    loaded = None
+    try:
+        found = loaded_rope(config)
+        loaded = None if found is None else tuple(found)
+    except RopewalkError as error:
+        warnings.append(f"what transformers holds after a load is not known: {error}")
+    advice = None if target is None else advise_on(config, target, explain, progress)
+    return InspectResult(config, loaded, tuple(warnings), advice)
+
+
+def read_checkpoint(model: str, given_length: int | None = None) -> ModelConfig:
+    """The config of a folder, of a path to the file itself, of a model on the Hub, or of the embedded one.
+
+    Args:
+        model: what names it.
+        given_length: trained length in tokens, where the user knows better.
+
+    Raises:
+        RopewalkError: as :func:`ropewalk.models.config_file.read_model_config`.
+    """
+    path = resolve_model(model)
+    config = read_model_config(model, None if str(path) == model else path)
+    return replace(config, given_length=given_length)
+
+
+def advise_on(
+    config: ModelConfig, target: int, explain: bool = False, progress: Progress | None = None
+) -> Advice:
+    """Advice on a checkpoint, with what ``ropewalk extend`` would refuse of it.
+
+    Args:
+        config: as read.
+        target: tokens.
+        explain: whether to map the feasible bases, which takes seconds.
+        progress: of the map.
+
+    Raises:
+        RopewalkError: if it states no length and none is given, or it has no layers with full attention.
+    """
+    method = config.full_attention_rope
+    refusals = config.training_refusals(target)
+    advice = advise(method, config.trained_length, target, refusals, config.can_be_planned)
+    return explained(advice, method.rotary_dim, progress) if explain else advice
+
+
+def _layer_json(layer: LayerConfig) -> dict[str, Any]:
+    return {"kind": layer.kind, "window": layer.window, "rotates": layer.rotates}
+
+
+def _described(
+    layer_type: str | None, method: RopeMethod, length: int | None, held: LoadedRope | None
+) -> dict[str, Any]:
+    inv_freq, attention_factor = method.frequencies(length)
+    apart = ("rotary_dim", "rope_theta", "attention_factor")
+    bound = context_bound(inv_freq)
+    return {
+        "layer_type": layer_type,
+        "name": method.name,
+        "rope_theta": method.rope_theta,
+        "rotary_dim": method.rotary_dim,
+        "attention_factor": attention_factor,
+        "parameters": {f.name: getattr(method, f.name) for f in fields(method) if f.name not in apart},
+        "shortest_wavelength": 2 * math.pi / float(inv_freq[0]),
+        "longest_wavelength": 2 * math.pi / float(inv_freq[-1]),
+        **_critical_dimension(method, length),
+        "context_bound": SEARCH_LIMIT if bound is None else bound,
+        "inv_freq": inv_freq.tolist(),
+        "loaded": None if held is None else _describe_loaded(method, held),
+    }
+
+
+def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
+    """What transformers holds right after a load: short factors, for a method that depends on the length."""
+    expected = method.frequencies().inv_freq
+    same = held.inv_freq.shape == expected.shape
+    return {
+        "dtype": held.dtype,
+        "inv_freq": held.inv_freq.tolist(),
+        "attention_factor": held.attention_factor,
+        "largest_relative_difference": float((held.inv_freq / expected - 1).abs().max()) if same else None,
+    }
+
+
+def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int | None]:
+    """With the length it is for, that of the unscaled model; None where the config does not tell it."""
+    unscaled = method.unscaled_length(length)
+    if unscaled is None or unscaled < SHORTEST_LENGTH:
+        return {"critical_dimension": None, "critical_dimension_length": None}
+    dimensions = critical_dimension(method.rotary_dim, method.rope_theta, unscaled)
+    return {"critical_dimension": dimensions, "critical_dimension_length": unscaled}

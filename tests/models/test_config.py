@@ -1,0 +1,251 @@
+"""What a config says, from its mapping alone; transformers itself is asked in ``test_config_transformers``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+
+FOUR = {"num_hidden_layers": 4, "head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768}
+F, S = "full_attention", "sliding_attention"
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+LENGTH = {"max_position_embeddings": 4096}
+WINDOW = {"rope_theta": 1e4, "max_position_embeddings": 4096, "sliding_window": 1024}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+MIXED = {
+    "full_attention": {**YARN, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [
+        ({}, [None] * 4),
+        ({"sliding_window": 4096}, [4096] * 4),
+        ({"sliding_window": 4096, "layer_types": [F] * 4}, [None] * 4),
+        ({"sliding_window": 4096, "layer_types": [S, S, S, F]}, [4096, 4096, 4096, None]),
+        ({"sliding_window": 65536}, [65536] * 4),
+        ({"sliding_window": 4096, "use_sliding_window": None}, [None] * 4),
+        ({"sliding_window": 4096, "use_sliding_window": False}, [None] * 4),
+        ({"sliding_window": 4096, "use_sliding_window": True}, [4096] * 4),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 3}, [None] * 3 + [4096]),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 4}, [None] * 4),
+        ({"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 0}, [None] * 4),
+        ({"sliding_window": None, "use_sliding_window": True}, [None] * 4),
+        ({"sliding_window": 4096, "sliding_window_pattern": 2}, [4096, None, 4096, None]),
+        ({"sliding_window": 4096, "sliding_window_pattern": "LLG"}, [4096, 4096, None, 4096]),
+        ({"attention_chunk_size": 8192}, [8192] * 4),
+    ],
+)
+def test_the_window_of_each_layer(keys: dict[str, Any], windows: list[int | None]) -> None:
+    config = ModelConfig({**FOUR, **keys})
+    assert [layer.window for layer in config.layers] == windows
+    assert config.shortest_window == min((w for w in windows if w is not None), default=None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rotates"),
+    [
+        ({}, [True] * 4),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 1, 1, 0]}, [True, True, True, False]),
+        ({"model_type": "llama4_text", "no_rope_layer_interval": 2}, [True, False, True, False]),
+        (
+            {"model_type": "cohere2", "sliding_window": 64, "layer_types": [S, S, S, F]},
+            [True, True, True, False],
+        ),
+        ({"model_type": "exaone4", "sliding_window": None}, [True] * 4),
+        ({"model_type": "mistral", "sliding_window": 64}, [True] * 4),
+        (
+            {
+                "layer_types": [S, S, S, F],
+                "sliding_window": 8,
+                "rope_parameters": {F: None, S: {"rope_theta": 1e4}},
+            },
+            [True, True, True, False],
+        ),
+    ],
+)
+def test_which_layers_rotate(keys: dict[str, Any], rotates: list[bool]) -> None:
+    assert [layer.rotates for layer in ModelConfig({**FOUR, **keys}).layers] == rotates
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    with pytest.raises(RopewalkError, match="no_rope_layers lists 3 layers, and the model has 4"):
+        _ = ModelConfig({**FOUR, "no_rope_layers": [1, 1, 0]}).layers
+
+
+def test_layers_are_named_in_words() -> None:
+    thirty_six = {**FOUR, "num_hidden_layers": 36, "no_rope_layers": [1, 1, 1, 0] * 9}
+    assert ModelConfig(thirty_six).layer_notes == [
+        "every 4th layer, from 3 to 35 (of 36, counted from 0) has no RoPE, so a new base leaves it as it is"
+    ]
+    some = {**FOUR, "sliding_window": 4096, "layer_types": [F, S, S, F]}
+    assert ModelConfig(some).layer_notes == [
+        "each of layers 1 to 2 (of 4, counted from 0) sees only the last 4,096 tokens (sliding_window), whatever the "
+        "base"
+    ]
+    assert ModelConfig(FOUR).layer_notes == []
+    assert ModelConfig({**FOUR, "no_rope_layers": [0] * 4}).layer_notes == [
+        "no layer has RoPE, so no base changes anything"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, []),
+        ({"sliding_window": 32768}, []),
+        ({"sliding_window": 4096, "use_sliding_window": None}, []),
+        ({"sliding_window": 4096}, ["sliding window of 4,096 tokens, shorter than the context of 32,768"]),
+        ({"layer_types": [F, "linear_attention", F, F]}, ["layers of type linear_attention"]),
+        ({"model_type": "gpt_oss"}, ["attention sinks"]),
+        ({"is_causal": False}, ["attends in both directions"]),
+        ({"attention_dropout": 0.1}, ["attention dropout 0.1"]),
+        ({"no_rope_layers": [0] * 4}, ["no layer with RoPE"]),
+        (
+            {"rope_theta": None, "rope_parameters": {F: {"rope_theta": 1e6}, S: {"rope_theta": 1e4}}},
+            ["a RoPE of its own for each layer type (full_attention, sliding_attention)"],
+        ),
+    ],
+)
+def test_what_training_refuses(keys: dict[str, Any], said: list[str]) -> None:
+    refused = ModelConfig({**FOUR, **keys}).training_refusals(32768)
+    assert len(refused) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, refused, strict=True))
+
+
+def test_what_only_training_refuses_stops_no_packed_row() -> None:
+    assert ModelConfig({**FOUR, "sliding_window": 8, "attention_dropout": 0.1}).packing_refusals() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sliding_window", "x"),
+        ("sliding_window", 0),
+        ("sliding_window", -1),
+        ("sliding_window", True),
+        ("sliding_window", 4096.5),
+        ("attention_chunk_size", [1]),
+        ("num_hidden_layers", "4"),
+        ("max_window_layers", "2"),
+        ("sliding_window_pattern", [4]),
+        ("sliding_window_pattern", ""),
+        ("no_rope_layer_interval", -4),
+        ("layer_types", 4),
+        ("layer_types", [F, None, F, F]),
+        ("no_rope_layers", {"0": 1}),
+    ],
+)
+def test_values_that_say_nothing_of_layers_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(RopewalkError, match=f"^{key} is .* in the config"):
+        _ = ModelConfig({**FOUR, "sliding_window": 8, key: value}).layers
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rope_theta": 1e4}, []),
+        ({"rope_theta": 1e4, "max_position_embeddings": 16384, "rope_scaling": YARN}, []),
+        (
+            {"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": YARN},
+            ["yarn factor 4 times .* 4096 is 16384 tokens, but max_position_embeddings is 32768"],
+        ),
+        # Without a factor there is nothing to disagree.
+        ({"rope_theta": 1e4, "max_position_embeddings": 32768, "rope_scaling": {**YARN, "factor": None}}, []),
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 16384,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            ["linear factor 2 times .* 4096 is 8192 tokens, but max_position_embeddings is 16384"],
+        ),
+        (
+            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            ["linear factor 2: nothing says whether max_position_embeddings .* counts it in"],
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                **LENGTH,
+                "model_max_length": 131072,
+                "max_sequence_length": LENGTH["max_position_embeddings"],
+            },
+            ["model_max_length is 131072, but max_position_embeddings is"],
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {
+                    "type": "longrope",
+                    "factor": 8.0,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                },
+            },
+            ["longrope factor 8 times .* 4096 is 32768 tokens, but max_position_embeddings is 131072"],
+        ),
+        # llama3's factor is no ratio of lengths.
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5e5,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            [],
+        ),
+        (
+            {"rope_theta": 1e4, "max_position_embeddings": 8192, "original_max_position_embeddings": 4096},
+            ["max_position_embeddings 8192 is more than .* 4096, but rope type default scales nothing"],
+        ),
+        (
+            {"rope_theta": 1e4, **LENGTH, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            ["rope type dynamic is for inference only"],
+        ),
+        ({"max_position_embeddings": 16384, "rope_parameters": MIXED}, []),
+        (
+            {"max_position_embeddings": 65536, "rope_parameters": MIXED},
+            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
+        ),
+        (
+            {
+                "max_position_embeddings": 65536,
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_scaling": YARN,
+            },
+            ["full_attention: yarn factor 4 times .* is 16384 tokens"],
+        ),
+        (WINDOW, [r"only the last 1024 tokens \(sliding_window\), fewer than max_position_embeddings 4096"]),
+        ({**WINDOW, "sliding_window": 4096}, []),
+        ({**WINDOW, "use_sliding_window": False}, []),
+        ({**WINDOW, "use_sliding_window": True}, ["only the last 1024 tokens"]),
+        ({**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}, []),
+        (
+            {**WINDOW, "layer_types": ["sliding_attention", "sliding_attention"]},
+            ["only the last 1024 tokens"],
+        ),
+        ({**WINDOW, "layer_types": ["full_attention"]}, []),
+    ],
+)
+def test_config_warnings_are_said_and_nothing_is_refused(keys: dict[str, Any], said: list[str]) -> None:
+    sentences = ModelConfig({**HEADS, **keys}).config_warnings
+    assert len(sentences) == len(said)
+    for sentence, part in zip(sentences, said, strict=True):
+        assert re.search(part, sentence)
