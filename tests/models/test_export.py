@@ -14,15 +14,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ropewalk import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.export import export
 from ropewalk.models.load import generating, load_model, read_config, rotary_module, save_model, with_rope
 from ropewalk.rope import (
     Default,
     LongRope,
     Theta,
+    Yarn,
     for_all_readers,
     longrope_attention_factor,
     methods_from_config,
 )
+from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.longrope_cases import (
     FAMILIES,
     ORIGINAL,
@@ -212,3 +216,18 @@ def test_attention_factors_that_readers_would_not_agree_on_are_refused() -> None
     # Extended again, the old ones do not stay.
     again = with_rope(type(tiny("llama").config).from_dict(said), factors(8, 1.3), 2 * TARGET).to_dict()
     assert again["rope_parameters"]["long_mscale"] == 1.3
+
+
+def test_the_door_writes_any_method_into_a_new_folder(tmp_path: Path) -> None:
+    folder = save_byte_checkpoint(tmp_path / "old", 64, 0.3)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    method = Yarn(8, 1e4, 4.0, 64)
+    found = export(folder, method, 256, tmp_path / "new", tokenizer)
+    assert ModelConfig.of(transformers.AutoConfig.from_pretrained(found.out)).methods == {None: method}
+    said = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (said["max_position_embeddings"], said["factor"], said["factors"]) == (256, 4.0, None)
+    assert transformers.AutoTokenizer.from_pretrained(found.out).model_max_length >= 256
+    old, new = (load_file(each / "model.safetensors") for each in (folder, found.out))
+    assert all(torch.equal(old[key], new[key]) for key in {*old, *new})
+    with pytest.raises(RopewalkError, match="exists already"):
+        export(folder, method, 256, found.out, tokenizer)

@@ -10,9 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 
 from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import read_config_file, read_model_config
+from ropewalk.models.load import with_rope
 from ropewalk.rope import (
     METHODS,
     Default,
@@ -24,7 +28,7 @@ from ropewalk.rope import (
     register,
     unscaled_inv_freq,
 )
-from ropewalk.rope.config import for_all_readers, replace_methods
+from ropewalk.rope.config import for_all_readers, notes_on, replace_methods
 from ropewalk.rope.methods.base import ORIGINAL, Origin
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.stage_rope.methods import possible_methods
@@ -97,6 +101,16 @@ def test_a_config_says_it_and_gives_it_back() -> None:
     assert further == Eased(16, 1e4, 8.0, 8192)
     with pytest.raises(RopewalkError, match="already eased-scaled is ambiguous"):
         method_for_target("yarn", method, 32768, 65536)
+
+
+def test_the_config_of_a_model_says_it_to_a_file_and_back(tmp_path: Path) -> None:
+    method = Eased(16, 1e4, 4.0, 8192, 3.0)
+    config = transformers.LlamaConfig(**CONFIG)
+    said = with_rope(config, method, 32768)
+    assert ModelConfig.of(said).methods == {None: method}
+    said.save_pretrained(tmp_path)
+    assert read_model_config(str(tmp_path)).methods == {None: method}
+    assert notes_on(read_config_file(str(tmp_path))) == ["no program but this test reads it"]
 
 
 def test_the_rotary_module_turns_with_it() -> None:

@@ -17,15 +17,15 @@ from ropewalk.cli.text import documents_of
 from ropewalk.errors import RopewalkError, RunFailure
 
 if TYPE_CHECKING:
-    from ropewalk.cli.factor_table import FittedTable
     from ropewalk.evaluation import Stores, Subject
     from ropewalk.evaluation.results import TaskResult
     from ropewalk.evaluation.settings import Loading, Serving, Settings
+    from ropewalk.search.fitted_table import FittedTable
 
 
 def table_of(loading: Loading, path: str) -> FittedTable | None:
     """The factor table as it applies to a checkpoint; None where the checkpoint runs as it is."""
-    from ropewalk.cli.factor_table import fitted_table
+    from ropewalk.search.fitted_table import fitted_table
 
     return None if loading.rope is None else fitted_table(loading.rope, path)
 
@@ -295,7 +295,6 @@ def stores_of(
     stack: ExitStack,
 ) -> tuple[Stores, dict[str, Any]]:
     """Where this run keeps what it has, and what its folder is known by."""
-    from ropewalk.cli.factor_table import other_checkpoint
     from ropewalk.data import SourceSpec
     from ropewalk.data.rows.identity import digest, inputs_identity
     from ropewalk.data.tokens.tokenise import tokenizer_identity
@@ -305,6 +304,7 @@ def stores_of(
     from ropewalk.evaluation.predictions import PredictionLog
     from ropewalk.evaluation.record import FINISHED, PREDICTIONS, begin
     from ropewalk.io.lock import locked
+    from ropewalk.search.fitted_table import other_checkpoint
 
     identity = {
         "model_sha256": None if "address" in facts["backend"] else model_digest(path),

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import torch
 
     from ropewalk.cli.evaluate_run import Output
-    from ropewalk.cli.factor_table import FittedTable
     from ropewalk.evaluation.settings import Loading, Settings
     from ropewalk.parallel import MeshShape, World
+    from ropewalk.search.fitted_table import FittedTable
 
 
 def torchrun_line(processes: int, parallel: str) -> str:

@@ -1,18 +1,22 @@
-"""A checkpoint and a factor table for it: what ``--rope FILE`` of several commands means."""
+"""A checkpoint and a factor table for it: what ``--rope FILE`` means, and the checkpoint written with its factors."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ropewalk.data import load_tokenizer
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-
-if TYPE_CHECKING:
-    from ropewalk.rope import LongRope
-    from ropewalk.search import Factors
+from ropewalk.evaluation.identity import model_digest
+from ropewalk.models.export import ExportResult, refuse_existing
+from ropewalk.models.export import export as export_checkpoint
+from ropewalk.rope import LongRope
+from ropewalk.search.factors import Factors, read_factors
+from ropewalk.search.imports import checkpoint, method_of
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,6 @@ def fitted_table(file: Path, model: str) -> FittedTable:
     Raises:
         RopewalkError: if one of them cannot be read, or the factors are not for such a checkpoint.
     """
-    from ropewalk.search import read_factors
-    from ropewalk.search.imports import checkpoint, method_of
-
     factors = read_factors(file)
     config = checkpoint(model)
     current = method_of(config)
@@ -89,3 +90,30 @@ def fitted_table(file: Path, model: str) -> FittedTable:
             f"{method.original_max_position_embeddings}; give factors for a longer target"
         )
     return FittedTable(factors, hashlib.sha256(file.read_bytes()).hexdigest(), method, context)
+
+
+def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
+    """Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.
+
+    Args:
+        model: folder, hub id, or ``embedded``.
+        rope: a factor table, from ``ropewalk search``.
+        out: a new folder.
+
+    Raises:
+        RopewalkError: if there is something at ``out``, one of them cannot be read, the factors are not for such a
+            checkpoint, or a config has no field for them (start tokens).
+    """
+    rope, out = Path(rope), Path(out)
+    refuse_existing(out)
+    path = str(resolve_model(model))
+    table = fitted_table(rope, path)
+    if table.method.start_tokens:
+        raise RopewalkError(
+            f"{rope} has start tokens ({table.method.start_tokens}), for which a config has no field: search again "
+            f"with --start-tokens 0, or run it here, as ropewalk eval {model} --rope {rope} does"
+        )
+    written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model)
+    digest = model_digest(path) if table.factors.model.digest else None
+    notes = (*other_checkpoint(table.record, digest), *written.notes)
+    return replace(written, notes=notes, factors=table.record)
