@@ -12,13 +12,13 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends import Answer, Request
 from ropewalk.evaluation.predictions import Prediction, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.sample import Sample
+from ropewalk.io.digests import digest
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"

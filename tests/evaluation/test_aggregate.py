@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import (
     OVERALL,
@@ -29,6 +28,7 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
+from ropewalk.io.digests import digest
 from tests.evaluation.core_cases import (
     answered,
     asked_sample,

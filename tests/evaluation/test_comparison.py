@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import overall_results
 from ropewalk.evaluation.comparison import RESAMPLES, Difference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.statistics import Z_95, ratio_interval
+from ropewalk.io.digests import digest
 from tests.evaluation.core_cases import percent_result, perplexity_result, through_json
 
 

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ropewalk.data.read import hub_access
+from ropewalk.data.read import hub as hub_access
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks import haystack_sources as material

@@ -503,7 +503,7 @@ def test_without_lm_eval_every_task_is_not_run(model, tokenizer, monkeypatch):
 
 
 def test_without_network_and_data_a_task_is_not_run_and_the_others_go_on(tokenizer, monkeypatch):
-    monkeypatch.setattr("ropewalk.data.read.hub_access.hub_reachable", lambda: False)
+    monkeypatch.setattr("ropewalk.data.read.hub.hub_reachable", lambda: False)
     settings = replace(HELLASWAG, tasks=("arc_challenge", "hellaswag", "mmlu"))
     results = retention(Parrot(tokenizer, told_hellaswag()), tokenizer, settings)
     assert [result.status for result in results] == ["not run", "ok", "not run"]

@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers.utils import logging as transformers_logging
 
-from ropewalk.data.read.hub_access import hub_reachable, offline
+from ropewalk.data.read.hub import hub_reachable, offline
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.tasks.lm_eval import tasks as harness_tasks
 from ropewalk.evaluation.tasks.lm_eval.harness import Catalogue, HarnessModel

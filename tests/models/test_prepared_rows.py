@@ -10,7 +10,7 @@ from ropewalk.attention.layout import IGNORED
 from ropewalk.data.rows.assemble import PADDING, assemble_rows, pack_documents
 from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds
-from ropewalk.data.rows.training_row import training_row
+from ropewalk.data.rows.training_rows import training_row
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.models.load import attach
 

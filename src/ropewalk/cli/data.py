@@ -249,14 +249,14 @@ def merge_command(
     as_json: JsonOption = False,
 ) -> None:
     """Put the parts that several machines packed into folders of their own together."""
-    from ropewalk.data.rows.publish import merge_parts
+    from ropewalk.data.rows.stored import merge_parts
 
     _show(merge_parts([part.expanduser() for part in parts], out.expanduser()), False, as_json)
 
 
 def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
     from ropewalk.data import PackedRows
-    from ropewalk.data.rows.accounting import summary
+    from ropewalk.data.rows.manifest import summary
 
     if not isinstance(rows, PackedRows):
         if as_json:
@@ -280,7 +280,7 @@ def _show(rows: PackedRows | Part, reused: bool, as_json: bool) -> None:
 
 
 def _print_packed(rows: PackedRows) -> None:
-    from ropewalk.data.rows.accounting import token_account
+    from ropewalk.data.rows.manifest import token_account
 
     counts, settings = rows.manifest["counts"], rows.settings
     account, packing, split, reading = (

@@ -296,13 +296,14 @@ def stores_of(
 ) -> tuple[Stores, dict[str, Any]]:
     """Where this run keeps what it has, and what its folder is known by."""
     from ropewalk.data import SourceSpec
-    from ropewalk.data.rows.identity import digest, inputs_identity
+    from ropewalk.data.read.identity import inputs_identity
     from ropewalk.data.tokens.tokenise import tokenizer_identity
     from ropewalk.evaluation import Stores
     from ropewalk.evaluation.finished import FinishedResults
     from ropewalk.evaluation.identity import model_digest
     from ropewalk.evaluation.predictions import PredictionLog
     from ropewalk.evaluation.record import FINISHED, PREDICTIONS, begin
+    from ropewalk.io.digests import digest
     from ropewalk.io.lock import locked
     from ropewalk.search.fitted_table import other_checkpoint
 

@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
     from ropewalk.data.read.readers import ReadingCounts, read_documents
     from ropewalk.data.rows.assemble import PackedRow, assemble_rows, pack_documents
-    from ropewalk.data.rows.order import row_order, rows_for_step
-    from ropewalk.data.rows.publish import merge_parts
     from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
     from ropewalk.data.rows.special_tokens import PackingCounts
     from ropewalk.data.rows.store import Job, pack_rows, prepare_rows
-    from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, open_rows
-    from ropewalk.data.rows.training_row import training_row
+    from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, merge_parts, open_rows
+    from ropewalk.data.rows.training_rows import row_order, rows_for_step, training_row
     from ropewalk.data.stats.stats import DataStatistics, packed_statistics, tokenised_statistics
     from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
     from ropewalk.data.tokens.split import ValidationSettings
@@ -44,7 +42,7 @@ _HOMES = {
     "ValidationSettings": "tokens.split",
     "assemble_rows": "rows.assemble",
     "load_tokenizer": "tokens.tokenise",
-    "merge_parts": "rows.publish",
+    "merge_parts": "rows.stored",
     "mix": "mixture.mixture",
     "open_rows": "rows.stored",
     "pack_documents": "rows.assemble",
@@ -52,13 +50,13 @@ _HOMES = {
     "packed_statistics": "stats.stats",
     "prepare_rows": "rows.store",
     "read_documents": "read.readers",
-    "row_order": "rows.order",
-    "rows_for_step": "rows.order",
+    "row_order": "rows.training_rows",
+    "rows_for_step": "rows.training_rows",
     "special_ids": "tokens.tokenise",
     "tokenise_portions": "tokens.corpus",
     "tokenised_statistics": "stats.stats",
     "tokenizer_identity": "tokens.tokenise",
-    "training_row": "rows.training_row",
+    "training_row": "rows.training_rows",
 }
 
 __all__ = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
@@ -23,6 +22,7 @@ from ropewalk.evaluation.statistics import (
     wilson_interval,
 )
 from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED
+from ropewalk.io.digests import digest
 
 OVERALL = "overall"
 EFFECTIVE_THRESHOLD = 85.6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
 
 
 def model_digest(path_or_id: str) -> str | None:

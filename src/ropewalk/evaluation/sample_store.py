@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.sample import Sample, Task
+from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, replacing
 
 FORMAT = 1

@@ -12,6 +12,15 @@ from typing import Any
 from ropewalk.io.files import plain_name, write_json
 
 
+def digest(value: Any) -> str:
+    """SHA-256 over a JSON value, the same whatever the order of its keys.
+
+    Raises:
+        ValueError: for NaN or infinity, which JSON does not have.
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class FileDigest:
     """What a file was when it was written: its size in bytes, and its SHA-256 in hexadecimal."""
@@ -62,7 +71,7 @@ def write_sealed(path: Path, values: Mapping[str, Any], files: Mapping[str, File
         files: digests by file name.
     """
     whole = {**values, "files": {name: asdict(each) for name, each in sorted(files.items())}}
-    write_json(path, {**whole, "sha256": _digest_of(whole)})
+    write_json(path, {**whole, "sha256": digest(whole)})
 
 
 def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
@@ -78,13 +87,9 @@ def read_sealed(values: Mapping[str, Any], path: Path) -> dict[str, FileDigest]:
         KeyError, TypeError, AttributeError: if it is none.
     """
     unsealed = {key: value for key, value in values.items() if key != "sha256"}
-    if values["sha256"] != _digest_of(unsealed):
+    if values["sha256"] != digest(unsealed):
         raise ValueError(f"{path.name} was altered: its SHA-256 differs")
     return {
         plain_name(name, path): FileDigest(int(known["bytes"]), str(known["sha256"]))
         for name, known in values["files"].items()
     }
-
-
-def _digest_of(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ropewalk.attention.layout import Row
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, evaluation_rows
 from ropewalk.evaluation.rows import Ids
+from ropewalk.io.digests import digest
 
 
 def search_rows(

@@ -22,13 +22,14 @@ from ropewalk.data import (
     tokenizer_identity,
 )
 from ropewalk.data.mixture.mixture import MixtureReport, explain
+from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
-from ropewalk.data.rows.identity import digest, inputs_identity
 from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.progress import Reporter
 from ropewalk.training.preflight import Plan

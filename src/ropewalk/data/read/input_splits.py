@@ -23,8 +23,8 @@ from ropewalk.data.read.files import (
     split_suffix,
 )
 from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
+from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.data.read.records import first_line_is_record, read_json_lines, read_parquet, row_group_sizes
-from ropewalk.data.rows.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.errors import RopewalkError
 
 PORTION_BYTES = 1 << 26

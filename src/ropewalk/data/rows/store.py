@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from ropewalk.data.mixture.mixture import MixtureSettings, mix
 from ropewalk.data.read.documents import SourceSpec
 from ropewalk.data.read.files import hidden_entries
+from ropewalk.data.read.identity import file_digests, inputs_identity
 from ropewalk.data.read.input_splits import Portion, plan_portions
 from ropewalk.data.rows.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
-from ropewalk.data.rows.describe import description, length_states, versions
-from ropewalk.data.rows.identity import digest, file_digests, inputs_identity
-from ropewalk.data.rows.publish import Making, begin, give_up, row_files
+from ropewalk.data.rows.manifest import description, length_states, versions
 from ropewalk.data.rows.settings import PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds
 from ropewalk.data.rows.stored import (
@@ -27,10 +26,14 @@ from ropewalk.data.rows.stored import (
     FORMAT_VERSION,
     VALIDATION,
     WORK,
+    Making,
     PackedRows,
+    begin,
+    give_up,
     is_packed,
     open_rows,
     packed_folders,
+    row_files,
     rows_file,
 )
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
@@ -45,6 +48,7 @@ from ropewalk.data.tokens.tokenise import (
     tokenizer_identity,
 )
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
 
 MOST_FILE_TOKENS, LEAST_FILE_TOKENS, FILES = 1 << 25, 1 << 16, 64
 """Rows are divided into about FILES files within these bounds: what machines share, and a killed run repeats."""

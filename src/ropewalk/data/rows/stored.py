@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import os
+import shutil
+import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +23,13 @@ from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.rows.settings import PackingSettings
 from ropewalk.data.tokens.arrow import checked_index, int32_list, open_table
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import parse_json, plain_name
+from ropewalk.io.digests import digest
+from ropewalk.io.files import new_folder, parse_json, plain_name, remove_left_overs, write_json, writing
+from ropewalk.io.lock import locked
 
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
+
 
 FORMAT = "ropewalk packed rows"
 FORMAT_VERSION = 2
@@ -101,7 +110,7 @@ class PackedRows:
         Raises:
             IndexError: if there is no such row.
         """
-        from ropewalk.data.rows.training_row import training_row
+        from ropewalk.data.rows.training_rows import training_row
 
         return training_row(self.packed(index), self.settings)
 
@@ -241,7 +250,6 @@ def is_unfinished(folder: Path) -> bool:
     A folder of documents may have a subfolder of the same name as the one that the making keeps; what lies in
     it decides.
     """
-    from ropewalk.data.rows.publish import JOB, PLAN
 
     if is_packed(folder):
         return False
@@ -331,3 +339,313 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+
+
+JOB, PLAN = "job.json", "plan.json"
+
+# What the same job may have otherwise on another machine; files are compared by their content's digests.
+_MAY_DIFFER = ("digest", "inputs", "versions")
+
+
+def row_files(rows: int, per_file: int) -> list[tuple[str, int]]:
+    """The names of all files of rows, and how many rows each holds."""
+    firsts = range(0, rows, per_file)
+    return [(rows_file(n), min(per_file, rows - first)) for n, first in enumerate(firsts)]
+
+
+def begin(folder: Path, job: dict[str, Any]) -> bool:
+    """Make or take up a folder for a job.
+
+    Args:
+        folder: the folder.
+        job: all that its rows depend on.
+
+    Returns:
+        Whether its rows are complete already.
+
+    Raises:
+        RopewalkError: if it holds rows of another job, complete or in part, or anything else.
+    """
+    if is_packed(folder):
+        there = _read(folder / MANIFEST)
+        if there.get("format_version") != FORMAT_VERSION:
+            raise RopewalkError(
+                f"{folder} holds rows of format version {there.get('format_version')}; choose another folder"
+            )
+        _refuse_other(folder, there, job, "holds rows")
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+        return True
+    if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
+        raise RopewalkError(f"{folder} holds something else; give a new or empty folder for the rows")
+    known = folder / WORK / JOB
+    with writing(folder):
+        (folder / WORK).mkdir(parents=True, exist_ok=True)
+        claim(known, job)
+    _refuse_other(folder, _read(known), job, "holds unfinished rows")
+    return False
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / WORK / JOB).is_file() or all(path.name == WORK for path in folder.iterdir())
+
+
+def claim(path: Path, job: dict[str, Any]) -> None:
+    """Write a job's file unless there is one; of several processes at once one alone does."""
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+    try:
+        # A link fails where a file is, as a rename does not.
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def give_up(folder: Path) -> None:
+    """Let a folder without a row go to other settings: its tokens are of use to them too."""
+    if not any((folder / WORK).glob("*.arrow.json")):
+        (folder / WORK / JOB).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Making:
+    """A folder of rows in the making.
+
+    Attributes:
+        folder: the folder.
+        manifest: all of it but the files.
+        files: name and number of rows of every file of rows.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    files: Sequence[tuple[str, int]]
+
+    @property
+    def rows_digest(self) -> str:
+        """What the content of the files depends on, the same on every machine."""
+        keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
+        return digest({key: self.manifest[key] for key in keys})
+
+    @property
+    def names(self) -> list[str]:
+        return [*(name for name, _ in self.files), VALIDATION]
+
+    def seal(self, name: str, written: dict[str, Any]) -> None:
+        """Note that a file is complete: its size, its digest and what it belongs to."""
+        write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
+
+    def sealed(self, name: str) -> dict[str, Any] | None:
+        """Size and digest of a file that was completed, None where it is not there.
+
+        Raises:
+            RopewalkError: if it belongs to other rows.
+        """
+        seal = self.folder / WORK / f"{name}.json"
+        if not seal.is_file() or not (self.folder / name).is_file():
+            return None
+        there = _read(seal)
+        if there.get("of") != self.rows_digest:
+            raise RopewalkError(
+                f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
+            )
+        return {"bytes": there["bytes"], "sha256": there["sha256"]}
+
+    def intact(self, name: str) -> bool:
+        """Whether a file is there, and still what was written."""
+        there = self.sealed(name)
+        return there is not None and _matches(self.folder / name, there)
+
+    def missing(self) -> list[str]:
+        """The files that are not there yet."""
+        return [name for name in self.names if self.sealed(name) is None]
+
+    def publish_if_complete(self, checked: Collection[str] = ()) -> list[str]:
+        """Write the manifest once every file is there, and put away what only the making needed.
+
+        Args:
+            checked: files that this process has written or checked itself; the others are read.
+
+        Returns:
+            The files that are not there yet; none where the rows are complete now.
+
+        Raises:
+            RopewalkError: if a file is damaged or belongs to other rows.
+        """
+        write_json(
+            self.folder / WORK / PLAN, {**self.manifest, "row_files": [list(each) for each in self.files]}
+        )
+        missing = self.missing()
+        if is_packed(self.folder):
+            # Another process was first.
+            shutil.rmtree(self.folder / WORK, ignore_errors=True)
+            return []
+        if missing:
+            return missing
+        for name in self.names:
+            if name not in checked and not self.intact(name):
+                raise RopewalkError(f"{self.folder / name} is damaged; delete it and run its shard again")
+        seals = {name: self.sealed(name) or {} for name in self.names}
+        described = [{"name": name, "rows": rows, **seals[name]} for name, rows in self.files]
+        validation = {"name": VALIDATION, **seals[VALIDATION]}
+        write_json(
+            self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
+        )
+        self._clear()
+        return []
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder / WORK, ignore_errors=True)
+        for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
+            for leftover in self.folder.glob(kind):
+                leftover.unlink(missing_ok=True)
+
+
+def _matches(path: Path, described: dict[str, Any]) -> bool:
+    return bool(path.stat().st_size == described["bytes"] and file_digest(path) == described["sha256"])
+
+
+def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
+    """One folder of rows from the parts that several machines wrote into folders of their own.
+
+    Args:
+        parts: the folders, each with the files of its shard.
+        folder: a new folder; files are copied into it.
+
+    Raises:
+        RopewalkError: if a folder is no part, the parts are not of one job, a file of rows is in none of
+            them, or ``folder`` cannot be written.
+    """
+    plans = [_plan(part) for part in parts]
+    for part, plan in zip(parts[1:], plans[1:], strict=True):
+        compared = {key: value for key, value in plans[0].items() if key not in _MAY_DIFFER}
+        _refuse_other(part, plan, compared, f"is no part of the same rows as {parts[0]}: it is")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RopewalkError(f"{folder} holds something already; give a new folder for the merged rows")
+    files = plans[0].pop("row_files")
+    making = Making(folder, plans[0], files)
+    try:
+        sealed = [_sealed_files(part, making) for part in parts]
+    except (KeyError, TypeError) as error:
+        raise RopewalkError(f"the record of a part is damaged ({error!r}); pack it again") from error
+    found = {
+        name: next(
+            ((part, there[name]) for part, there in zip(parts, sealed, strict=True) if name in there), None
+        )
+        for name in making.names
+    }
+    missing = [name for name, holder in found.items() if holder is None]
+    if missing:
+        others = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
+        raise RopewalkError(f"{missing[0]}{others} in none of the parts")
+    with locked(folder.parent, file=folder.name):
+        remove_left_overs(folder.parent, folder.name)
+        with new_folder(folder) as fresh:
+            making = Making(fresh, plans[0], files)
+            (fresh / WORK).mkdir()
+            for name, holder in found.items():
+                assert holder is not None
+                part, described = holder
+                shutil.copyfile(part / name, fresh / name)
+                if not _matches(fresh / name, described):
+                    raise RopewalkError(f"{part / name} is damaged; run its shard again")
+                making.seal(name, described)
+            making.publish_if_complete(making.names)
+    return open_rows(folder)
+
+
+def _sealed_files(part: Path, rows: Making) -> dict[str, dict[str, Any]]:
+    """Size and digest of every file that a part has completed."""
+    if is_packed(part):
+        manifest = _read(part / MANIFEST)
+        files = [*manifest["row_files"], manifest["validation_file"]]
+        known = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
+        return {name: known[name] for name in rows.names if name in known}
+    there = Making(part, rows.manifest, rows.files)
+    found = {name: there.sealed(name) for name in there.names}
+    return {name: described for name, described in found.items() if described is not None}
+
+
+def _plan(part: Path) -> dict[str, Any]:
+    if not part.is_dir():
+        raise RopewalkError(f"there is no folder {str(part)!r}")
+    complete = is_packed(part)
+    path = part / MANIFEST if complete else part / WORK / PLAN
+    if not path.is_file():
+        raise RopewalkError(f"{part} holds no finished part of rows; run its shard to the end first")
+    plan = _read(path)
+    if plan.get("format") != FORMAT or plan.get("format_version") != FORMAT_VERSION:
+        raise RopewalkError(f"{path} is of another version; pack again")
+    try:
+        if complete:
+            # A part that happens to be everything: of rows so few that they are one file, say.
+            plan = {key: value for key, value in plan.items() if key != "validation_file"}
+            listed = [(each["name"], each["rows"]) for each in plan["row_files"]]
+        else:
+            listed = [(name, rows) for name, rows in plan["row_files"]]
+        return {**plan, "row_files": listed_files(path, listed)}
+    except RopewalkError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise RopewalkError(f"{path} is damaged: {error}; pack again") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
+    if not isinstance(value, dict):
+        raise RopewalkError(f"{path} holds no JSON object; delete its folder and pack again")
+    return value
+
+
+def _refuse_other(folder: Path, there: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
+    """Say the first thing in which two jobs differ.
+
+    Raises:
+        RopewalkError: if they do.
+    """
+    for key, value in wanted.items():
+        if key == "digest" or _same(there.get(key), value):
+            continue
+        if key == "inputs":
+            how = "made of other files, or of files that have changed since"
+        else:
+            name, ours, theirs = _first_difference(key, there.get(key), value)
+            how = f"with {name} {ours}, not {theirs}"
+        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete it")
+
+
+def _same(there: Any, wanted: Any) -> bool:
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        # A manifest's tokenizer also tells where it came from, which is no part of a job.
+        return all(there.get(key) == value for key, value in wanted.items())
+    return bool(there == wanted)
+
+
+def _first_difference(name: str, there: Any, wanted: Any) -> tuple[str, str, str]:
+    """Where two values differ first: its name, and both values."""
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        key = next(key for key in wanted if there.get(key) != wanted[key])
+        return _first_difference(f"{name}.{key}", there.get(key), wanted[key])
+    if isinstance(there, list) and isinstance(wanted, list) and len(there) == len(wanted):
+        number = next(n for n, both in enumerate(zip(there, wanted, strict=True)) if both[0] != both[1])
+        return _first_difference(f"{name}.{number}", there[number], wanted[number])
+    return name, _told(there), _told(wanted)
+
+
+def _told(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        # Which settings of many: those that say something.
+        return ", ".join(f"{key} {_told(each)}" for key, each in value.items() if each not in (None, False))
+    return str(value)

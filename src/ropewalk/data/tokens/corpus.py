@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ropewalk.data.read.documents import Record, SourceSpec, TokenisedDocument
 from ropewalk.data.read.input_splits import Portion, changed, is_blank, read_portion
 from ropewalk.data.read.readers import ReadingCounts
-from ropewalk.data.rows.identity import digest
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
@@ -40,6 +39,7 @@ from ropewalk.data.tokens.tokenise import (
     tokenizer_identity,
 )
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
 
 OPEN_BLOCKS = 256
 """Blocks that a corpus keeps open at a time: file descriptors, of which a process has few."""

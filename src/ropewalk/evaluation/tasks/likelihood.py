@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.model_under_test import Subject
 from ropewalk.evaluation.results import SAMPLES, TaskResult
@@ -23,6 +22,7 @@ from ropewalk.evaluation.tasks.longppl import (
 )
 from ropewalk.evaluation.tasks.perplexity import default_bins, perplexity_by_position, perplexity_task
 from ropewalk.evaluation.tasks.sliding import sliding_perplexity, sliding_task
+from ropewalk.io.digests import digest
 
 STEPS_OF_SHORT_CONTEXT = 4
 """LongPPL's short context of 4096 tokens moves by 1024; a shorter one keeps that ratio."""

@@ -19,7 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.fitting import Draft, Drafts, Form, fitted_samples, sample_random
 from ropewalk.evaluation.predictions import Prediction, prompt_digest
@@ -40,6 +39,7 @@ from ropewalk.evaluation.tasks.ruler.niah import Kind, draw_word
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.tasks.sentences import Prose
 from ropewalk.evaluation.tasks.words import word_lists, words_unavailable
+from ropewalk.io.digests import digest
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.model_under_test import Subject

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.rows import EvaluationRows
 from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import exp_nats, ratio_interval
+from ropewalk.io.digests import digest
 from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
 from ropewalk.rope import RotaryEmbedding, methods_from_config
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ropewalk.data import PackedRows
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
+from ropewalk.io.digests import digest
 from ropewalk.io.progress import Reporter
 from ropewalk.parallel import World
 from ropewalk.search import Candidate, Factors, Goal, Ledger, read_factors, write_factors

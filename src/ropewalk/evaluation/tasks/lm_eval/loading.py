@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 import torch
 
-from ropewalk.data.read.hub_access import offline
+from ropewalk.data.read.hub import offline
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.lm_eval.quiet_libraries import quiet_libraries
 from ropewalk.evaluation.tasks.lm_eval.tasks import Catalogue, Rows, is_group

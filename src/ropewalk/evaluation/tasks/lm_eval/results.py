@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.data.rows.identity import digest
 from ropewalk.evaluation.results import SAMPLES, TaskResult, Unit
 from ropewalk.evaluation.statistics import (
     NO_INTERVAL,
@@ -17,6 +16,7 @@ from ropewalk.evaluation.statistics import (
     ratio_interval,
     score_interval,
 )
+from ropewalk.io.digests import digest
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.tasks.lm_eval.harness import Outcome, TaskOutcome

@@ -206,7 +206,7 @@ def _stock_catalogue(names: tuple[str, ...]) -> Catalogue:
 
 
 def _jobs(settings: RetentionSettings, max_length: int) -> list[_Job]:
-    from ropewalk.data.read.hub_access import hub_reachable
+    from ropewalk.data.read.hub import hub_reachable
 
     catalogue = _catalogue(settings)
     files = {key: BenchmarkFiles(Path(path)) for key, path in settings.data.items()}

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.data.read.files import read_text, split_suffix
-from ropewalk.data.rows.identity import digest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import read_rows
+from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json
 
 HUB = "hub"
@@ -232,7 +232,7 @@ def _hub_rows(repository: str, config: str | None) -> list[Any]:
     import datasets
     import pyarrow
 
-    from ropewalk.data.read.hub_access import hub_reachable, offline
+    from ropewalk.data.read.hub import hub_reachable, offline
 
     try:
         # Without the hub, what it once gave may still be on disk.

@@ -24,7 +24,7 @@ from ropewalk.data import (
     read_documents,
     tokenizer_identity,
 )
-from ropewalk.data.rows.accounting import imbalance, token_account
+from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import make_tokenizer
@@ -149,7 +149,7 @@ def test_anything_that_matters_makes_other_rows(corpus: Path, tokenizer: PreTrai
 def test_a_large_file_is_known_by_size_and_time(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropewalk.data.rows.identity.HASHED_BYTES", 10)
+    monkeypatch.setattr("ropewalk.data.read.identity.HASHED_BYTES", 10)
     first = prepare(corpus, tokenizer)
     assert prepare(corpus, tokenizer).folder == first.folder
     os.utime(corpus, ns=(1, 1))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
 from ropewalk.data.read.input_splits import plan_portions, read_portion
 from ropewalk.data.read.readers import read_documents
-from ropewalk.data.read.records import record_documents
-from ropewalk.data.read.token_records import GREATEST_ID, token_documents, token_ids
+from ropewalk.data.read.records import GREATEST_ID, record_documents, token_documents, token_ids
 from ropewalk.errors import RopewalkError
 
 IDS = st.lists(st.one_of(st.integers(0, 300), st.integers(0, GREATEST_ID)), max_size=30)

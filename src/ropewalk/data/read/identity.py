@@ -14,6 +14,7 @@ from ropewalk.data.read.documents import Document, SourceSpec
 from ropewalk.data.read.files import EMBEDDED, HUGGING_FACE, is_named, source_files
 from ropewalk.data.read.hub import hugging_face_identity, parse_hugging_face
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
 
 if TYPE_CHECKING:
     from ropewalk.data.read.embedded import Split
@@ -29,11 +30,6 @@ _Result = TypeVar("_Result")
 
 FileIdentity = list[str | int]
 """[name, SHA-256 of the content], or [name, size, time of change in ns]."""
-
-
-def digest(value: Any) -> str:
-    """SHA-256 over a value of JSON's kinds, the same whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def inputs_identity(specs: Sequence[SourceSpec]) -> dict[str, Any]:

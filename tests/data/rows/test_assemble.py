@@ -13,7 +13,7 @@ from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.rows.assemble import PADDING, PackedRow, assemble_rows, pack_documents
 from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds, PackingCounts
-from ropewalk.data.rows.training_row import training_row
+from ropewalk.data.rows.training_rows import training_row
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 

@@ -26,7 +26,7 @@ from ropewalk.data import (
     open_rows,
     pack_rows,
 )
-from ropewalk.data.rows.accounting import imbalance, token_account
+from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.rows.store import Part
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ropewalk import attend
 from ropewalk.attention.layout import PATTERNS, POSITIONS, PackedLayout, next_token_labels
-from ropewalk.data.rows.interleave import Interleaved, _cut_range, _distinct, _part_lengths, interleave
+from ropewalk.data.rows.assemble import Interleaved, _cut_range, _distinct, _part_lengths, interleave
 from ropewalk.data.rows.settings import InterleaveSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.testing import attention_errors, oracle_attention

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from ropewalk.data.read import input_splits as module
 from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
 from ropewalk.data.read.embedded import embedded_documents
+from ropewalk.data.read.identity import file_digests, inputs_identity
 from ropewalk.data.read.input_splits import Portion, is_blank, plan_portions, read_portion
 from ropewalk.data.read.readers import ReadingCounts, read_documents
-from ropewalk.data.rows.identity import file_digests, inputs_identity
 from ropewalk.errors import RopewalkError
 
 
@@ -323,7 +323,7 @@ def identities(spec: SourceSpec) -> list[str]:
 def test_machines_that_share_a_folder_agree(
     mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
-    monkeypatch.setattr("ropewalk.data.rows.identity.HASHED_BYTES", 20)
+    monkeypatch.setattr("ropewalk.data.read.identity.HASHED_BYTES", 20)
     found = []
     for name in ("one", "two"):
         there = tmp_path / name / "mixed"
@@ -362,7 +362,7 @@ def test_an_identity_is_of_all_that_the_records_depend_on(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert identities(spec) != seen[:1]
     assert inputs_identity([spec]) != before
-    monkeypatch.setattr("ropewalk.data.rows.identity.HASHED_BYTES", 1)
+    monkeypatch.setattr("ropewalk.data.read.identity.HASHED_BYTES", 1)
     large = identities(spec), inputs_identity([spec])
     path.write_bytes(lines(["one", "two"]))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
