@@ -57,7 +57,8 @@ print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": time.pr
 
 PACKING = """
 import json, os, resource, sys, time
-from ropewalk.data import Job, PackingSettings, SourceSpec, load_tokenizer, pack_rows
+from ropewalk.data import load_tokenizer, pack_rows
+from ropewalk.data.settings import PackConfig
 import pyarrow, ropewalk.data.mixture.mixture, ropewalk.data.stats.stats
 path, name, out, context, workers = sys.argv[1:]
 if __name__ == "__main__":
@@ -66,9 +67,10 @@ if __name__ == "__main__":
     cpu = lambda: sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     before, used = peak(), cpu()
     start = time.perf_counter()
-    rows = pack_rows(
-        Job([SourceSpec(path)], tokenizer, PackingSettings(int(context))), out, workers=int(workers)
+    config = PackConfig(
+        sources=[path], tokenizer=name, rows={"context": context}, work={"workers": workers}
     )
+    rows = pack_rows(config, out, tokenizer=tokenizer)
     print(json.dumps({
         "seconds": time.perf_counter() - start,
         "cpu_seconds": cpu() - used,

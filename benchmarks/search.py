@@ -156,7 +156,7 @@ class Shared:
 def evaluators(goal: Goal, folder: str, text: str) -> tuple[ModelEvaluator, ModelEvaluator]:
     """On documents to search on, and on others."""
     tokenizer, model = load_tokenizer(folder), load_model(folder)
-    documents = [each.input_ids for each in tokenise(read_documents([SourceSpec(text)]), tokenizer)]
+    documents = [each.input_ids for each in tokenise(read_documents([SourceSpec(path=text)]), tokenizer)]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     length = goal.target_length
     rows, held_out = search_rows(documents, length, bos, eos if bos is None else None, DOCUMENTS, HELD_OUT)

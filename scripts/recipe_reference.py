@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.io.settings import Settings
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
@@ -22,9 +23,9 @@ BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /key
 TABLES = (
     ("The run", "", recipe.Recipe),
     ("Data", "data.", recipe.Data),
-    ("A source (a plain string is its path)", "data.sources[].", recipe.Source),
-    ("Mixture", "data.mixture.", recipe.Mixture),
-    ("Interleaved chunks", "data.interleave.", recipe.Interleave),
+    ("A source (a plain string is its path)", "data.sources[].", SourceSpec),
+    ("Mixture", "data.mixture.", MixtureSettings),
+    ("Interleaved chunks", "data.interleave.", InterleaveSettings),
     ("A stage", "stages[].", recipe.Stage),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),

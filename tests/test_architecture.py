@@ -21,7 +21,7 @@ ALLOWED = {
     "parallel": {"attention"},
     "testing": {"attention"},
     "recipes": set(),
-    "data": {"attention"},
+    "data": {"attention", "parallel"},
     "models": {"attention", "parallel", "rope"},
     "evaluation": {"attention", "data", "models", "parallel", "rope"},
     "search": {"attention", "data", "evaluation", "models", "parallel", "rope"},

@@ -4,16 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
-from ropewalk.cli import data
 from ropewalk.cli.app import main
 from ropewalk.errors import RopewalkError
+from tests.cli.data_command_cases import call
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +32,6 @@ def corpus(tmp_path: Path) -> Path:
     (folder / "a.txt").write_text("word " * 90)
     (folder / "b.jsonl").write_text('{"text": "word other", "source": "web"}\n' * 10 + '{"text": " "}\n')
     return folder
-
-
-def call(*arguments: object) -> tuple[str, str]:
-    app = typer.Typer()
-    data.register(app)
-    result = CliRunner().invoke(
-        app, ["data", *map(str, arguments)], catch_exceptions=False, env={"COLUMNS": "120"}
-    )
-    assert result.exit_code == 0, result.stderr
-    return result.stdout, result.stderr
 
 
 def test_pack_then_stats(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
@@ -125,7 +113,7 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
     merged = json.loads(call("merge", *parts, "--out", tmp_path / "merged", "--json")[0])
     assert {**merged, "folder": ""} == {**whole, "folder": ""}
     for options in (("--shard", "2/2"), ("--shard", "x"), ("--shard", "1")):
-        with pytest.raises(RopewalkError, match=r"--shard takes i/n"):
+        with pytest.raises(RopewalkError, match=r"--shard must be i/n"):
             call(*arguments, "--out", tmp_path / "no", *options)
     with pytest.raises(RopewalkError, match=r"there is no folder"):
         call("merge", tmp_path / "nowhere", "--out", tmp_path / "merged")
@@ -134,19 +122,25 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", "12 monkeys"], "'12 monkeys' is no length"),
-        (["--length", "8", "--pattern", "causal"], "unknown pattern 'causal'; choose one of full"),
-        (["--length", "8", "--workers", "-2"], "workers must be 1 or more, got -2"),
+        (["--length", "12 monkeys"], "--length: '12 monkeys' is no length"),
+        (
+            ["--length", "8", "--pattern", "causal"],
+            "unknown --pattern 'causal'; choose from full, intra_document",
+        ),
+        (["--length", "8", "--workers", "-2"], "--workers must be 0 or more, got -2"),
         (["--length", "8", "--text-field", "body"], "no text field 'body'; the fields are text, source"),
         (["--length", "1M"], "not one row is full"),
-        (["--length", "8", "--validation-fraction", "2"], "validation fraction"),
-        (["--length", "8", "--weights", "web"], "--weights takes name=number"),
-        (["--length", "8", "--shares", "web=1,web=2"], "--shares names 'web' twice"),
+        (["--length", "8", "--validation-fraction", "2"], "--validation-fraction must be less than 1, got 2"),
+        (
+            ["--length", "8", "--weights", "web"],
+            "--weights must be name=number with commas between them, got 'web'",
+        ),
+        (["--length", "8", "--shares", "web=1,web=2"], "--shares: names 'web' twice"),
         (["--length", "8", "--weights", "wbe=2"], "wbe"),
-        (["--length", "8", "--length-shares", "0=1,x=2"], "'x' is no length"),
-        (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts takes 2 numbers"),
+        (["--length", "8", "--length-shares", "0=1,x=2"], "--length-shares: 'x' is no length"),
+        (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts is missing"),
         (["--length", "8", "--tag", "{title}"], "only {source} is known"),
-        (["--length", "8", "--max-documents", "-1"], "--max-documents must be 0 or more"),
+        (["--length", "8", "--max-documents", "-1"], "--max-documents must be 1 or more"),
     ],
 )
 def test_bad_input_is_told(

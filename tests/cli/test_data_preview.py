@@ -8,26 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
-from ropewalk.cli import data, data_preview
+from ropewalk.cli import data_preview
 from ropewalk.data import open_rows
 from ropewalk.errors import RopewalkError
 from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.cli.data_command_cases import call
 
 EVIL = "[red]m[/red] \x1b[31m\x1b]0;t\x07 \x9b1m \u202e <s>"
-
-
-def call(*arguments: object) -> tuple[str, str]:
-    app = typer.Typer()
-    data.register(app)
-    result = CliRunner().invoke(
-        app, ["data", *map(str, arguments)], catch_exceptions=False, env={"COLUMNS": "60"}
-    )
-    assert result.exit_code == 0, result.stderr
-    return result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")

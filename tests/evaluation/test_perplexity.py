@@ -165,7 +165,7 @@ def test_real_checkpoint_loses_its_way_beyond_its_length(stories260k: Path, stor
     from ropewalk.data.tokens.tokenise import tokenise
 
     tokenizer = load_tokenizer(str(stories260k))
-    stream = tokenise(read_documents([SourceSpec(str(stories))]), tokenizer)
+    stream = tokenise(read_documents([SourceSpec(path=str(stories))]), tokenizer)
     documents = [document.input_ids for document in islice(stream, 32)]
     text = evaluation_rows(documents, 2048, tokenizer.bos_token_id, None, 2)
     model = load_model(stories260k)

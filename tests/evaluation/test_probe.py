@@ -286,7 +286,7 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     from ropewalk.data.tokens.tokenise import tokenise
 
     tokenizer = load_tokenizer(str(stories260k))
-    stream = tokenise(read_documents([SourceSpec(str(stories))]), tokenizer)
+    stream = tokenise(read_documents([SourceSpec(path=str(stories))]), tokenizer)
     documents = [document.input_ids for document in islice(stream, 100)]
     rows = evaluation_rows(documents, 2048, tokenizer.bos_token_id, None, 8).rows
     model = load_model(stories260k)

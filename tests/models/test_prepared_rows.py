@@ -8,9 +8,9 @@ import transformers
 from ropewalk.attention import ENGINES
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data.rows.assemble import PADDING, assemble_rows, pack_documents
-from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds
 from ropewalk.data.rows.training_rows import training_row
+from ropewalk.data.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.models.load import attach
 
@@ -55,8 +55,8 @@ def test_interleaved_tagged_and_padded_documents_are_read_as_if_alone(
     documents, net = Documents(), model()
     attach(net, engine)
     settings = PackingSettings(
-        CONTEXT, pattern, positions, tag="{source}", packing="best_fit", remainder="pad",
-        interleave=InterleaveSettings(4, 60, (2, 3)),
+        context=CONTEXT, pattern=pattern, positions=positions, tag="{source}", packing="best_fit", remainder="pad",
+        interleave=InterleaveSettings(min_length=4, max_length=60, parts=(2, 3)),
     )  # fmt: skip
     numbers = np.arange(len(LENGTHS))
     plan = pack_documents(numbers, documents.ends, ["source"], settings, SPECIAL, TAG)

@@ -1,6 +1,5 @@
 """A recipe's documents: mixed, tagged and interleaved by the run itself, or rows that were packed before."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from ropewalk.attention.layout import IGNORED, PackedLayout
 from ropewalk.data import (
     InterleaveSettings,
-    Job,
     PackingSettings,
     SourceSpec,
     ValidationSettings,
@@ -18,6 +16,7 @@ from ropewalk.data import (
     open_rows,
     pack_rows,
 )
+from ropewalk.data.settings import PackConfig
 from ropewalk.errors import RopewalkError
 from ropewalk.training.documents import _in_storage_order
 from ropewalk.training.recipe.recipe import Recipe
@@ -40,13 +39,13 @@ def values(tiny_checkpoint: Path, tiny_documents: Path, tmp_path: Path) -> dict[
 
 
 def pack(values: dict[str, Any], folder: Path, **settings: Any) -> None:
-    job = Job(
-        [SourceSpec(values["data"]["sources"][0])],
-        values["model"],
-        replace(PackingSettings(64), **settings),
+    config = PackConfig(
+        sources=[SourceSpec(path=values["data"]["sources"][0])],
+        tokenizer=values["model"],
+        rows=PackingSettings(**{"context": 64, **settings}),
         validation=ValidationSettings(documents=20),
     )
-    pack_rows(job, folder)
+    pack_rows(config, folder)
 
 
 def test_rows_packed_before_train_like_those_of_the_run(values: dict[str, Any], tmp_path: Path) -> None:
@@ -95,8 +94,10 @@ def test_rows_of_another_tokenizer_are_refused_and_damaged_ones_too(
 
 
 def test_rows_without_held_out_documents_say_how_to_get_some(values: dict[str, Any], tmp_path: Path) -> None:
-    job = Job([SourceSpec(values["data"]["sources"][0])], values["model"], PackingSettings(64))
-    pack_rows(job, tmp_path / "rows")
+    config = PackConfig(
+        sources=values["data"]["sources"], tokenizer=values["model"], rows=PackingSettings(context=64)
+    )
+    pack_rows(config, tmp_path / "rows")
     with pytest.raises(RopewalkError, match=r"pack the rows with --validation-documents, or give"):
         extend(recipe_of({**values, "data": {"rows": [str(tmp_path / "rows")]}}))
 
@@ -150,7 +151,7 @@ def test_a_recipe_mixes_tags_and_interleaves(values: dict[str, Any], tmp_path: P
 def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
-    pack(values, tmp_path / "rows", interleave=InterleaveSettings(4, 64))
+    pack(values, tmp_path / "rows", interleave=InterleaveSettings(min_length=4, max_length=64))
     rows = open_rows(tmp_path / "rows")
     layout = PackedLayout.from_lengths([64], "full", 0)
     changed = 0

@@ -22,6 +22,7 @@ COMMANDS = {
 """One line on each command, in the order of the help."""
 
 HOMES = {
+    "data": "ropewalk.cli.data:app",
     "inspect": "ropewalk.cli.inspect:app",
     "search": "ropewalk.cli.search:app",
     "export": "ropewalk.cli.export:app",
@@ -42,7 +43,7 @@ def register(app: App) -> None:
 @cache
 def typer_program() -> Any:
     """The commands that typer runs."""
-    from ropewalk.cli import audit, data, extend, rope, verify
+    from ropewalk.cli import audit, extend, rope, verify
 
     app = typer.Typer(
         name="ropewalk",
@@ -51,6 +52,6 @@ def typer_program() -> Any:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for module in (rope, audit, data, extend, verify):
+    for module in (rope, audit, extend, verify):
         module.register(app)
     return typer.main.get_command(app)

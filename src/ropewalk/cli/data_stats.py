@@ -2,71 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.data_options import (
-    MaxDocumentsOption,
-    SourceFieldOption,
-    TextFieldOption,
-    WorkersOption,
-    processes,
-    source_specs,
-)
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, notes, print_json, print_whole, results
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.data_options import context_of, sources
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import notes, print_json, print_whole, results
+from ropewalk.data.settings import CountSettings, SourceFields, StatsConfig
 from ropewalk.errors import RopewalkError
-
-if TYPE_CHECKING:
-    from ropewalk.data import PackedRows
 
 BY_EMBEDDED = "counted with the tokenizer of the embedded checkpoint; give --tokenizer for your model's"
 
 
-def stats_command(
+def stats(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATHS | ROWS",
-            help="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
-            r"hf:owner/name\[:config]\[@split], embedded.",
+        tuple[str, ...],
+        Field(
+            min_length=1,
+            description="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
+            "hf:owner/name[:config][@split], embedded.",
         ),
     ],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Model or tokenizer to count documents with; the embedded checkpoint's otherwise."),
-    ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokens of a row, to count attention on documents: 64k. If not given, what the model beside the "
-            "tokenizer is trained for; without a model there, attention is not counted."
-        ),
-    ] = None,
-    text_field: TextFieldOption = "text",
-    source_field: SourceFieldOption = "source",
-    max_documents: MaxDocumentsOption = 0,
-    workers: WorkersOption = 0,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    settings: CountSettings,
+    fields: SourceFields,
+    *,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Count documents and tokens by source, with lengths, repeats, and what attention leaves out."""
-    from ropewalk.data.rows.stored import open_rows
+    from ropewalk.data import run
 
-    check_plot(plot)
-    folder = _rows_among(paths)
-    if folder is not None:
-        for option, given in (("--tokenizer", tokenizer), ("--length", length)):
-            if given is not None:
-                raise RopewalkError(f"{folder} holds packed rows, which have their own; leave {option} out")
-        report = _report_of_rows(open_rows(folder, verify=True))
-    else:
-        specs = source_specs(paths, text_field, source_field, max_documents)
-        if tokenizer is None:
+    config = StatsConfig(**dict(settings), sources=sources(paths, fields))
+    if run.folder_of_rows(config) is None:
+        if config.tokenizer is None:
             notes.print(BY_EMBEDDED, soft_wrap=True)
-        report = _report_of_documents(specs, tokenizer, length, processes(workers))
+        if config.length is None:
+            config = config.model_copy(update={"length": _trained_length(config.tokenizer)})
+    report = run.stats(config, context_of()).report
     if plot is not None:
         _draw(report, plot)
     if as_json:
@@ -75,58 +51,6 @@ def stats_command(
         _print(report)
         if plot is not None:
             notes.say(f"drawn: {plot}")
-
-
-def register(data_app: typer.Typer) -> None:
-    """Add the command ``stats`` to the group ``data``."""
-    data_app.command(
-        "stats",
-        epilog="Example: ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k",
-    )(stats_command)
-
-
-def _rows_among(paths: list[str]) -> Path | None:
-    """The folder of packed rows, if that is what is meant."""
-    from ropewalk.data.rows.stored import holds_rows
-
-    packed = [folder for folder in (Path(path).expanduser() for path in paths) if holds_rows(folder)]
-    if packed and len(paths) > 1:
-        raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
-    return packed[0] if packed else None
-
-
-def _report_of_rows(rows: PackedRows) -> dict[str, Any]:
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.data.stats.stats import rows_report
-
-    # In a log file a bar that knows its end says when it is there, and the result says as much.
-    with ConsoleReporter(notes).bar("rows", len(rows) if notes.is_terminal else None) as advance:
-        report = rows_report(rows, lambda done: advance(done, ""))
-    return {**report, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]}
-
-
-def _report_of_documents(
-    specs: list[Any], tokenizer: str | None, length: str | None, workers: int
-) -> dict[str, Any]:
-    from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.data.read.embedded import EMBEDDED
-    from ropewalk.data.stats.stats import source_documents, statistics_report, tokenised_statistics
-    from ropewalk.data.tokens.tokenise import tokenise
-    from ropewalk.io.lengths import parse_length
-
-    row_length = _trained_length(tokenizer) if length is None else parse_length(length)
-    if row_length is not None and row_length < 2:
-        raise RopewalkError(f"a row takes 2 tokens or more, got --length {length}")
-    name = EMBEDDED if tokenizer is None else tokenizer
-    with ConsoleReporter(notes).bar("documents", None) as advance:
-
-        def read(documents: int, tokens: int) -> None:
-            advance(documents, f"{tokens:,} tokens")
-
-        documents = tokenise(source_documents(specs), name, workers, progress=read)
-        statistics = tokenised_statistics(documents, row_length)
-    only_rows = dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))
-    return {**statistics_report(statistics), "tokenizer": name, **only_rows}
 
 
 def _trained_length(tokenizer: str | None) -> int | None:
@@ -143,7 +67,7 @@ def _trained_length(tokenizer: str | None) -> int | None:
         return None
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: Mapping[str, Any]) -> None:
     from ropewalk.reporting.data_tables import (
         attention_sentence,
         histogram_table,
@@ -171,12 +95,12 @@ def _print(report: dict[str, Any]) -> None:
         console.say(sentence)
 
 
-def _is_mixed(report: dict[str, Any]) -> bool:
+def _is_mixed(report: Mapping[str, Any]) -> bool:
     """Whether a mixture changed anything, so that there is a before and an after."""
     return report["mixture"] is not None and not report["mixture"]["as_is"]
 
 
-def _draw(report: dict[str, Any], plot: Path) -> None:
+def _draw(report: Mapping[str, Any], plot: Path) -> None:
     from ropewalk.reporting.data_figures import length_figure, source_lengths
 
     caption = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
@@ -190,3 +114,10 @@ def _draw(report: dict[str, Any], plot: Path) -> None:
     if report["packed"]:
         caption += f" Documents are whole here; rows of {report['row_length']:,} tokens cut them."
     length_figure(states, plot, title, caption)
+
+
+command = make_command(
+    stats,
+    "stats",
+    "ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k",
+)

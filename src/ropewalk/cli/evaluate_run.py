@@ -332,7 +332,7 @@ def stores_of(
         "materials": materials_identity(settings),
     }
     if reads_text(settings):
-        known["text"] = inputs_identity([SourceSpec(text)])
+        known["text"] = inputs_identity([SourceSpec(path=text)])
     stack.enter_context(locked(output.out, "give another --out"))
     begin(output.out, known)
     predictions, finished = PredictionLog(output.out / PREDICTIONS), FinishedResults(output.out / FINISHED)

@@ -102,7 +102,7 @@ def _needles(
     wanted = CHARACTERS * length * (count + held_out)
     texts: list[str] = []
     characters = 0
-    for document in read_documents([SourceSpec(text)]):
+    for document in read_documents([SourceSpec(path=text)]):
         texts.append(document.text)
         characters += len(document.text)
         if characters >= wanted and len(texts) > 1:

@@ -14,7 +14,7 @@ def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]
     from ropewalk.data.tokens.tokenise import tokenise
     from ropewalk.evaluation import take_documents
 
-    stream = tokenise(read_documents([SourceSpec(text)]), tokenizer)
+    stream = tokenise(read_documents([SourceSpec(path=text)]), tokenizer)
     return take_documents((document.input_ids for document in stream), length, rows)
 
 

@@ -1,7 +1,6 @@
 """From documents to packed training rows: reading, tokenising, packing, storing, counting.
 
-Names are imported on first use: a tokenisation worker imports this package and must not load torch. The
-functions ``pack`` and ``tokenise`` bear the names of their modules, and are imported from there.
+Names are imported on first use: a tokenisation worker imports this package and must not load torch.
 """
 
 from typing import TYPE_CHECKING
@@ -9,37 +8,50 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.data.mixture.mixture import MixtureSettings, mix
-    from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+    from ropewalk.data.mixture.mixture import mix
+    from ropewalk.data.read.documents import Document, TokenisedDocument
     from ropewalk.data.read.readers import ReadingCounts, read_documents
     from ropewalk.data.rows.assemble import PackedRow, assemble_rows, pack_documents
-    from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
     from ropewalk.data.rows.special_tokens import PackingCounts
-    from ropewalk.data.rows.store import Job, pack_rows, prepare_rows
+    from ropewalk.data.rows.store import pack_rows, prepare_rows
     from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, merge_parts, open_rows
     from ropewalk.data.rows.training_rows import row_order, rows_for_step, training_row
+    from ropewalk.data.run import DataPreview, DataStats, PackResult, merge, pack
+    from ropewalk.data.settings import (
+        InterleaveSettings,
+        MixtureSettings,
+        PackingSettings,
+        SourceSpec,
+        ValidationSettings,
+    )
     from ropewalk.data.stats.stats import DataStatistics, packed_statistics, tokenised_statistics
     from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
-    from ropewalk.data.tokens.split import ValidationSettings
     from ropewalk.data.tokens.tokenise import SpecialTokens, load_tokenizer, special_ids, tokenizer_identity
 
 _HOMES = {
+    "DataPreview": "run",
+    "DataStats": "run",
+    "merge": "run",
+    "pack": "run",
+    "StatsConfig": "settings",
+    "PreviewConfig": "settings",
+    "PackResult": "run",
+    "PackConfig": "settings",
     "Corpus": "tokens.corpus",
     "DataStatistics": "stats.stats",
     "Document": "read.documents",
-    "InterleaveSettings": "rows.settings",
-    "Job": "rows.store",
-    "MixtureSettings": "mixture.mixture",
+    "InterleaveSettings": "settings",
+    "MixtureSettings": "settings",
     "PackedRow": "rows.assemble",
     "PackedRows": "rows.stored",
     "PackingCounts": "rows.special_tokens",
-    "PackingSettings": "rows.settings",
+    "PackingSettings": "settings",
     "ReadingCounts": "read.readers",
-    "SourceSpec": "read.documents",
+    "SourceSpec": "settings",
     "SpecialTokens": "tokens.tokenise",
     "TokenisedDocument": "read.documents",
     "ValidationDocuments": "rows.stored",
-    "ValidationSettings": "tokens.split",
+    "ValidationSettings": "settings",
     "assemble_rows": "rows.assemble",
     "load_tokenizer": "tokens.tokenise",
     "merge_parts": "rows.stored",
@@ -61,26 +73,33 @@ _HOMES = {
 
 __all__ = [
     "Corpus",
+    "DataPreview",
     "DataStatistics",
+    "DataStats",
     "Document",
     "InterleaveSettings",
-    "Job",
     "MixtureSettings",
+    "PackConfig",
+    "PackResult",
     "PackedRow",
     "PackedRows",
     "PackingCounts",
     "PackingSettings",
+    "PreviewConfig",
     "ReadingCounts",
     "SourceSpec",
     "SpecialTokens",
+    "StatsConfig",
     "TokenisedDocument",
     "ValidationDocuments",
     "ValidationSettings",
     "assemble_rows",
     "load_tokenizer",
+    "merge",
     "merge_parts",
     "mix",
     "open_rows",
+    "pack",
     "pack_documents",
     "pack_rows",
     "packed_statistics",

@@ -12,19 +12,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.data import (
-    MixtureSettings,
     PackedRows,
-    SourceSpec,
-    ValidationSettings,
     open_rows,
     prepare_rows,
     read_documents,
     tokenizer_identity,
 )
-from ropewalk.data.mixture.mixture import MixtureReport, explain
+from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
 from ropewalk.data.rows.stored import WORK, is_packed
+from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.identity import model_digest
@@ -33,7 +31,7 @@ from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.progress import Reporter
 from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe, Source
+from ropewalk.training.recipe.recipe import Recipe
 
 ROWS = "rows.json"
 DATA = "data"
@@ -225,9 +223,8 @@ def check_sources(recipe: Recipe, chosen: Plan) -> None:
     for folder in recipe.data.rows:
         open_rows(folder, tokenizer=identity)
     for sources in (recipe.data.sources, recipe.data.validation_sources):
-        specs = _specs(sources)
-        refuse_duplicates(specs)
-        for spec in specs:
+        refuse_duplicates(sources)
+        for spec in sources:
             records = (record for portion in source_portions(spec) for record in read_portion(portion))
             next((d for record in records for d in record.documents if not is_blank(d)), None)
 
@@ -262,8 +259,8 @@ def _refuse_changed(recipe: Recipe, chosen: Plan, began: Began, output: Path) ->
         )
 
 
-def _sources_digest(sources: Sequence[Source]) -> str | None:
-    return digest(inputs_identity(_specs(sources))) if sources else None
+def _sources_digest(sources: Sequence[SourceSpec]) -> str | None:
+    return digest(inputs_identity(sources)) if sources else None
 
 
 def _unpacked_digest(recipe: Recipe) -> str | None:
@@ -329,15 +326,18 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
         advance(documents, f"{tokens:,} tokens")
 
     with reporter.bar(f"stage {number + 1} data", None) as advance:
+        config = PackConfig(
+            sources=data.sources,
+            tokenizer=chosen.tokenizer.name_or_path,
+            rows=chosen.packing[number],
+            mixture=data.mixture or MixtureSettings(),
+            validation=ValidationSettings(
+                documents=0 if data.validation_sources else data.validation_documents
+            ),
+            work=WorkSettings(workers=data.workers),
+        )
         rows = prepare_rows(
-            _specs(data.sources),
-            chosen.tokenizer,
-            chosen.packing[number],
-            data.cache or output / DATA,
-            ValidationSettings(documents=0 if data.validation_sources else data.validation_documents),
-            workers=data.workers,
-            progress=progress,
-            mixture=None if data.mixture is None else MixtureSettings(**data.mixture.model_dump()),
+            config, data.cache or output / DATA, tokenizer=chosen.tokenizer, progress=progress
         )
     if not made:
         # Another run has packed them, maybe long ago.
@@ -354,10 +354,6 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
 def mixture_sentences(report: dict[str, Any] | None) -> list[str]:
     """What was asked of a mixture and what came out, for people; none where there is no mixture."""
     return [] if report is None else explain(MixtureReport.from_dict(report))
-
-
-def _specs(sources: Sequence[Source]) -> list[SourceSpec]:
-    return [SourceSpec(s.path, s.name, s.text_field, s.source_field, s.max_documents) for s in sources]
 
 
 def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> PackedRows | None:
@@ -434,7 +430,7 @@ def held_out_documents(
     """
     sources = recipe.data.validation_sources or (recipe.data.sources if rows is None else [])
     if sources:
-        texts = read_documents(_specs(sources))
+        texts = read_documents(sources)
         return take_documents((d.input_ids for d in tokenise(texts, chosen.tokenizer)), length, limit)
     assert rows is not None
     return [rows.validation[i].input_ids for i in range(len(rows.validation))]

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from ropewalk.attention import EngineName, check_engine
-from ropewalk.data import InterleaveSettings, PackingSettings, load_tokenizer, special_ids
+from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
 from ropewalk.parallel import MeshShape, World
@@ -165,16 +168,10 @@ def _check_short_context(recipe: Recipe) -> None:
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
     # Under the pattern anchor the row's BOS is the anchor, whatever the other stages do.
     bos = "auto" if stage.pattern == "anchor" else recipe.data.bos
-    interleave = recipe.data.interleave
-    return PackingSettings(
-        context=stage.context,
-        pattern=stage.pattern,
-        positions=stage.positions,
-        bos=bos,
-        eos=recipe.data.eos,
-        long_documents=recipe.data.long_documents,
-        tag=recipe.data.tag,
-        packing=recipe.data.packing,
-        remainder=recipe.data.remainder,
-        interleave=None if interleave is None else InterleaveSettings(**interleave.model_dump()),
-    )
+    policies = {name: getattr(recipe.data, name) for name in RowPolicies.model_fields} | {"bos": bos}
+    try:
+        return PackingSettings(
+            context=stage.context, pattern=stage.pattern, positions=stage.positions, **policies
+        )
+    except ValidationError as error:
+        raise RopewalkError(explain(error, PackingSettings)) from error

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,12 +18,12 @@ from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_lab
 from ropewalk.data import (
     PackingSettings,
     SourceSpec,
-    ValidationSettings,
     open_rows,
     prepare_rows,
     read_documents,
 )
 from ropewalk.data.rows.stored import PackedRows
+from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.models.load import attention_spec, load_model, read_config
@@ -164,7 +164,9 @@ def prepare(
     if recipe.data.rows:
         packed = _rows_of_stage(recipe, chosen)
     else:
-        packed = _pack(recipe, chosen, replace(chosen.packing[0], context=tokens), rows, scratch)
+        packed = _pack(
+            recipe, chosen, chosen.packing[0].model_copy(update={"context": tokens}), rows, scratch
+        )
     if len(packed) < rows:
         raise RopewalkError(
             f"the documents fill {len(packed)} rows of {tokens} tokens, and verifying needs {rows}; lower --length or "
@@ -299,17 +301,18 @@ def _pack(recipe: Recipe, chosen: Plan, settings: PackingSettings, rows: int, sc
             wanted -= len(ids[:most])
             if wanted <= 0:
                 break
-    return prepare_rows(
-        [SourceSpec(str(file))], chosen.tokenizer, settings, scratch / "rows", ValidationSettings(documents=0)
+    config = PackConfig(
+        sources=[SourceSpec(path=str(file))],
+        tokenizer=chosen.tokenizer.name_or_path,
+        rows=settings,
+        work=WorkSettings(workers=1),
     )
+    return prepare_rows(config, scratch / "rows", tokenizer=chosen.tokenizer)
 
 
 def _documents(recipe: Recipe, chosen: Plan) -> Iterator[tuple[list[int], str]]:
-    specs = [
-        SourceSpec(s.path, s.name, s.text_field, s.source_field, s.max_documents) for s in recipe.data.sources
-    ]
     # Small batches: a few documents suffice.
-    for document in tokenise(read_documents(specs), chosen.tokenizer, batch_documents=16):
+    for document in tokenise(read_documents(recipe.data.sources), chosen.tokenizer, batch_documents=16):
         if len(document.input_ids) > 1:
             yield document.input_ids.tolist(), document.source
 

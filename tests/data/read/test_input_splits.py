@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data.read import input_splits as module
-from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.data.read.identity import file_digests, inputs_identity
 from ropewalk.data.read.input_splits import Portion, is_blank, plan_portions, read_portion
 from ropewalk.data.read.readers import ReadingCounts, read_documents
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
+from tests.data.cases import refusal
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def plain(record: Record) -> tuple[object, ...]:
 
 
 def read(path: object, **fields: object) -> list[tuple[object, ...]]:
-    planned = plan_portions([SourceSpec(str(path), **fields)])
+    planned = plan_portions([SourceSpec(path=str(path), **fields)])
     return [plain(record) for portion in planned for record in read_portion(portion)]
 
 
@@ -90,7 +92,7 @@ def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytes
 
 
 def test_reading_begins_anywhere(mixed: Path, small: None) -> None:
-    for portion in plan_portions([SourceSpec(str(mixed))]):
+    for portion in plan_portions([SourceSpec(path=str(mixed))]):
         records = [plain(record) for record in read_portion(portion)]
         assert records
         for skip in range(len(records) + 2):
@@ -100,7 +102,7 @@ def test_reading_begins_anywhere(mixed: Path, small: None) -> None:
 
 
 def test_how_a_folder_is_cut(mixed: Path, small: None) -> None:
-    planned = plan_portions([SourceSpec(str(mixed))])
+    planned = plan_portions([SourceSpec(path=str(mixed))])
     names = [[str(path.relative_to(mixed)) for path in portion.files] for portion in planned]
     assert names[:2] == [["a.txt"], ["b.md"]]
     assert names[2:6] == [["c.jsonl"]] * 4
@@ -127,7 +129,7 @@ def test_row_groups_are_put_together_up_to_the_size(tmp_path: Path, monkeypatch:
         sum(metadata.row_group(g).column(c).total_compressed_size for c in range(2)) for g in range(10)
     )
     monkeypatch.setattr(module, "PORTION_BYTES", 3 * size)
-    planned = plan_portions([SourceSpec(str(path))])
+    planned = plan_portions([SourceSpec(path=str(path))])
     assert [(p.start, p.stop) for p in planned] == [(0, 3), (3, 6), (6, 9), (9, None)]
     assert [text for p in planned for text in texts(p)] == [str(n) for n in noise]
     origins = [
@@ -169,7 +171,7 @@ def test_a_line_belongs_to_the_range_of_its_first_byte(
             begin = position + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PORTION_BYTES", size)
-        planned = plan_portions([SourceSpec(str(path))])
+        planned = plan_portions([SourceSpec(path=str(path))])
     assert len(planned) == max(1, -(-len(content) // size))
     for number, portion in enumerate(planned):
         wanted = expected.get(number, [])
@@ -199,7 +201,7 @@ def test_row_groups_are_read_like_a_table(
         counts = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
     start = min(start, len(counts))
     stop = min(start + length, len(counts))
-    portion = Portion(SourceSpec(str(path)), (path,), start, stop, {}, 0)
+    portion = Portion(SourceSpec(path=str(path)), (path,), start, stop, {}, 0)
     wanted = rows[sum(counts[:start]) : sum(counts[:stop])]
     found = [d for r in read_portion(portion, skip) for d in r.documents if isinstance(d, Document)]
     assert [d.text for d in found] == wanted[skip:]
@@ -229,7 +231,7 @@ def test_an_error_in_a_range_names_the_line_of_the_file(
 def test_a_stretch_of_a_file_that_became_shorter_is_refused(tmp_path: Path, small: None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(["x" * 90] * 3))
-    first, second, last = plan_portions([SourceSpec(str(path))])[:3]
+    first, second, last = plan_portions([SourceSpec(path=str(path))])[:3]
     path.write_bytes(lines(["x" * 20]) * 2)
     with pytest.raises(
         RopewalkError, match=r"ends at byte 66 and was longer when it was divided; begin again"
@@ -240,7 +242,7 @@ def test_a_stretch_of_a_file_that_became_shorter_is_refused(tmp_path: Path, smal
             list(read_portion(portion))
     path = tmp_path / "b.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 9}), path, row_group_size=3)
-    last = plan_portions([SourceSpec(str(path))])[-1]
+    last = plan_portions([SourceSpec(path=str(path))])[-1]
     assert (last.start, last.stop) == (2, None)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 3}), path, row_group_size=3)
     with pytest.raises(RopewalkError, match="has 1 row groups and had more when it was divided"):
@@ -257,7 +259,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
-    spec = SourceSpec(f"hf:{dataset}")
+    spec = SourceSpec(path=f"hf:{dataset}")
     planned = plan_portions([spec])
     assert [(p.files, p.start, p.stop, p.size) for p in planned] == [((), n, n + 1, 0) for n in range(3)]
     assert [texts(p) for p in planned] == [
@@ -282,32 +284,32 @@ def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path,
     path.write_bytes(
         b'\n{"text": " "}\n' + lines(["1", "", "2"]) + b'{"input_ids": []}\n{"input_ids": [3]}\nbroken'
     )
-    (portion,) = plan_portions([SourceSpec(str(path), max_documents=2)])
+    (portion,) = plan_portions([SourceSpec(path=str(path), max_documents=2)])
     assert [plain(r) for r in read_portion(portion)][-2:] == [(False, ("limit", "")), (False, ("limit", "2"))]
     for limit, records in ((1, 3), (2, 5), (3, 7)):
-        (portion,) = plan_portions([SourceSpec(str(path), max_documents=limit)])
+        (portion,) = plan_portions([SourceSpec(path=str(path), max_documents=limit)])
         assert len(list(read_portion(portion))) == records
         for skip in range(records + 2):
             assert len(list(read_portion(portion, skip))) == max(records - skip, 0)
-    assert [d.text for d in read_documents([SourceSpec(str(path), max_documents=2)])] == ["1", "2"]
+    assert [d.text for d in read_documents([SourceSpec(path=str(path), max_documents=2)])] == ["1", "2"]
     whole = read(mixed)
     for limit in (1, 5, 30, 1000):
-        (portion,) = plan_portions([SourceSpec(str(mixed), max_documents=limit)])
+        (portion,) = plan_portions([SourceSpec(path=str(mixed), max_documents=limit)])
         records = list(read_portion(portion))
         assert [plain(record) for record in records] == whole[: len(records)]
         full = sum(not all(map(is_blank, record.documents)) for record in records)
         assert full == limit or len(records) == len(whole)
-    (portion,) = plan_portions([SourceSpec(f"hf:{dataset}", max_documents=3)])
+    (portion,) = plan_portions([SourceSpec(path=f"hf:{dataset}", max_documents=3)])
     assert texts(portion) == ["0.0", "0.1", "1.0"]
-    (portion,) = plan_portions([SourceSpec("embedded", max_documents=2)])
+    (portion,) = plan_portions([SourceSpec(path="embedded", max_documents=2)])
     assert len(texts(portion)) == 2
     for limit in (0, -1):
-        with pytest.raises(RopewalkError, match=rf"max_documents of .* must be 1 or more, got {limit}; None"):
-            plan_portions([SourceSpec(str(path), max_documents=limit)])
+        refused = refusal(SourceSpec, path=str(path), max_documents=limit)
+        assert refused == f"max_documents must be 1 or more, got {limit}"
 
 
 def test_the_embedded_corpus_is_one_portion() -> None:
-    (portion,) = plan_portions([SourceSpec("embedded:validation", name="mine")])
+    (portion,) = plan_portions([SourceSpec(path="embedded:validation", name="mine")])
     wanted = [(document.text, "mine") for document in embedded_documents("validation")]
     for skip in (0, 7):
         records = list(read_portion(portion, skip))
@@ -333,7 +335,7 @@ def test_machines_that_share_a_folder_agree(
             copy.write_bytes(path.read_bytes())
             os.utime(copy, ns=(1, 10**18))
         monkeypatch.chdir(there.parent)
-        found.append((identities(SourceSpec("mixed")), inputs_identity([SourceSpec("mixed")])))
+        found.append((identities(SourceSpec(path="mixed")), inputs_identity([SourceSpec(path="mixed")])))
     assert found[0] == found[1]
     portions, _ = found[0]
     assert len(set(portions)) == len(portions)
@@ -345,14 +347,14 @@ def test_an_identity_is_of_all_that_the_records_depend_on(
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(["one", "two"]))
-    spec = SourceSpec(str(path))
+    spec = SourceSpec(path=str(path))
     changes = [
-        SourceSpec(str(path), name="x"),
-        SourceSpec(str(path), text_field="n"),
-        SourceSpec(str(path), source_field="n"),
-        SourceSpec(str(path), source_field=None),
-        SourceSpec(str(path), max_documents=1),
-        SourceSpec(str(tmp_path)),
+        SourceSpec(path=str(path), name="x"),
+        SourceSpec(path=str(path), text_field="n"),
+        SourceSpec(path=str(path), source_field="n"),
+        SourceSpec(path=str(path), source_field=None),
+        SourceSpec(path=str(path), max_documents=1),
+        SourceSpec(path=str(tmp_path)),
     ]
     seen = [identities(each)[0] for each in (spec, *changes)]
     assert len(set(seen)) == len(seen)
@@ -373,16 +375,16 @@ def test_an_identity_is_of_all_that_the_records_depend_on(
 
 
 def test_the_embedded_corpus_is_known_by_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = (identities(SourceSpec(f"embedded:{split}")) for split in ("train", "validation"))
+    one, two = (identities(SourceSpec(path=f"embedded:{split}")) for split in ("train", "validation"))
     assert one != two
-    assert one == identities(SourceSpec("embedded:train"))
+    assert one == identities(SourceSpec(path="embedded:train"))
 
     def changed(split: str) -> Iterator[Document]:
         for document in embedded_documents("train"):
             yield Document(document.text + " ", document.source, document.origin)
 
     monkeypatch.setattr("ropewalk.data.read.embedded.embedded_documents", changed)
-    assert identities(SourceSpec("embedded:train")) != one
+    assert identities(SourceSpec(path="embedded:train")) != one
 
 
 def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,10 +392,10 @@ def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> N
     big = mixed.parent / "big.txt"
     big.write_bytes(b"0123456789abcdef" * 200_000)
     specs = [
-        SourceSpec("mixed/"),
-        SourceSpec(str(big)),
-        SourceSpec("mixed", text_field="n"),
-        SourceSpec("embedded"),
+        SourceSpec(path="mixed/"),
+        SourceSpec(path=str(big)),
+        SourceSpec(path="mixed", text_field="n"),
+        SourceSpec(path="embedded"),
     ]
     found = file_digests(specs)
     assert [entry["path"] for entry in found[:2]] == ["mixed/a.txt", "mixed/b.md"]
@@ -413,19 +415,19 @@ def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:
         with pytest.raises(
             RopewalkError, match=r"no documents in .* \(1 hidden files or folders passed over\)"
         ):
-            plan_portions([SourceSpec(str(tmp_path), max_documents=limit)])
+            plan_portions([SourceSpec(path=str(tmp_path), max_documents=limit)])
     with pytest.raises(RopewalkError, match=r"there is no file or folder .*none"):
-        plan_portions([SourceSpec(str(tmp_path / "none"))])
+        plan_portions([SourceSpec(path=str(tmp_path / "none"))])
     (tmp_path / "a.pdf").write_bytes(b"x")
     with pytest.raises(RopewalkError, match=r"unsupported suffix '\.pdf'"):
-        plan_portions([SourceSpec(str(tmp_path / "a.pdf"))])
+        plan_portions([SourceSpec(path=str(tmp_path / "a.pdf"))])
 
 
 def test_documents_are_counted_alike(mixed: Path) -> None:
     (mixed / "l.jsonl").unlink()
     counts = ReadingCounts()
-    documents = list(read_documents([SourceSpec(str(mixed))], counts))
-    records = [record for p in plan_portions([SourceSpec(str(mixed))]) for record in read_portion(p)]
+    documents = list(read_documents([SourceSpec(path=str(mixed))], counts))
+    records = [record for p in plan_portions([SourceSpec(path=str(mixed))]) for record in read_portion(p)]
     kept = [d for r in records for d in r.documents if not is_blank(d)]
     assert documents == kept
     blank = sum(is_blank(d) for r in records for d in r.documents)

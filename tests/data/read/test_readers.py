@@ -22,7 +22,7 @@ def jsonl(texts: list[str], **fields: object) -> bytes:
 
 
 def read(path: object, counts: ReadingCounts | None = None, **fields: object) -> list[Document]:
-    return list(read_documents([SourceSpec(str(path), **fields)], counts))
+    return list(read_documents([SourceSpec(path=str(path), **fields)], counts))
 
 
 def texts(documents: list[Document]) -> list[str]:
@@ -149,7 +149,9 @@ def test_blank_documents_are_counted_and_blank_lines_are_not(tmp_path: Path) -> 
 
 def test_sources_follow_each_other_and_files_are_opened_late(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    documents = read_documents([SourceSpec(str(tmp_path / "a.txt")), SourceSpec(str(tmp_path / "none.txt"))])
+    documents = read_documents(
+        [SourceSpec(path=str(tmp_path / "a.txt")), SourceSpec(path=str(tmp_path / "none.txt"))]
+    )
     assert next(documents).text == "a"
     with pytest.raises(RopewalkError, match=r"no file or folder .*none\.txt"):
         next(documents)
@@ -289,12 +291,14 @@ def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:
         (["embedded:validation", "embedded:all"], "embedded:all is given twice"),
     ):
         with pytest.raises(RopewalkError, match=message):
-            plan_portions([SourceSpec(str(each)) for each in specs])
+            plan_portions([SourceSpec(path=str(each)) for each in specs])
         with pytest.raises(RopewalkError, match=message):
-            list(read_documents([SourceSpec(str(each)) for each in specs]))
-    refuse_duplicates([SourceSpec("hf:a/b"), SourceSpec("hf:a/b@test"), SourceSpec("hf:a/b:c")])
-    refuse_duplicates([SourceSpec("embedded"), SourceSpec("embedded:validation")])
-    assert len(plan_portions([SourceSpec(str(path)), SourceSpec(str(path), text_field="n")])) == 2
+            list(read_documents([SourceSpec(path=str(each)) for each in specs]))
+    refuse_duplicates(
+        [SourceSpec(path="hf:a/b"), SourceSpec(path="hf:a/b@test"), SourceSpec(path="hf:a/b:c")]
+    )
+    refuse_duplicates([SourceSpec(path="embedded"), SourceSpec(path="embedded:validation")])
+    assert len(plan_portions([SourceSpec(path=str(path)), SourceSpec(path=str(path), text_field="n")])) == 2
 
 
 def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:
@@ -304,8 +308,8 @@ def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:
     (tmp_path / "empty.py").hardlink_to(tmp_path / "__init__.py")
     (tmp_path / "a.tar.gz").write_bytes(b"x")
     (tmp_path / "b.tar.gz").hardlink_to(tmp_path / "a.tar.gz")
-    refuse_duplicates([SourceSpec(str(tmp_path))])
+    refuse_duplicates([SourceSpec(path=str(tmp_path))])
     (tmp_path / "notes").write_bytes(b"text")
     (tmp_path / "same").symlink_to(tmp_path / "notes")
     with pytest.raises(RopewalkError, match=r"same is given twice \(it is .*notes\)"):
-        refuse_duplicates([SourceSpec(str(tmp_path))])
+        refuse_duplicates([SourceSpec(path=str(tmp_path))])

@@ -18,8 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk.data.read import input_splits as module
-from ropewalk.data.read.documents import Document, SourceSpec
+from ropewalk.data.read.documents import Document
 from ropewalk.data.read.input_splits import plan_portions, read_portion
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 Texts = list[tuple[str, str]]
@@ -35,7 +36,7 @@ def read(path: object, size: int = 1 << 26, **fields: Any) -> Texts | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PORTION_BYTES", size)
         try:
-            planned = plan_portions([SourceSpec(str(path), **fields)])
+            planned = plan_portions([SourceSpec(path=str(path), **fields)])
             records = [record for portion in planned for record in read_portion(portion)]
         except RopewalkError as error:
             message = str(error)
@@ -292,7 +293,7 @@ def test_nothing_in_a_file_is_no_document(tmp_path: Path) -> None:
     for name in ("a.jsonl.gz", "a.txt.zst"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(RopewalkError, match=r"is damaged or cut off: the compressed file is empty"):
-            list(read_portion(plan_portions([SourceSpec(str(tmp_path / name))])[0]))
+            list(read_portion(plan_portions([SourceSpec(path=str(tmp_path / name))])[0]))
 
 
 def test_what_disappears_is_refused(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_what_disappears_is_refused(tmp_path: Path) -> None:
     place.mkdir()
     for name in ("a.txt", "b.jsonl", "c.parquet", "d.unknown"):
         write_form(place / name, ["x"]) if name[0] in "bc" else (place / name).write_text("x")
-    planned = plan_portions([SourceSpec(str(place))])
+    planned = plan_portions([SourceSpec(path=str(place))])
     assert len(planned) == 4
     for name in ("a.txt", "b.jsonl", "c.parquet", "d.unknown"):
         (place / name).unlink()
@@ -317,19 +318,19 @@ def test_what_disappears_is_refused(tmp_path: Path) -> None:
 def test_odd_names_of_sources_are_refused(tmp_path: Path) -> None:
     for path in ("a\0b", "x" * 5000, "~nobody-of-this-name/x"):
         with pytest.raises(RopewalkError, match=r"there is no file or folder '"):
-            plan_portions([SourceSpec(path)])
+            plan_portions([SourceSpec(path=path)])
     path = tmp_path / "a\udcff.txt"
     path.write_text("x")
     with pytest.raises(RopewalkError, match="is not UTF-8; rename it"):
-        plan_portions([SourceSpec(str(path))])
+        plan_portions([SourceSpec(path=str(path))])
 
 
 GROWN = """
 import resource, sys
 from pathlib import Path
-from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.settings import SourceSpec
 from ropewalk.data.read.input_splits import plan_portions, read_portion
-count = sum(len(r.documents) for p in plan_portions([SourceSpec(sys.argv[1])]) for r in read_portion(p))
+count = sum(len(r.documents) for p in plan_portions([SourceSpec(path=sys.argv[1])]) for r in read_portion(p))
 status = Path("/proc/self/status")
 if status.exists():  # ru_maxrss counts from before exec, when this was a copy of the tests' own process
     peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])

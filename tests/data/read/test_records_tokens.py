@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.input_splits import plan_portions, read_portion
 from ropewalk.data.read.readers import read_documents
 from ropewalk.data.read.records import GREATEST_ID, record_documents, token_documents, token_ids
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 IDS = st.lists(st.one_of(st.integers(0, 300), st.integers(0, GREATEST_ID)), max_size=30)
@@ -31,12 +32,12 @@ def plain(documents: tuple[Document | TokenisedDocument, ...]) -> list[tuple[str
 
 
 def read(path: object, **fields: Any) -> list[tuple[str, list[int]]]:
-    planned = plan_portions([SourceSpec(str(path), **fields)])
+    planned = plan_portions([SourceSpec(path=str(path), **fields)])
     return [entry for p in planned for record in read_portion(p) for entry in plain(record.documents)]
 
 
 def documents(record: dict[str, Any], **fields: Any) -> list[tuple[str, list[int]]]:
-    return plain(record_documents(record, SourceSpec("x.jsonl", **fields), "stem", "x.jsonl:7"))
+    return plain(record_documents(record, SourceSpec(path="x.jsonl", **fields), "stem", "x.jsonl:7"))
 
 
 @given(IDS, st.lists(st.integers(0, 30), max_size=5), st.booleans())
@@ -171,7 +172,7 @@ def test_what_is_no_list_of_ids_is_refused(value: Any) -> None:
 
 def test_text_wins_and_its_absence_makes_a_record_tokenised() -> None:
     both = {"text": "words", "input_ids": [1, 2], "source": "a"}
-    assert record_documents(both, SourceSpec("x"), "stem", "x:1") == (Document("words", "a", "x:1"),)
+    assert record_documents(both, SourceSpec(path="x"), "stem", "x:1") == (Document("words", "a", "x:1"),)
     assert documents(both, text_field="body") == [("a", [1, 2])]
     with pytest.raises(RopewalkError, match="'text' must be a string, got null"):
         documents({"text": None, "input_ids": [1]})
@@ -229,7 +230,7 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path) -> None:
             "dataset" if "hf:" in str(path) else "a"
         }
     with pytest.raises(RopewalkError, match="holds token ids, and texts are read here"):
-        list(read_documents([SourceSpec(str(jsonl))]))
+        list(read_documents([SourceSpec(path=str(jsonl))]))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_every_kind_of_integer_column_is_read(tmp_path: Path, kind: pyarrow.Data
         pyarrow.table({"input_ids": pyarrow.array(rows, kind)}), path, row_group_size=500
     )
     assert read(path) == [("t", row) for row in rows]
-    (portion,) = plan_portions([SourceSpec(str(path))])
+    (portion,) = plan_portions([SourceSpec(path=str(path))])
     for skip in (1, 255, 256, 257, 499, 500, 501, 599, 600):
         found = [entry for record in read_portion(portion, skip) for entry in plain(record.documents)]
         assert found == [("t", row) for row in rows[skip:]]

@@ -1,7 +1,7 @@
 """No token is lost, repeated or moved; every row is full; the policies put exactly the tokens they name."""
 
 import json
-from dataclasses import asdict, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from ropewalk.attention.layout import IGNORED, PATTERNS, POSITIONS
 from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.rows.assemble import PADDING, PackedRow, assemble_rows, pack_documents
-from ropewalk.data.rows.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds, PackingCounts
 from ropewalk.data.rows.training_rows import training_row
+from ropewalk.data.settings import InterleaveSettings, PackingSettings, Pattern, Positions
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
+from tests.data.cases import changed, refusal
 
 BOS, EOS = 1, 2
 SPECIAL = SpecialTokens(BOS, EOS, BOS)
@@ -79,7 +80,13 @@ def settings_for(draw: st.DrawFn, context: int) -> PackingSettings:
     bos = draw(
         st.sampled_from(["auto", "row"] if pattern == "anchor" else ["auto", "row", "document", "none"])
     )
-    return PackingSettings(context, pattern, draw(st.sampled_from(POSITIONS)), bos, draw(st.booleans()))
+    return PackingSettings(
+        context=context,
+        pattern=pattern,
+        positions=draw(st.sampled_from(POSITIONS)),
+        bos=bos,
+        eos=draw(st.booleans()),
+    )
 
 
 @given(st.data(), lengths)
@@ -152,7 +159,7 @@ def test_long_documents_leave_as_the_policy_says(
     data: st.DataObject, sized: tuple[int, list[int]], policy: str
 ) -> None:
     context, sizes = sized
-    settings = PackingSettings(**{**asdict(data.draw(settings_for(context))), "long_documents": policy})
+    settings = changed(data.draw(settings_for(context)), long_documents=policy)
     rows, counts = packed(numbered(sizes), settings)
     assert counts.document_tokens + counts.dropped_tokens == sum(sizes)
     extra = (settings.bos_policy(SPECIAL) == "document") + settings.eos
@@ -176,7 +183,9 @@ def test_rows_become_training_rows(data: st.DataObject, sized: tuple[int, list[i
 
 
 def test_a_row_of_the_anchor_pattern_by_hand() -> None:
-    rows, counts = packed(numbered([3, 4, 2]), PackingSettings(8, "anchor", "reset"))
+    rows, counts = packed(
+        numbered([3, 4, 2]), PackingSettings(context=8, pattern="anchor", positions="reset")
+    )
     assert rows[0].input_ids.tolist() == [BOS, 10, 11, 12, EOS, 13, 14, 15]
     assert rows[0].segment_lengths == [4, 3]
     assert len(rows) == 1
@@ -201,14 +210,16 @@ def test_a_row_of_the_anchor_pattern_by_hand() -> None:
 
 
 def test_a_continuation_has_no_second_bos() -> None:
-    rows, _ = packed(numbered([9]), PackingSettings(4, "intra_document"))
+    rows, _ = packed(numbered([9]), PackingSettings(context=4, pattern="intra_document"))
     assert [row.input_ids.tolist() for row in rows] == [[BOS, 10, 11, 12], [13, 14, 15, 16]]
 
 
 def test_row_bos_without_an_anchor_belongs_to_the_first_document() -> None:
-    rows, _ = packed(numbered([1, 2]), PackingSettings(5, "full", bos="row", eos=False, positions="reset"))
+    rows, _ = packed(
+        numbered([1, 2]), PackingSettings(context=5, pattern="full", bos="row", eos=False, positions="reset")
+    )
     assert rows == []
-    rows, _ = packed(numbered([1, 3]), PackingSettings(5, "full", bos="row", eos=False))
+    rows, _ = packed(numbered([1, 3]), PackingSettings(context=5, pattern="full", bos="row", eos=False))
     assert rows[0].input_ids.tolist() == [BOS, 10, 11, 12, 13]
     assert rows[0].segment_lengths == [2, 3]
 
@@ -216,7 +227,7 @@ def test_row_bos_without_an_anchor_belongs_to_the_first_document() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_special_tokens_that_a_document_brings_are_not_added_again(pattern: str) -> None:
     document = TokenisedDocument(np.array([BOS, 10, 11, EOS], np.int32), "a")
-    rows, counts = packed([document], PackingSettings(4, pattern))
+    rows, counts = packed([document], PackingSettings(context=4, pattern=pattern))
     assert rows[0].input_ids.tolist() == [BOS, 10, 11, EOS]
     assert (counts.bos_tokens, counts.own_bos_tokens, counts.eos_tokens, counts.document_tokens) == (
         1,
@@ -228,27 +239,27 @@ def test_special_tokens_that_a_document_brings_are_not_added_again(pattern: str)
 
 def test_a_tokenizer_without_bos_gets_eos_as_anchor_and_no_document_bos() -> None:
     qwen = SpecialTokens(None, 7, 7)
-    rows, _ = packed(numbered([2]), PackingSettings(4, "anchor"), qwen)
+    rows, _ = packed(numbered([2]), PackingSettings(context=4, pattern="anchor"), qwen)
     assert rows[0].input_ids.tolist() == [7, 10, 11, 7]
-    rows, _ = packed(numbered([2]), PackingSettings(3, "intra_document"), qwen)
+    rows, _ = packed(numbered([2]), PackingSettings(context=3, pattern="intra_document"), qwen)
     assert rows[0].input_ids.tolist() == [10, 11, 7]
     with pytest.raises(RopewalkError, match="no BOS token"):
-        packed(numbered([2]), PackingSettings(4, "full", bos="document"), qwen)
+        packed(numbered([2]), PackingSettings(context=4, pattern="full", bos="document"), qwen)
     for pattern in ("full", "intra_document"):
         with pytest.raises(RopewalkError, match="no BOS token to begin rows with"):
-            packed(numbered([2]), PackingSettings(4, pattern, bos="row"), qwen)
+            packed(numbered([2]), PackingSettings(context=4, pattern=pattern, bos="row"), qwen)
     with pytest.raises(RopewalkError, match="no EOS token"):
-        packed(numbered([2]), PackingSettings(4), SpecialTokens(1, None, 1))
+        packed(numbered([2]), PackingSettings(context=4), SpecialTokens(1, None, 1))
 
 
 def test_a_tag_stands_between_bos_and_text_and_is_no_target() -> None:
     tags = [np.array([5, 6], np.int32), np.array([7], np.int32)]
-    settings = PackingSettings(13, "intra_document", tag="{source}")
+    settings = PackingSettings(context=13, pattern="intra_document", tag="{source}")
     rows, counts = packed(numbered([3, 2]), settings, tags=tags)
-    (row,) = packed(numbered([3, 2]), replace(settings, context=12), tags=tags)[0]
+    (row,) = packed(numbered([3, 2]), changed(settings, context=12), tags=tags)[0]
     assert row.input_ids.tolist() == [BOS, 5, 6, 10, 11, 12, EOS, BOS, 7, 13, 14, EOS]
     assert row.masked == [1, 3, 8, 9]
-    labels = training_row(row, replace(settings, context=12)).labels.tolist()
+    labels = training_row(row, changed(settings, context=12)).labels.tolist()
     assert labels == [IGNORED, IGNORED, 10, 11, 12, EOS, IGNORED, IGNORED, 13, 14, EOS, IGNORED]
     assert rows == []
     assert counts.tag_tokens == 3
@@ -256,7 +267,7 @@ def test_a_tag_stands_between_bos_and_text_and_is_no_target() -> None:
 
 def test_a_tag_that_a_row_end_cuts_is_masked_in_both_rows() -> None:
     tags = [np.array([5, 6, 7], np.int32)] * 2
-    settings = PackingSettings(4, "intra_document", bos="none", eos=False, tag="{source}")
+    settings = PackingSettings(context=4, pattern="intra_document", bos="none", eos=False, tag="{source}")
     rows, _ = packed(numbered([2, 3]), settings, tags=tags)
     assert [row.input_ids.tolist() for row in rows] == [[5, 6, 7, 10], [11, 5, 6, 7]]
     assert [row.masked for row in rows] == [[0, 3], [1, 4]]
@@ -266,7 +277,7 @@ def test_a_tag_that_a_row_end_cuts_is_masked_in_both_rows() -> None:
 
 
 def test_padding_is_a_document_of_its_own_without_targets() -> None:
-    settings = PackingSettings(8, "anchor", remainder="pad")
+    settings = PackingSettings(context=8, pattern="anchor", remainder="pad")
     rows, counts = packed(numbered([3, 2]), settings)
     assert rows[0].input_ids.tolist() == [BOS, 10, 11, 12, EOS, 13, 14, EOS]
     (row,) = packed(numbered([3]), settings)[0]
@@ -285,9 +296,13 @@ def test_every_option_accounts_for_every_token(
     settings = data.draw(settings_for(context))
     interleaved = None
     if settings.bos != "row" or settings.pattern == "anchor":
-        interleaved = data.draw(st.sampled_from([None, InterleaveSettings(2, context, (2, 3), seed=3)]))
+        interleaved = data.draw(
+            st.sampled_from(
+                [None, InterleaveSettings(min_length=2, max_length=context, parts=(2, 3), seed=3)]
+            )
+        )
     tag_length = data.draw(st.integers(0, 3)) if context > 6 else 0
-    settings = replace(
+    settings = changed(
         settings,
         long_documents=policy,
         packing=data.draw(st.sampled_from(["sequential", "best_fit"])),
@@ -335,8 +350,8 @@ def test_every_option_accounts_for_every_token(
 
 
 def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
-    with pytest.raises(RopewalkError, match=r"interleaving would move it"):
-        PackingSettings(8, "full", bos="row", interleave=InterleaveSettings())
+    refused = refusal(PackingSettings, context=8, pattern="full", bos="row", interleave=True)
+    assert "interleaving would move it" in refused
 
 
 @pytest.mark.parametrize(
@@ -355,19 +370,22 @@ def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
     ],
 )
 def test_a_tag_that_is_no_template_is_refused(tag: str) -> None:
-    with pytest.raises(RopewalkError, match=r"^the tag "):
-        PackingSettings(8, tag=tag)
+    assert refusal(PackingSettings, context=8, tag=tag).startswith("tag: the tag ")
 
 
 def test_settings_survive_json() -> None:
-    settings = PackingSettings(8, tag="{source}: ", interleave=InterleaveSettings(2, 5, (2,), (0.1, 0.5), 7))
-    assert PackingSettings.from_dict(json.loads(json.dumps(asdict(settings)))) == settings
+    settings = PackingSettings(
+        context=8,
+        tag="{source}: ",
+        interleave=InterleaveSettings(min_length=2, max_length=5, parts=(2,), cut_points=(0.1, 0.5), seed=7),
+    )
+    assert PackingSettings(**json.loads(json.dumps(settings.model_dump()))) == settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 1}, "context must be 2 tokens or more, got 1"),
+        ({"context": 1}, "context must be 2 or more, got 1"),
         ({"pattern": "causal"}, "unknown pattern 'causal'"),
         ({"positions": "fresh"}, "unknown positions 'fresh'"),
         ({"bos": "yes", "pattern": "full"}, "unknown bos 'yes'"),
@@ -377,5 +395,9 @@ def test_settings_survive_json() -> None:
     ],
 )
 def test_contradictory_settings_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(RopewalkError, match=message):
-        PackingSettings(**{"context": 8, **options})
+    assert message in refusal(PackingSettings, **{"context": 8, **options})
+
+
+def test_choices_are_those_of_the_layout() -> None:
+    assert get_args(Pattern) == PATTERNS
+    assert get_args(Positions) == POSITIONS

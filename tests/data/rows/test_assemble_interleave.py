@@ -1,7 +1,6 @@
 """Interleaving moves tokens about and changes nothing within a document, and is as random as it says."""
 
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, groupby, pairwise, permutations
 from math import comb, log, sqrt
@@ -15,9 +14,10 @@ from hypothesis import strategies as st
 from ropewalk import attend
 from ropewalk.attention.layout import PATTERNS, POSITIONS, PackedLayout, next_token_labels
 from ropewalk.data.rows.assemble import Interleaved, _cut_range, _distinct, _part_lengths, interleave
-from ropewalk.data.rows.settings import InterleaveSettings
+from ropewalk.data.settings import InterleaveSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.testing import attention_errors, oracle_attention
+from tests.data.cases import changed
 
 CHANCE = 1e-9
 """Of a statistical test failing though the words were random; the words are fixed, so it always passes or never."""
@@ -31,11 +31,11 @@ def any_settings(draw: st.DrawFn) -> InterleaveSettings:
     least = draw(st.integers(1, 40))
     low, high = sorted(draw(st.lists(shares, min_size=2, max_size=2, unique=True)))
     return InterleaveSettings(
-        least,
-        least + draw(st.integers(0, 40)),
-        tuple(draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))),
-        (low, high),
-        draw(st.integers(0, 2**70)),
+        min_length=least,
+        max_length=least + draw(st.integers(0, 40)),
+        parts=tuple(draw(st.lists(st.integers(2, 6), min_size=1, max_size=3))),
+        cut_points=(low, high),
+        seed=draw(st.integers(0, 2**63 - 1)),
     )
 
 
@@ -130,8 +130,8 @@ def test_another_row_or_seed_is_another_arrangement() -> None:
     orders = [
         interleave(lengths, settings, 0).order,
         interleave(lengths, settings, 1).order,
-        interleave(lengths, replace(settings, seed=1), 0).order,
-        interleave(lengths, replace(settings, seed=1), 1).order,
+        interleave(lengths, changed(settings, seed=1), 0).order,
+        interleave(lengths, changed(settings, seed=1), 1).order,
     ]
     assert not any(np.array_equal(a, b) for a, b in combinations(orders, 2))
 
@@ -214,7 +214,9 @@ def words_for(population: int, count: int) -> list[list[int]]:
 
 def test_every_arrangement_is_as_likely() -> None:
     """Bernstein: |X - np| < t but for a chance of 2·exp(-t²/(2(np(1-p) + t/3))), over all arrangements."""
-    settings = InterleaveSettings(3, 3, (2,), (0.5, 0.8))  # the document of 3 tokens is cut after the second
+    settings = InterleaveSettings(
+        min_length=3, max_length=3, parts=(2,), cut_points=(0.5, 0.8)
+    )  # the document of 3 tokens is cut after the second
     lengths = [1, 3, 2]
     parts = [[0], [1, 2], [3], [4, 5]]
     expected = {
@@ -293,7 +295,9 @@ def test_documents_outside_the_range_stay_whole(length: int, parts: int) -> None
     ],
 )
 def test_too_few_places_give_fewer_parts(length: int, shares: tuple[float, float], parts: int) -> None:
-    settings = InterleaveSettings(1, 9 if length == 9 else 2048, (5,), shares)
+    settings = InterleaveSettings(
+        min_length=1, max_length=9 if length == 9 else 2048, parts=(5,), cut_points=shares
+    )
     words = np.random.Philox(np.random.SeedSequence(length)).random_raw(5).tolist()
     own = _part_lengths(length, settings, words)
     assert (len(own), sum(own), min(own) >= 1) == (parts, length, True)

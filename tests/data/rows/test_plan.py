@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ropewalk.data.rows import plan as row_plan
 from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
-from ropewalk.data.rows.settings import PACKINGS, REMAINDERS
+from ropewalk.data.settings import PACKINGS, REMAINDERS
 from ropewalk.errors import RopewalkError
 
 Piece = tuple[int, int, int]

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +19,16 @@ from ropewalk.data import (
     ValidationSettings,
     open_rows,
     packed_statistics,
-    prepare_rows,
     read_documents,
     tokenizer_identity,
 )
 from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
+from tests.data.cases import Job, changed
 from tests.data.tiny_tokenizer import make_tokenizer
 
-SETTINGS = PackingSettings(64, "anchor", "reset")
+SETTINGS = PackingSettings(context=64, pattern="anchor", positions="reset")
 
 
 @pytest.fixture
@@ -47,7 +46,9 @@ def prepare(
     corpus: Path, tokenizer: object, settings: PackingSettings = SETTINGS, **options: object
 ) -> PackedRows:
     options.setdefault("cache_dir", corpus.parent / "packed")
-    return prepare_rows([SourceSpec(str(corpus))], tokenizer, settings, **options)
+    cache, runs = options.pop("cache_dir"), {"workers", "progress"}
+    run = {name: options.pop(name) for name in runs & options.keys()}
+    return Job.of([SourceSpec(path=str(corpus))], tokenizer, settings, **options).prepare(cache, **run)
 
 
 def folders(corpus: Path) -> list[str]:
@@ -60,7 +61,7 @@ def test_stored_rows_are_the_packed_rows(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, workers: int
 ) -> None:
     rows = prepare(corpus, tokenizer, workers=workers)
-    documents = list(tokenise(read_documents([SourceSpec(str(corpus))]), tokenizer))
+    documents = list(tokenise(read_documents([SourceSpec(path=str(corpus))]), tokenizer))
     # The pattern anchor by hand: one BOS a row, and the documents with their EOS in a stream.
     stream = [token for d in documents for token in [*d.input_ids.tolist(), tokenizer.eos_token_id]]
     room = SETTINGS.context - 1
@@ -91,7 +92,7 @@ def test_manifest_tells_how_the_rows_came_to_be(corpus: Path, tokenizer: PreTrai
 def test_validation_documents_are_stored_and_never_trained_on(
     corpus: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    texts = {document.text for document in read_documents([SourceSpec(str(corpus))])}
+    texts = {document.text for document in read_documents([SourceSpec(path=str(corpus))])}
     rows = prepare(corpus, tokenizer, validation=ValidationSettings(documents=5))
     held_out = [tokenizer.decode(document.input_ids) for document in rows.validation]
     assert len(rows.validation) == len(set(held_out)) == 5
@@ -102,7 +103,9 @@ def test_validation_documents_are_stored_and_never_trained_on(
     assert not seen & set(held_out)
     # The last incomplete row may keep a document or two from being seen at all.
     assert len(seen) >= 60 - 5 - 64 // 4
-    again = prepare(corpus, tokenizer, PackingSettings(32), validation=ValidationSettings(documents=5))
+    again = prepare(
+        corpus, tokenizer, PackingSettings(context=32), validation=ValidationSettings(documents=5)
+    )
     assert [tokenizer.decode(document.input_ids) for document in again.validation] == held_out
     assert len(prepare(corpus, tokenizer).validation) == 0
 
@@ -130,15 +133,15 @@ def test_anything_that_matters_makes_other_rows(corpus: Path, tokenizer: PreTrai
         {"tag": "{source}"},
         {"packing": "best_fit"},
         {"remainder": "pad"},
-        {"interleave": InterleaveSettings(4, 50)},
+        {"interleave": InterleaveSettings(min_length=4, max_length=50)},
     ):
-        calls.append(prepare(corpus, tokenizer, replace(SETTINGS, **change)))
+        calls.append(prepare(corpus, tokenizer, changed(SETTINGS, **change)))
     calls.append(prepare(corpus, tokenizer, validation=ValidationSettings(fraction=0.1)))
     cache = corpus.parent / "packed"
-    calls.append(prepare_rows([SourceSpec(str(corpus), name="x")], tokenizer, SETTINGS, cache))
-    calls.append(prepare_rows([SourceSpec(str(corpus), max_documents=50)], tokenizer, SETTINGS, cache))
+    calls.append(Job.of([SourceSpec(path=str(corpus), name="x")], tokenizer, SETTINGS).prepare(cache))
+    calls.append(Job.of([SourceSpec(path=str(corpus), max_documents=50)], tokenizer, SETTINGS).prepare(cache))
     mixture = MixtureSettings(weights={"a": 2})
-    calls.append(prepare_rows([SourceSpec(str(corpus))], tokenizer, SETTINGS, cache, mixture=mixture))
+    calls.append(Job.of([SourceSpec(path=str(corpus))], tokenizer, SETTINGS, mixture=mixture).prepare(cache))
     content, stamp = corpus.read_text(), corpus.stat()
     corpus.write_text(content.replace("aaaa", "abab", 1))
     os.utime(corpus, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -209,7 +212,7 @@ def test_impossible_places_and_corpora_are_refused(
     with pytest.raises(RopewalkError, match="inside the source"):
         prepare(tmp_path, tokenizer, cache_dir=tmp_path / "packed")
     with pytest.raises(RopewalkError, match=r"not one row is full: .* and a row takes 1048576"):
-        prepare(corpus, tokenizer, PackingSettings(1 << 20))
+        prepare(corpus, tokenizer, PackingSettings(context=1 << 20))
     prepare(corpus, tokenizer)
     with pytest.raises(RopewalkError, match="packed already"):
         prepare(tmp_path / "packed", tokenizer, cache_dir=tmp_path / "elsewhere")
@@ -257,7 +260,7 @@ def test_rows_of_another_tokenizer_or_setting_are_refused(
     with pytest.raises(RopewalkError, match=r"packed with another tokenizer .*sha256"):
         open_rows(rows.folder, tokenizer=other)
     with pytest.raises(RopewalkError, match=r"was packed with positions reset, not continuous"):
-        open_rows(rows.folder, settings=replace(SETTINGS, positions="continuous"))
+        open_rows(rows.folder, settings=changed(SETTINGS, positions="continuous"))
 
 
 def test_packed_statistics_count_what_training_sees(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -281,17 +284,19 @@ def test_nothing_is_left_in_the_cache_of_datasets(
     folder = tmp_path / "dataset"
     folder.mkdir()
     corpus.rename(folder / "train.jsonl")
-    specs = [SourceSpec(f"hf:{folder}")]
-    rows = prepare_rows(specs, tokenizer, SETTINGS, tmp_path / "packed")
-    assert prepare_rows(specs, tokenizer, SETTINGS, tmp_path / "packed").folder == rows.folder
+    specs = [SourceSpec(path=f"hf:{folder}")]
+    rows = Job.of(specs, tokenizer, SETTINGS).prepare(tmp_path / "packed")
+    assert Job.of(specs, tokenizer, SETTINGS).prepare(tmp_path / "packed").folder == rows.folder
     assert (sorted(cache.rglob("*")) if cache.exists() else []) == before
     assert capfd.readouterr() == ("", "")
 
 
 def test_real_stories(shared: Path, tmp_path: Path) -> None:
-    specs = [SourceSpec(str(shared / "text" / "stories.jsonl"))]
+    specs = [SourceSpec(path=str(shared / "text" / "stories.jsonl"))]
     tokenizer = str(shared / "models" / "stories260k")
-    rows = prepare_rows(specs, tokenizer, PackingSettings(2048), tmp_path, ValidationSettings(documents=20))
+    rows = Job.of(
+        specs, tokenizer, PackingSettings(context=2048), validation=ValidationSettings(documents=20)
+    ).prepare(tmp_path)
     assert len(rows.validation) == 20
     assert {int(row.input_ids[0]) for row in rows} == {1}
     assert all(int((row.input_ids == 1).sum()) == 1 for row in rows)

@@ -5,7 +5,6 @@ import resource
 import shutil
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data import (
     InterleaveSettings,
-    Job,
     MixtureSettings,
     PackedRows,
     PackingSettings,
@@ -24,15 +22,16 @@ from ropewalk.data import (
     ValidationSettings,
     merge_parts,
     open_rows,
-    pack_rows,
 )
 from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.rows.store import Part
+from ropewalk.data.settings import WorkSettings
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError
+from tests.data.cases import Job, changed, refusal
 from tests.programs import Program
 
-SETTINGS = PackingSettings(64, "anchor")
+SETTINGS = PackingSettings(context=64, pattern="anchor")
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def job(corpus: Path, tokenizer: object, packing: PackingSettings = SETTINGS, **options: object) -> Job:
-    return Job([SourceSpec(str(corpus))], tokenizer, packing, **options)
+    return Job.of([SourceSpec(path=str(corpus))], tokenizer, packing, **options)
 
 
 @pytest.mark.usefixtures("small_files")
@@ -72,11 +71,11 @@ def test_shards_in_one_folder_are_one_run(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, machines: int
 ) -> None:
     work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
-    alone = pack_rows(work, tmp_path / "alone")
+    alone = work.pack(tmp_path / "alone")
     assert isinstance(alone, PackedRows)
     assert len(alone.manifest["row_files"]) > 5
     for number in range(machines):
-        result = pack_rows(work, tmp_path / "shared", shard=(number, machines))
+        result = work.pack(tmp_path / "shared", shard=(number, machines))
         assert isinstance(result, Part) == (number < machines - 1)
         if isinstance(result, Part):
             assert result.total == len(alone)
@@ -90,10 +89,10 @@ def test_parts_in_folders_of_their_own_merge_to_one_run(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
-    alone = pack_rows(work, tmp_path / "alone")
+    alone = work.pack(tmp_path / "alone")
     parts = [tmp_path / f"part{number}" for number in range(3)]
     for number in (2, 0, 1):
-        written = pack_rows(work, parts[number], shard=(number, 3))
+        written = work.pack(parts[number], shard=(number, 3))
         assert isinstance(written, Part)
     names = [{path.name for path in part.glob("rows-*.arrow")} for part in parts]
     assert set.union(*names) == {path.name for path in (tmp_path / "alone").glob("rows-*.arrow")}
@@ -112,7 +111,7 @@ def test_parts_in_folders_of_their_own_merge_to_one_run(
     with pytest.raises(RopewalkError, match=r"holds no finished part of rows"):
         merge_parts([parts[0], tmp_path / "empty"], tmp_path / "again")
     other = tmp_path / "other"
-    pack_rows(job(corpus, tokenizer, replace(SETTINGS, context=65)), other, shard=(0, 3))
+    job(corpus, tokenizer, changed(SETTINGS, context=65)).pack(other, shard=(0, 3))
     with pytest.raises(
         RopewalkError, match=r"is no part of the same rows .*with settings\.context 65, not 64"
     ):
@@ -134,7 +133,7 @@ HOSTILE = (
 
 
 def part_of_two(corpus: Path, tokenizer: object, folder: Path) -> Path:
-    assert isinstance(pack_rows(job(corpus, tokenizer), folder, shard=(0, 2)), Part)
+    assert isinstance(job(corpus, tokenizer).pack(folder, shard=(0, 2)), Part)
     return folder
 
 
@@ -143,7 +142,7 @@ def test_manifests_lead_to_no_file_outside_their_folder(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
-    first = pack_rows(job(corpus, tokenizer), whole).manifest["row_files"][0]
+    first = job(corpus, tokenizer).pack(whole).manifest["row_files"][0]
     part = part_of_two(corpus, tokenizer, tmp_path / "part")
     # What a traversal would read, and what it would overwrite beside the merged folder.
     outside, victim = tmp_path / "outside" / "victim.arrow", tmp_path / "victim.arrow"
@@ -201,7 +200,7 @@ def test_links_in_a_part_become_files_and_bring_nothing_that_was_not_recorded(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     part, stored, secret = tmp_path / "part", tmp_path / "stored.arrow", tmp_path / "secret"
-    rows = pack_rows(job(corpus, tokenizer), part).manifest["row_files"]
+    rows = job(corpus, tokenizer).pack(part).manifest["row_files"]
     file = part / rows[0]["name"]
     file.rename(stored)
     # As in the Hub's cache, where files are links.
@@ -227,13 +226,13 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    pack_rows(job(corpus, tokenizer), out, shard=(0, 2))
-    other = job(corpus, tokenizer, replace(SETTINGS, eos=False))
+    job(corpus, tokenizer).pack(out, shard=(0, 2))
+    other = job(corpus, tokenizer, changed(SETTINGS, eos=False))
     with pytest.raises(RopewalkError, match=r"holds unfinished rows with settings\.eos true, not false"):
-        pack_rows(other, out)
-    complete = pack_rows(job(corpus, tokenizer), out)
+        other.pack(out)
+    complete = job(corpus, tokenizer).pack(out)
     before = tree(out)
-    for changed in (
+    for another in (
         other,
         job(corpus, tokenizer, mixture=MixtureSettings(shuffle=True)),
         job(corpus, tokenizer, validation=ValidationSettings(documents=1)),
@@ -242,19 +241,19 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
             RopewalkError,
             match=r"holds rows with (settings\.eos|mixing none, not per source|validation\.documents)",
         ):
-            pack_rows(changed, out)
+            another.pack(out)
     assert tree(out) == before
     with (corpus / "0.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
     with pytest.raises(
         RopewalkError, match=r"holds rows made of other files, or of files that have changed since"
     ):
-        pack_rows(job(corpus, tokenizer), out)
+        job(corpus, tokenizer).pack(out)
     assert isinstance(complete, PackedRows)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(RopewalkError, match=r"holds something else; give a new or empty folder"):
-        pack_rows(job(corpus, tokenizer), tmp_path / "full")
+        job(corpus, tokenizer).pack(tmp_path / "full")
     assert tree(tmp_path / "full") == {"thesis.txt": b"mine"}
 
 
@@ -262,17 +261,17 @@ def test_kept_tokens_are_not_made_again(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = job(corpus, tokenizer)
-    pack_rows(work, tmp_path / "first", tokens=tmp_path / "tokens")
-    longer = job(corpus, tokenizer, PackingSettings(128, "full"))
-    pack_rows(longer, tmp_path / "fresh")
+    work.pack(tmp_path / "first", tokens=tmp_path / "tokens")
+    longer = job(corpus, tokenizer, PackingSettings(context=128, pattern="full"))
+    longer.pack(tmp_path / "fresh")
 
     def fail(*_: object) -> None:
         raise AssertionError("tokenised again")
 
     monkeypatch.setattr("ropewalk.data.tokens.tokenise._encode", fail)
     with pytest.raises(AssertionError, match="tokenised again"):
-        pack_rows(longer, tmp_path / "third")
-    pack_rows(longer, tmp_path / "second", tokens=tmp_path / "tokens")
+        longer.pack(tmp_path / "third")
+    longer.pack(tmp_path / "second", tokens=tmp_path / "tokens")
     assert tree(tmp_path / "second") == tree(tmp_path / "fresh")
 
 
@@ -323,17 +322,17 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
 
 def test_a_full_disk_loses_nothing(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     work = job(corpus, tokenizer)
-    pack_rows(work, tmp_path / "whole")
+    work.pack(tmp_path / "whole")
     sizes = [len(content) for content in tree(tmp_path / "whole").values()]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (500, max(sizes) // 2, max(sizes) - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
             with pytest.raises(RopewalkError, match=r"^cannot write .*: File too large$"):
-                pack_rows(work, tmp_path / "out")
+                work.pack(tmp_path / "out")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    pack_rows(work, tmp_path / "out")
+    work.pack(tmp_path / "out")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -344,11 +343,11 @@ def test_a_run_that_another_has_finished_meanwhile_uses_its_rows(
 
     def race(documents: int, tokens: int) -> None:
         if not inner:
-            inner.append(pack_rows(work, tmp_path / "out"))
+            inner.append(work.pack(tmp_path / "out"))
 
-    rows = pack_rows(work, tmp_path / "out", progress=race)
+    rows = work.pack(tmp_path / "out", progress=race)
     assert isinstance(rows, PackedRows)
-    pack_rows(work, tmp_path / "whole")
+    work.pack(tmp_path / "whole")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -363,25 +362,25 @@ def test_two_jobs_at_once_in_one_folder_never_mix(
     def meanwhile(documents: int, tokens: int) -> None:
         if not refused:
             with pytest.raises(RopewalkError, match=r"with mixing\.seed 1, not 2") as caught:
-                pack_rows(other, tmp_path / "out", shard=(1, 2))
+                other.pack(tmp_path / "out", shard=(1, 2))
             refused.append(str(caught.value))
 
-    assert isinstance(pack_rows(one, tmp_path / "out", shard=(0, 2), progress=meanwhile), Part)
+    assert isinstance(one.pack(tmp_path / "out", shard=(0, 2), progress=meanwhile), Part)
     assert refused
     # And where the claim itself is another's, each file still says what it belongs to.
     claim = tmp_path / "out" / "unfinished" / "job.json"
     claim.write_text(claim.read_text().replace('"seed": 1', '"seed": 2'))
     with pytest.raises(RopewalkError, match=r"belongs to other rows"):
-        pack_rows(other, tmp_path / "out", shard=(1, 2))
+        other.pack(tmp_path / "out", shard=(1, 2))
 
 
 def test_a_job_that_fails_before_a_row_is_there_leaves_the_folder_to_others(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     with pytest.raises(RopewalkError, match=r"not one row is full"):
-        pack_rows(job(corpus, tokenizer, PackingSettings(1 << 20)), tmp_path / "out")
-    assert isinstance(pack_rows(job(corpus, tokenizer), tmp_path / "out"), PackedRows)
-    pack_rows(job(corpus, tokenizer), tmp_path / "whole")
+        job(corpus, tokenizer, PackingSettings(context=1 << 20)).pack(tmp_path / "out")
+    assert isinstance(job(corpus, tokenizer).pack(tmp_path / "out"), PackedRows)
+    job(corpus, tokenizer).pack(tmp_path / "whole")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -403,10 +402,10 @@ def test_a_file_that_changes_and_comes_back_is_read_again(
             **(corpus_module.tokenise_portions.__kwdefaults__ or {}), "read": poisoned
         })  # fmt: skip
         with pytest.raises(RopewalkError, match=r"changed while it was being packed"):
-            pack_rows(job(corpus, tokenizer), tmp_path / "out", **options)
+            job(corpus, tokenizer).pack(tmp_path / "out", **options)
     path.write_bytes(content)
-    pack_rows(job(corpus, tokenizer), tmp_path / "out", **options)
-    pack_rows(job(corpus, tokenizer), tmp_path / "whole")
+    job(corpus, tokenizer).pack(tmp_path / "out", **options)
+    job(corpus, tokenizer).pack(tmp_path / "whole")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
@@ -415,10 +414,10 @@ def test_damage_to_a_part_is_found_where_it_is_used(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     work = job(corpus, tokenizer, validation=ValidationSettings(documents=3))
-    pack_rows(work, tmp_path / "whole")
+    work.pack(tmp_path / "whole")
     parts = [tmp_path / "part0", tmp_path / "part1"]
     for number, part in enumerate(parts):
-        pack_rows(work, part, shard=(number, 2))
+        work.pack(part, shard=(number, 2))
     damaged = sorted(parts[0].glob("rows-*.arrow"))[1]
     content = damaged.read_bytes()
     for broken in (content[: len(content) // 2], content[:-1] + b"x", b""):
@@ -427,25 +426,25 @@ def test_damage_to_a_part_is_found_where_it_is_used(
             merge_parts(parts, tmp_path / "merged")
         assert not (tmp_path / "merged").exists()
     # Running the shard again mends it, and so does a run that goes on in its folder.
-    assert isinstance(pack_rows(work, parts[0], shard=(0, 2)), Part)
+    assert isinstance(work.pack(parts[0], shard=(0, 2)), Part)
     assert damaged.read_bytes() == content
     damaged.write_bytes(content[:-1])
     shutil.copytree(parts[0], tmp_path / "resumed")
-    pack_rows(work, tmp_path / "resumed")
+    work.pack(tmp_path / "resumed")
     assert tree(tmp_path / "resumed") == tree(tmp_path / "whole")
     # A machine that completes the folder reads what the others wrote.
     with pytest.raises(RopewalkError, match=rf"{damaged.name} is damaged; delete it and run its shard again"):
-        pack_rows(work, parts[0], shard=(1, 2))
+        work.pack(parts[0], shard=(1, 2))
     damaged.unlink()
-    assert isinstance(pack_rows(work, parts[0], shard=(1, 2)), Part)
-    pack_rows(work, parts[0], shard=(0, 2))
+    assert isinstance(work.pack(parts[0], shard=(1, 2)), Part)
+    work.pack(parts[0], shard=(0, 2))
     assert tree(parts[0]) == tree(tmp_path / "whole")
 
 
 def test_held_out_documents_are_checked_like_rows(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    pack_rows(job(corpus, tokenizer, validation=ValidationSettings(documents=3)), tmp_path / "out")
+    job(corpus, tokenizer, validation=ValidationSettings(documents=3)).pack(tmp_path / "out")
     path = tmp_path / "out" / "validation.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -460,11 +459,11 @@ def test_held_out_documents_are_checked_like_rows(
 def test_what_only_the_making_needed_goes_away_after_a_late_kill(
     corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    job(corpus, tokenizer).pack(tmp_path / "out")
     before = tree(tmp_path / "out")
     (tmp_path / "out" / "unfinished" / "tokens").mkdir(parents=True)
     (tmp_path / "out" / "unfinished" / "job.json").write_text("{}")
-    pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    job(corpus, tokenizer).pack(tmp_path / "out")
     assert tree(tmp_path / "out") == before
 
 
@@ -473,14 +472,14 @@ def test_neither_rows_nor_tokens_are_kept_among_the_documents(
 ) -> None:
     for out, tokens in ((corpus / "rows", None), (tmp_path / "out", corpus / "tokens")):
         with pytest.raises(RopewalkError, match=r"cannot be kept in .*, inside the source"):
-            pack_rows(job(corpus, tokenizer), out, tokens=tokens)
+            job(corpus, tokenizer).pack(out, tokens=tokens)
     assert {path.name for path in corpus.iterdir()} == {f"{n}.jsonl" for n in range(4)}
 
 
 def test_hidden_entries_are_counted(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     (corpus / ".git").mkdir()
     (corpus / ".hidden.txt").write_text("x")
-    rows = pack_rows(job(corpus, tokenizer), tmp_path / "out")
+    rows = job(corpus, tokenizer).pack(tmp_path / "out")
     assert isinstance(rows, PackedRows)
     assert rows.manifest["counts"]["reading"]["hidden_entries"] == 2
 
@@ -496,9 +495,9 @@ def test_a_held_out_text_is_not_trained_on_as_token_ids(
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "ids.jsonl").write_text("".join(json.dumps({"input_ids": each}) + "\n" for each in frames))
-    specs = [SourceSpec(str(tmp_path / name)) for name in ("texts.jsonl", "ids.jsonl")]
-    work = Job(specs, tokenizer, PackingSettings(32), validation=ValidationSettings(documents=10))
-    rows = pack_rows(work, tmp_path / "out")
+    specs = [SourceSpec(path=str(tmp_path / name)) for name in ("texts.jsonl", "ids.jsonl")]
+    work = Job.of(specs, tokenizer, PackingSettings(context=32), validation=ValidationSettings(documents=10))
+    rows = work.pack(tmp_path / "out")
     assert isinstance(rows, PackedRows)
 
     def plain(document: object) -> str:
@@ -518,32 +517,28 @@ def test_a_held_out_text_is_not_trained_on_as_token_ids(
 def test_a_tag_is_tokenised_by_what_the_identity_is_of(
     corpus: Path, tokenizer_folder: str, tmp_path: Path
 ) -> None:
-    tagged = replace(SETTINGS, tag="<s>{source}: ")
+    tagged = changed(SETTINGS, tag="<s>{source}: ")
     with pytest.raises(RopewalkError, match=r"holds a BOS or EOS token for the source 'a'"):
-        pack_rows(job(corpus, tokenizer_folder, tagged), tmp_path / "out")
-    pack_rows(job(corpus, tokenizer_folder, replace(SETTINGS, tag="{source}: ")), tmp_path / "out")
+        job(corpus, tokenizer_folder, tagged).pack(tmp_path / "out")
+    job(corpus, tokenizer_folder, changed(SETTINGS, tag="{source}: ")).pack(tmp_path / "out")
 
 
 @pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
-def test_no_such_shard(
-    corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shard: tuple[int, int]
-) -> None:
-    with pytest.raises(RopewalkError, match=r"^shard "):
-        pack_rows(job(corpus, tokenizer), tmp_path / "out", shard=shard)
-    assert not (tmp_path / "out").exists()
+def test_no_such_shard(shard: tuple[int, int]) -> None:
+    assert refusal(WorkSettings, shard=shard).startswith("shard: ")
 
 
 packings = st.builds(
     PackingSettings,
-    st.integers(16, 200),
-    st.sampled_from(["anchor", "full", "intra_document"]),
-    st.sampled_from(["continuous", "reset"]),
+    context=st.integers(16, 200),
+    pattern=st.sampled_from(["anchor", "full", "intra_document"]),
+    positions=st.sampled_from(["continuous", "reset"]),
     eos=st.booleans(),
     long_documents=st.sampled_from(["split", "truncate", "skip"]),
     tag=st.sampled_from([None, "{source}: ", "x"]),
     packing=st.sampled_from(["sequential", "best_fit"]),
     remainder=st.sampled_from(["drop", "pad"]),
-    interleave=st.sampled_from([None, InterleaveSettings(4, 100)]),
+    interleave=st.sampled_from([None, InterleaveSettings(min_length=4, max_length=100)]),
 )
 mixtures = st.sampled_from(
     [
@@ -571,7 +566,7 @@ def test_every_token_is_accounted_for(
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     work = job(corpus, tokenizer, packing, mixture=mixture, validation=validation)
     try:
-        rows = pack_rows(work, tmp_path / "out", tokens=tmp_path / "tokens")
+        rows = work.pack(tmp_path / "out", tokens=tmp_path / "tokens")
     except RopewalkError as error:
         # A document of 400 bytes is skipped where a row takes 16 of them.
         if "not one row is full" not in str(error):

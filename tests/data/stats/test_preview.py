@@ -150,7 +150,7 @@ def test_a_document_goes_on_where_the_row_before_cut_it(
     ids = np.full(len(order), 9, np.int32)
     ends = DocumentEnds(np.array(lengths)[numbers], ids, ids, np.zeros(len(order), np.int32))
     chunks = InterleaveSettings(min_length=2, max_length=30) if shuffled else None
-    settings = PackingSettings(8, pattern=pattern, remainder="pad", interleave=chunks)
+    settings = PackingSettings(context=8, pattern=pattern, remainder="pad", interleave=chunks)
     packed = pack_documents(numbers, ends, ["web"], settings, SpecialTokens(BOS, EOS, BOS))
     before = None
     for number, row in enumerate(assemble_rows(packed, Nines(), 0, packed.num_rows)):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ropewalk.attention.layout import PATTERNS, PackedLayout
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
-from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.settings import SourceSpec
 from ropewalk.data.stats.stats import (
     LONG_LENGTHS,
     LengthBin,
@@ -176,7 +177,7 @@ def interleaved() -> HandMade:
         hand_made_row(12, [(11, 0)], ["book"], [3]),
     ]
     mixed = {"repeated_documents": 1, "repeated_tokens": 9, "most_times": 2}
-    return HandMade(rows, PackingSettings(12), mixed)
+    return HandMade(rows, PackingSettings(context=12), mixed)
 
 
 def test_packed_rows_by_hand() -> None:
@@ -232,7 +233,7 @@ def test_rows_tell_whole_documents_and_their_pieces_apart() -> None:
         "mixed": whole(web=[3, 3], book=[40, 40]),
         "mixture": {"as_is": False},
     }
-    rows = HandMade(interleaved().rows, PackingSettings(12), interleaved().mixed, told)
+    rows = HandMade(interleaved().rows, PackingSettings(context=12), interleaved().mixed, told)
     report = rows_report(rows)
     assert (report["documents"], report["tokens"], report["pieces"]) == (4, 86, 3)
     assert report["length_quantiles"]["1"] == 40
@@ -260,7 +261,7 @@ def test_rows_tell_whole_documents_and_their_pieces_apart() -> None:
 
 def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
     told = {"corpus": whole(web=[3, 9, 1], book=[40]), "mixed": None, "mixture": None}
-    report = rows_report(HandMade(interleaved().rows, PackingSettings(12), told=told))
+    report = rows_report(HandMade(interleaved().rows, PackingSettings(context=12), told=told))
     assert (report["documents"], report["tokens"], report["mixture"]) == (4, 53, None)
 
 
@@ -277,7 +278,7 @@ def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
 )
 def test_a_manifest_that_tells_of_other_documents_is_refused(told: dict[str, Any], message: str) -> None:
     with pytest.raises(RopewalkError, match=message):
-        rows_report(HandMade(interleaved().rows, PackingSettings(12), told=told))
+        rows_report(HandMade(interleaved().rows, PackingSettings(context=12), told=told))
 
 
 def test_documents_are_read_as_packing_reads_them(tmp_path: Path) -> None:
@@ -290,7 +291,9 @@ def test_documents_are_read_as_packing_reads_them(tmp_path: Path) -> None:
     ]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "n.txt").write_text("two")
-    documents = list(source_documents([SourceSpec(str(tmp_path / name)) for name in ("m.jsonl", "n.txt")]))
+    documents = list(
+        source_documents([SourceSpec(path=str(tmp_path / name)) for name in ("m.jsonl", "n.txt")])
+    )
     found = [
         (each.source, each.text if isinstance(each, Document) else each.input_ids.tolist())
         for each in documents
@@ -308,4 +311,4 @@ def test_a_source_without_a_document_is_refused(tmp_path: Path) -> None:
     (empty / ".hidden").write_text("text")
     told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders passed over\)"
     with pytest.raises(RopewalkError, match=told):
-        list(source_documents([SourceSpec(str(empty)), SourceSpec(str(tmp_path / "full.txt"))]))
+        list(source_documents([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))]))

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.input_splits import Portion
+from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.data.tokens import token_shards as token_blocks
 from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
@@ -69,7 +70,7 @@ class Reader:
 
 
 def portion(number: int, path: str = "all") -> Portion:
-    return Portion(SourceSpec(path), (), 0, None, {"number": number}, 0)
+    return Portion(SourceSpec(path=path), (), 0, None, {"number": number}, 0)
 
 
 def naive(inputs: list[Records], tokenizer: Any) -> dict[str, Any]:
@@ -422,14 +423,14 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.corpus import tokenise_portions
-from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.settings import SourceSpec
 from ropewalk.data.read.input_splits import plan_portions
 from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
     _, _, inputs, output, workers, limit = sys.argv
     from tests.data.tiny_tokenizer import make_tokenizer
     token_shards.BLOCK_TOKENS = 3000
-    portions = plan_portions([SourceSpec(str(path)) for path in sorted(Path(inputs).iterdir())])
+    portions = plan_portions([SourceSpec(path=str(path)) for path in sorted(Path(inputs).iterdir())])
     if int(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     print("begin", flush=True)

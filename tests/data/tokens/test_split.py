@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.tokens.split import ValidationSettings, split_documents, text_hash
-from ropewalk.errors import RopewalkError
+from ropewalk.data.read.documents import text_hash
+from ropewalk.data.settings import ValidationSettings
+from ropewalk.data.tokens.split import split_documents
+from tests.data.cases import refusal
 
 # Few letters and short texts, so that copies are common.
 corpora = st.lists(st.text("abc", min_size=1, max_size=3), max_size=40)
@@ -69,8 +71,13 @@ def test_the_hash_is_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"documents": -1}, {"fraction": 1.0}, {"fraction": -0.1}, {"documents": 1, "fraction": 0.5}]
+    ("options", "message"),
+    [
+        ({"documents": -1}, "documents must be 0 or more, got -1"),
+        ({"fraction": 1.0}, "fraction must be less than 1"),
+        ({"fraction": -0.1}, "fraction must be 0 or more, got -0.1"),
+        ({"documents": 1, "fraction": 0.5}, "or a fraction, not both (got 1 and 0.5)"),
+    ],
 )
-def test_impossible_settings_are_refused(options: dict) -> None:
-    with pytest.raises(RopewalkError, match="validation"):
-        ValidationSettings(**options)
+def test_impossible_settings_are_refused(options: dict, message: str) -> None:
+    assert message in refusal(ValidationSettings, **options)

@@ -11,8 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from ropewalk.data.read.documents import Document
-from ropewalk.data.tokens.split import text_hash
+from ropewalk.data.read.documents import Document, text_hash
 from ropewalk.data.tokens.tokenise import (
     SpecialTokens,
     TokenisedDocument,

@@ -8,31 +8,30 @@ CommonCrawl 53.42 to 58.14 %, StackExchange 3.18 to 1.64 %); here ``per="source"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from ropewalk.data.mixture.report import (
-    Cell,
-    Demand,
     MixtureReport,
-    Proportions,
     Request,
     TotalFrom,
-    explain,
-    refusal,
+    counted,
+    lengths_in_words,
     report_on,
-    shortage,
 )
-from ropewalk.data.mixture.settings import MixtureSettings
+from ropewalk.data.settings import MixtureSettings
 from ropewalk.errors import RopewalkError
-
-__all__ = ["Cell", "Mixture", "MixtureReport", "MixtureSettings", "Proportions", "explain", "mix"]
 
 # Third word of the seed, so that no other use of the same seed meets the same random words.
 _SUBSETS, _ORDER = 0x6D697831, 0x6D697832
+# Some units in the last place of numbers up to 10,000, so that 0.4 is not rounded up to 0.4001.
+_NOISE = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +45,28 @@ class Mixture:
 
     documents: NDArray[np.int64]
     report: MixtureReport
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What is wanted of whom, groups being the sources, or the corpus alone.
+
+    Attributes:
+        sources: the groups' names; None for the corpus.
+        documents, pool: int64 ``[groups, bins]``, documents and the tokens they hold.
+        budgets: float64 ``[groups]``, tokens wanted of each group.
+        wanted: float64 ``[groups, bins]``, tokens wanted of each bin.
+    """
+
+    sources: tuple[str, ...] | None
+    documents: NDArray[np.int64]
+    pool: NDArray[np.int64]
+    budgets: NDArray[np.float64]
+    wanted: NDArray[np.float64]
+
+    def name(self, group: int) -> str:
+        """The group as a sentence calls it."""
+        return "the corpus" if self.sources is None else f"source {self.sources[group]!r}"
 
 
 def mix(
@@ -82,7 +103,17 @@ def mix(
     available = np.bincount(cells, lengths, shape[0] * shape[1] + 1)[:-1].astype(np.int64).reshape(shape)
     if settings.as_is:
         tokens = int(available.sum())
-        request = Request(available, available.sum(0), tokens, "corpus", False, False, ())
+        request = Request(
+            sources=tuple(sources),
+            starts=starts,
+            asked=available,
+            by_length=available.sum(0),
+            total=tokens,
+            total_from="corpus",
+            by_source=False,
+            lengths_by_source=False,
+            as_is=True,
+        )
         documents = np.arange(len(lengths))
     else:
         documents_of = np.bincount(cells, minlength=available.size + 1)[:-1].reshape(shape)
@@ -93,7 +124,7 @@ def mix(
             pool = available.sum(0, keepdims=True)
         drawn = _draw(lengths, units, pool, capped, settings.seed)
         documents = drawn[np.argsort(_words(settings.seed, 0, _ORDER, len(drawn)), kind="stable")]
-    return Mixture(documents, report_on(documents, lengths, cells, sources, starts, request, settings.as_is))
+    return Mixture(documents, report_on(documents, lengths, cells, request))
 
 
 def _cells(
@@ -123,7 +154,7 @@ def _plan(
     if len(excessive):
         if settings.shortage == "refuse":
             raise RopewalkError(
-                refusal(demand, settings, lambda other: _fits(available, documents, sources, other))
+                _refusal(demand, settings, lambda other: _fits(available, documents, sources, other))
             )
         if not capped.any():
             raise RopewalkError(
@@ -132,6 +163,8 @@ def _plan(
             )
     corpus = demand.sources is None
     request = Request(
+        sources=tuple(sources),
+        starts=settings.starts,
         # What is asked of all falls on each source by what it has.
         asked=np.rint(asked / np.maximum(demand.pool, 1) * available if corpus else asked).astype(np.int64),
         by_length=asked.sum(0).astype(np.int64),
@@ -139,7 +172,7 @@ def _plan(
         total_from=_total_from(settings),
         by_source=settings.asks and not corpus,
         lengths_by_source=not corpus,
-        shortages=tuple(shortage(demand, settings, group, b) for group, b in excessive),
+        shortages=tuple(_shortage(demand, settings, group, b) for group, b in excessive),
     )
     return request, capped.astype(np.int64)
 
@@ -324,3 +357,105 @@ def _check_candidates(
     for extreme in (source_ids.min(), source_ids.max()):
         if not 0 <= extreme < len(sources):
             raise RopewalkError(f"source id {extreme} names none of {len(sources)} sources, counted from 0")
+
+
+def _shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    """What is missing of a cell that was capped at ``max_epochs``, or is empty."""
+    if not demand.pool[group, b]:
+        nothing = _nothing(demand, settings, group, b)
+        return f"{nothing[0].upper()}{nothing[1:]}; they are missing."
+    missing = round(float(demand.wanted[group, b]) - settings.max_epochs * int(demand.pool[group, b]))
+    excess = _excess(demand, settings, group, b)
+    times = "once" if settings.max_epochs == 1 else f"{settings.max_epochs:g} times"
+    return (
+        f"{excess[0].upper()}{excess[1:]}; they are read {times}, and about "
+        f"{counted(missing, 'token')} are missing."
+    )
+
+
+def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
+    """Why the first cell without a document, or else the one that would repeat most, cannot be had; and what can.
+
+    Args:
+        demand: what is wanted, which is more than there is.
+        settings: as asked for.
+        fits: whether the corpus gives what other settings of the same bins ask for.
+    """
+    empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
+    if empty:
+        group, b = empty[0]
+        reason, changes = _nothing(demand, settings, group, b), _instead_of_nothing(demand, settings, b)
+    else:
+        epochs = demand.wanted / np.maximum(demand.pool, 1)
+        group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
+        reason = _excess(demand, settings, group, b)
+        total = math.floor(float(demand.budgets.sum()) * settings.max_epochs / float(epochs[group, b]))
+        least = _rounded_up(float(epochs[group, b]))
+        changes = {
+            f"a total of up to {total} tokens": {"tokens": total},
+            f"max_epochs from {least}": {"max_epochs": float(least)},
+        }
+    changes["shortage cap"] = {"shortage": "cap"}
+    possible = [words for words, change in changes.items() if _is_possible(settings, change, fits)]
+    if not possible:
+        return f"{reason}; choose other lengths"
+    *others, last = possible
+    return (
+        f"{reason}; what fits is {', '.join(others)}, or {last}"
+        if others
+        else f"{reason}; what fits is {last}"
+    )
+
+
+def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> dict[str, dict[str, Any]]:
+    """Changes of settings, by their words, that may help where a group has no document of bin ``b``."""
+    changes: dict[str, dict[str, Any]] = {}
+    if settings.length_shares is not None:
+        others = [
+            (start, 0.0 if i == b else share) for i, (start, share) in enumerate(settings.length_shares)
+        ]
+        changes["a share of 0 for these lengths"] = {"length_shares": others}
+    if settings.long_share is not None:
+        as_they_are = {"long_share": None, "long_factor": 1}
+        changes["long_factor (which leaves such documents as they are)"] = as_they_are
+    if settings.per == "source" and bool(demand.pool[:, b].any()):
+        changes["per corpus (lengths over all sources together)"] = {"per": "corpus"}
+    return changes
+
+
+def _is_possible(
+    settings: MixtureSettings, change: Mapping[str, Any], fits: Callable[[MixtureSettings], bool]
+) -> bool:
+    try:
+        return fits(MixtureSettings(**{**dict(settings), **change}))
+    except (RopewalkError, ValidationError):
+        # Out of range, or at odds with another setting.
+        return False
+
+
+def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    return (
+        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
+        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for"
+    )
+
+
+def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
+    wanted, there = float(demand.wanted[group, b]), int(demand.pool[group, b])
+    return (
+        f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
+        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, and {round(wanted):,} are asked for, so that "
+        f"each would be read {_rounded_up(wanted / there)} times on average where max_epochs is "
+        f"{settings.max_epochs:g}"
+    )
+
+
+def _bin_in_words(settings: MixtureSettings, b: int) -> str:
+    starts = settings.starts
+    return lengths_in_words(starts[b], starts[b + 1] if b + 1 < len(starts) else None)
+
+
+def _rounded_up(value: float) -> str:
+    """Four significant digits, rounded so that a bound still holds, but for the last digits of float64."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale - _NOISE) / scale:.15g}"

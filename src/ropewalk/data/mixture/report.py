@@ -1,20 +1,13 @@
-"""A mixture in figures and sentences: what came out beside what was asked for, or why it cannot be had."""
+"""A mixture in figures and sentences: what came out beside what was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ropewalk.data.mixture.settings import (
-    MixtureSettings,
-    advice_where_empty,
-    advice_where_too_many,
-    rounded,
-)
 
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
 # With more cells than these the sentences are of the whole; the figures of each are in the report.
@@ -127,6 +120,8 @@ class Request:
     """What was asked for, in the shape [sources, bins].
 
     Attributes:
+        sources: the names.
+        starts: the first length of each bin, ascending.
         asked: int64 ``[sources, bins]``, tokens, before any cap.
         by_length: int64 ``[bins]``, tokens of all sources; more than those of ``asked`` where lengths are asked
             of the corpus and no source has any.
@@ -135,25 +130,26 @@ class Request:
         by_source: whether the sources' shares were asked for.
         lengths_by_source: whether the lengths were asked for inside each source.
         shortages: as in MixtureReport.
+        as_is: whether the documents are handed on as they are.
     """
 
+    sources: tuple[str, ...]
+    starts: tuple[int, ...]
     asked: NDArray[np.int64]
     by_length: NDArray[np.int64]
     total: int
     total_from: TotalFrom
     by_source: bool
     lengths_by_source: bool
-    shortages: tuple[str, ...]
+    shortages: tuple[str, ...] = ()
+    as_is: bool = False
 
 
 def report_on(
     drawn: NDArray[np.int64],
     lengths: NDArray[np.int64],
     cells: NDArray[np.integer],
-    sources: Sequence[str],
-    starts: Sequence[int],
     request: Request,
-    as_is: bool,
 ) -> MixtureReport:
     """Count what was drawn.
 
@@ -161,11 +157,9 @@ def report_on(
         drawn: int64, the documents in reading order.
         lengths: int64 ``[n]``, own tokens of each candidate.
         cells: ``[n]``, ``source * bins + bin`` of each, and ``sources * bins`` for one without a token.
-        sources: the names.
-        starts: the first length of each bin, ascending.
         request: what was asked for.
-        as_is: whether the documents are handed on as they are.
     """
+    sources, starts = request.sources, request.starts
     shape = (len(sources), len(starts))
     size = shape[0] * shape[1] + 1
 
@@ -188,7 +182,7 @@ def report_on(
         repeated_documents=int((times > 1).sum()),
         most_read=int(times.max(initial=0)),
         empty_documents=len(lengths) - int(documents.sum()),
-        as_is=as_is,
+        as_is=request.as_is,
         long_from=int(starts[-1]) if len(starts) > 1 else None,
         total=_proportions(None, slice(None), before, asked_of_sources, request.by_length[None], after),
         sources=tuple(
@@ -333,89 +327,3 @@ def _cell_sentence(cell: Cell) -> str:
         f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({asked}), "
         f"none more than {counted(cell.most_read, 'time')}."
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Demand:
-    """What is wanted of whom, groups being the sources, or the corpus alone.
-
-    Attributes:
-        sources: the groups' names; None for the corpus.
-        documents, pool: int64 ``[groups, bins]``, documents and the tokens they hold.
-        budgets: float64 ``[groups]``, tokens wanted of each group.
-        wanted: float64 ``[groups, bins]``, tokens wanted of each bin.
-    """
-
-    sources: tuple[str, ...] | None
-    documents: NDArray[np.int64]
-    pool: NDArray[np.int64]
-    budgets: NDArray[np.float64]
-    wanted: NDArray[np.float64]
-
-    def name(self, group: int) -> str:
-        """The group as a sentence calls it."""
-        return "the corpus" if self.sources is None else f"source {self.sources[group]!r}"
-
-
-def shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    """What is missing of a cell that was capped at ``max_epochs``, or is empty."""
-    if not demand.pool[group, b]:
-        nothing = _nothing(demand, settings, group, b)
-        return f"{nothing[0].upper()}{nothing[1:]}; they are missing."
-    missing = round(float(demand.wanted[group, b]) - settings.max_epochs * int(demand.pool[group, b]))
-    excess = _excess(demand, settings, group, b)
-    times = "once" if settings.max_epochs == 1 else f"{settings.max_epochs:g} times"
-    return (
-        f"{excess[0].upper()}{excess[1:]}; they are read {times}, and about "
-        f"{counted(missing, 'token')} are missing."
-    )
-
-
-def refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
-    """Why the first cell without a document, or else the one that would repeat most, cannot be had; and what can.
-
-    Args:
-        demand: what is wanted, which is more than there is.
-        settings: as asked for.
-        fits: whether the corpus gives what other settings of the same bins ask for.
-    """
-    empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
-    if empty:
-        group, b = empty[0]
-        reason = _nothing(demand, settings, group, b)
-        advice = advice_where_empty(demand, settings, b, fits)
-    else:
-        epochs = demand.wanted / np.maximum(demand.pool, 1)
-        group, b = (int(index) for index in np.unravel_index(int(epochs.argmax()), epochs.shape))
-        reason = _excess(demand, settings, group, b)
-        advice = advice_where_too_many(demand, settings, group, b, fits)
-    if not advice:
-        return f"{reason}; choose other lengths"
-    *others, last = advice
-    return (
-        f"{reason}; what fits is {', '.join(others)}, or {last}"
-        if others
-        else f"{reason}; what fits is {last}"
-    )
-
-
-def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    return (
-        f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
-        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for"
-    )
-
-
-def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    wanted, there = float(demand.wanted[group, b]), int(demand.pool[group, b])
-    return (
-        f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
-        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, and {round(wanted):,} are asked for, so that "
-        f"each would be read {rounded(wanted / there, up=True)} times on average where max_epochs is "
-        f"{settings.max_epochs:g}"
-    )
-
-
-def _bin_in_words(settings: MixtureSettings, b: int) -> str:
-    starts = settings.starts
-    return lengths_in_words(starts[b], starts[b + 1] if b + 1 < len(starts) else None)

@@ -1,7 +1,8 @@
-"""Document, TokenisedDocument, Record: what reading gives; SourceSpec: where documents come from."""
+"""What reading gives: documents, as text or as token ids, and records, which hold them."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,22 +51,15 @@ class Record:
     binary: bool = False
 
 
-@dataclass(frozen=True)
-class SourceSpec:
-    """One place that documents come from.
+def text_hash(text: str) -> int:
+    """A number from 0 to 2**64 - 1 that depends on the text alone, the same on every machine."""
+    return _hash(text.encode("utf-8"))
 
-    Attributes:
-        path: a file, a folder, ``hf:owner/name[:config][@split]``, or ``embedded[:train|validation|all]``.
-        name: the source name of every document; None takes the source field, else the file's or folder's
-            stem.
-        text_field: the field (JSONL, Parquet, Hugging Face) that holds the text.
-        source_field: the field that names the source where a record has it; dots reach into nested records
-            (``meta.redpajama_set_name``); None ignores such fields.
-        max_documents: read no more records than this, from the beginning; None reads all.
-    """
 
-    path: str
-    name: str | None = None
-    text_field: str = "text"
-    source_field: str | None = "source"
-    max_documents: int | None = None
+def token_hash(input_ids: NDArray[np.int32]) -> int:
+    """The same of a document that came as token ids, of their little-endian bytes."""
+    return _hash(np.ascontiguousarray(input_ids, "<i4").data)
+
+
+def _hash(content: bytes | memoryview) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

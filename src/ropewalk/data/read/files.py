@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 
 import zstandard
 
-from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 HUGGING_FACE = "hf:"

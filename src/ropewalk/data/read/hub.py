@@ -14,9 +14,10 @@ from typing import Any
 
 import zstandard
 
-from ropewalk.data.read.documents import Record, SourceSpec
+from ropewalk.data.read.documents import Record
 from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.records import record_documents
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 

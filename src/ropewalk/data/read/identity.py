@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ropewalk.data.read.documents import Document, SourceSpec
+from ropewalk.data.read.documents import Document
 from ropewalk.data.read.files import EMBEDDED, HUGGING_FACE, is_named, source_files
 from ropewalk.data.read.hub import hugging_face_identity, parse_hugging_face
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
-from ropewalk.io.digests import digest
+from ropewalk.io.digests import FileDigest, digest
 
 if TYPE_CHECKING:
     from ropewalk.data.read.embedded import Split
@@ -24,7 +26,6 @@ HASHED_BYTES = 1 << 20
 
 EMBEDDED_SPLITS: tuple[Split, ...] = ("train", "validation", "all")
 
-_PIECE = 1 << 20
 _THREADS = 8
 _Result = TypeVar("_Result")
 
@@ -140,12 +141,7 @@ def _file_identity(spec: SourceSpec, path: Path) -> FileIdentity:
 
 
 def _file_digest(spec: SourceSpec, path: Path) -> dict[str, str | int]:
-    content, length = hashlib.sha256(), 0
     try:
-        with open(path, "rb", buffering=0) as file:
-            while piece := file.read(_PIECE):
-                content.update(piece)
-                length += len(piece)
+        return {"path": _name(spec, path), **asdict(FileDigest.of(path))}
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror}") from error
-    return {"path": _name(spec, path), "bytes": length, "sha256": content.hexdigest()}

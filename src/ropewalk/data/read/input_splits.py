@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import (
     HUGGING_FACE,
     existing_path,
@@ -25,6 +25,7 @@ from ropewalk.data.read.files import (
 from ropewalk.data.read.hub import count_shards, hugging_face_stem, parse_hugging_face, read_hugging_face
 from ropewalk.data.read.identity import embedded_corpus, file_identities, named_identity
 from ropewalk.data.read.records import first_line_is_record, read_json_lines, read_parquet, row_group_sizes
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 PORTION_BYTES = 1 << 26
@@ -101,8 +102,6 @@ def source_portions(spec: SourceSpec, whole: bool = False) -> tuple[Portion, ...
         RopewalkError: as plan_portions.
     """
     limit = spec.max_documents
-    if limit is not None and limit < 1:
-        raise RopewalkError(f"max_documents of {spec.path} must be 1 or more, got {limit}; None reads all")
     if is_named(spec.path):
         if whole or limit is not None or not spec.path.startswith(HUGGING_FACE):
             return (Portion(spec, (), 0, None, {}, 0),)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.files import existing_path, is_named, list_folder, source_files
 from ropewalk.data.read.hub import parse_hugging_face
 from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 __all__ = [

@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Document, Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.files import decode, open_bytes
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
 _MISSING = object()

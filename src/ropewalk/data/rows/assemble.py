@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.rows.plan import RowPlan, plan_rows
-from ropewalk.data.rows.settings import PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds, Framing, PackingCounts, frame
+from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.data.rows.settings import InterleaveSettings
+    from ropewalk.data.settings import InterleaveSettings
 
 
 PADDING = -1

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.data.rows.settings import Packing, Remainder
+    from ropewalk.data.settings import Packing, Remainder
 
 
 _CHUNK = 1 << 16

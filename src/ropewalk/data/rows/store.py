@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.mixture.mixture import MixtureSettings, mix
-from ropewalk.data.read.documents import SourceSpec
+from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import file_digests, inputs_identity
 from ropewalk.data.read.input_splits import Portion, plan_portions
 from ropewalk.data.rows.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import description, length_states, versions
-from ropewalk.data.rows.settings import PackingSettings
 from ropewalk.data.rows.special_tokens import DocumentEnds
 from ropewalk.data.rows.stored import (
     FORMAT,
     FORMAT_VERSION,
     VALIDATION,
     WORK,
-    Making,
     PackedRows,
+    RowsWriter,
     begin,
     give_up,
     is_packed,
@@ -36,10 +34,10 @@ from ropewalk.data.rows.stored import (
     row_files,
     rows_file,
 )
+from ropewalk.data.settings import PackConfig, SourceSpec, processes
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
-from ropewalk.data.tokens.holdout import hold_out
-from ropewalk.data.tokens.split import ValidationSettings
+from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
     Progress,
     backend_tokenizer,
@@ -69,25 +67,6 @@ Writing = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Job:
-    """What rows are to be made, and how.
-
-    Attributes:
-        specs: the sources, in the order that their documents are read.
-        tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        settings: how documents become rows.
-        mixture: which documents, how often and in which order; None takes each once, as they are read.
-        validation: which documents are held out; None holds out none.
-    """
-
-    specs: Sequence[SourceSpec]
-    tokenizer: Any
-    settings: PackingSettings
-    mixture: MixtureSettings | None = None
-    validation: ValidationSettings | None = None
-
-
-@dataclass(frozen=True)
 class Part:
     """What one machine of several has written, where rows of the others are still missing.
 
@@ -104,15 +83,25 @@ class Part:
     missing: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A packing run with its tokenizer loaded and its sources cut into input splits.
+
+    Attributes:
+        config: what rows to make.
+        tokenizer: a transformers tokenizer with a fast backend.
+        splits: the input splits of all sources.
+        depends: all that the rows depend on, as JSON has it, and ``digest`` of it.
+    """
+
+    config: PackConfig
+    tokenizer: Any
+    splits: tuple[Portion, ...]
+    depends: dict[str, Any]
+
+
 def prepare_rows(
-    specs: Sequence[SourceSpec],
-    tokenizer: Any,
-    settings: PackingSettings,
-    cache_dir: str | Path,
-    validation: ValidationSettings | None = None,
-    workers: int = 1,
-    progress: Progress | None = None,
-    mixture: MixtureSettings | None = None,
+    config: PackConfig, cache_dir: str | Path, *, tokenizer: Any = None, progress: Progress | None = None
 ) -> PackedRows:
     """Make packed rows, or open those that the same call made before.
 
@@ -121,29 +110,26 @@ def prepare_rows(
     Tokenised documents are kept beside them, so that rows of another length need no tokenisation.
 
     Args:
-        specs, tokenizer, settings, mixture, validation: as in :class:`Job`.
+        config: what rows to make; its shard and token store are those of one machine and of ``cache_dir``.
         cache_dir: the folder to keep packed rows in; it is made if need be.
-        workers: tokenisation processes.
+        tokenizer: the config's tokenizer where it is loaded already.
         progress: called with documents and tokens so far; not at all where the rows are found.
 
     Raises:
         RopewalkError: as :func:`pack_rows`.
     """
     cache = Path(cache_dir).expanduser()
-    begun = _begun(Job(specs, tokenizer, settings, mixture, validation), cache)
-    folder = cache / begun.plan["digest"]
-    rows = _pack(begun, folder, cache / "tokens", workers, (0, 1), progress, None)
+    job = _job(config.alone(), tokenizer, cache)
+    rows = _pack(job, cache / job.depends["digest"], cache / "tokens", progress, None)
     assert isinstance(rows, PackedRows)
     return rows
 
 
 def pack_rows(
-    job: Job,
+    config: PackConfig,
     folder: str | Path,
     *,
-    tokens: str | Path | None = None,
-    workers: int = 1,
-    shard: tuple[int, int] = (0, 1),
+    tokenizer: Any = None,
     progress: Progress | None = None,
     written: Writing | None = None,
 ) -> PackedRows | Part:
@@ -153,13 +139,9 @@ def pack_rows(
     one that was not; so are those of several machines together, each of which writes a stretch of the rows.
 
     Args:
-        job: what to make.
-        folder: where to; it must be new, empty, or of the same job.
-        tokens: folder of tokenised documents, kept and used by every job that reads the same; None keeps
-            them in ``folder`` until the rows are complete.
-        workers: tokenisation processes.
-        shard: (number from 0, of how many) machines; each begins with its own share of the documents. With
-            one folder of tokens they share that work, without it each does all of it.
+        config: what rows to make, and this machine's part of the work.
+        folder: where to; it must be new, empty, or of the same rows.
+        tokenizer: the config's tokenizer where it is loaded already.
         progress: called with documents and tokens so far.
         written: called with rows on disk and rows in all.
 
@@ -170,83 +152,67 @@ def pack_rows(
         RopewalkError: for bad sources or settings, for too few tokens to fill one row, if a file changed
             while it was read, if the folder holds something else or cannot be written.
     """
-    number, machines = shard
-    if machines < 1 or not 0 <= number < machines:
-        raise RopewalkError(
-            f"shard {number}/{machines} is none: the first of n machines is 0/n, the last n-1/n"
-        )
     folder = Path(folder).expanduser()
-    store = folder / WORK / "tokens" if tokens is None else Path(tokens).expanduser()
-    begun = _begun(job, folder, store)
-    return _pack(begun, folder, store, workers, shard, progress, written)
+    store = config.work.token_store
+    tokens = folder / WORK / "tokens" if store is None else store.expanduser()
+    return _pack(_job(config, tokenizer, folder, tokens), folder, tokens, progress, written)
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A job with its tokenizer loaded, its sources cut into portions, and all that its rows depend on."""
-
-    job: Job
-    tokenizer: Any
-    portions: tuple[Portion, ...]
-    plan: dict[str, Any]
-
-
-def _begun(job: Job, *folders: Path) -> _Begun:
-    """Check a job before anything is written; ``folders`` are what it will write to."""
+def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
+    """Check a packing run before anything is written; ``folders`` are what it will write to."""
     for folder in folders:
-        _refuse_circles(job.specs, folder)
-    tokenizer = load_tokenizer(job.tokenizer) if isinstance(job.tokenizer, str) else job.tokenizer
-    job.settings.bos_policy(special_ids(tokenizer))
-    portions = plan_portions(job.specs)
+        _refuse_circles(config.sources, folder)
+    tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
+    config.rows.bos_policy(special_ids(tokenizer))
+    splits = plan_portions(config.sources)
     depends = {
         "format_version": FORMAT_VERSION,
-        "inputs": inputs_identity(job.specs),
-        "settings": asdict(job.settings),
-        "mixing": None if job.mixture is None or job.mixture.as_is else asdict(job.mixture),
-        "specs": [asdict(spec) for spec in job.specs],
+        "inputs": inputs_identity(config.sources),
+        "settings": config.rows.model_dump(),
+        "mixing": None if config.mixture.as_is else config.mixture.model_dump(),
+        "specs": [source.model_dump() for source in config.sources],
         "tokenizer": tokenizer_identity(tokenizer),
-        "validation": asdict(job.validation or ValidationSettings()),
+        "validation": config.validation.model_dump(),
     }
     # As it will be read again: tuples are lists in JSON.
-    plan = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
-    return _Begun(job, tokenizer, portions, plan)
+    depends = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
+    return _Job(config, tokenizer, splits, depends)
 
 
 def _pack(
-    begun: _Begun,
-    folder: Path,
-    tokens: Path,
-    workers: int,
-    shard: tuple[int, int],
-    progress: Progress | None,
-    written: Writing | None,
+    job: _Job, folder: Path, tokens: Path, progress: Progress | None, written: Writing | None
 ) -> PackedRows | Part:
-    job, plan, tokenizer = begun.job, begun.plan, begun.tokenizer
-    if begin(folder, plan):
+    config, tokenizer = job.config, job.tokenizer
+    if begin(folder, job.depends):
         return open_rows(folder)
     try:
         corpus = tokenise_portions(
-            begun.portions, tokenizer, tokens, shard=shard, workers=workers, progress=progress
+            job.splits,
+            tokenizer,
+            tokens,
+            shard=config.work.shard,
+            workers=processes(config.work.workers),
+            progress=progress,
         )
-        if inputs_identity(job.specs) != plan["inputs"]:
+        if inputs_identity(config.sources) != job.depends["inputs"]:
             raise RopewalkError("a file changed while it was being packed; pack again when it is complete")
         try:
-            packed, told, validation = _planned(job, tokenizer, corpus)
+            packed, told, validation = _planned(config, tokenizer, corpus)
         except RopewalkError:
             give_up(folder)
             raise
-        named = job.tokenizer if isinstance(job.tokenizer, str) else tokenizer.name_or_path
-        told["counts"]["reading"]["hidden_entries"] = hidden_entries(job.specs)
+        told["counts"]["reading"]["hidden_entries"] = hidden_entries(config.sources)
         manifest = {
             "format": FORMAT,
-            **plan,
-            "tokenizer": {"name_or_path": named, **plan["tokenizer"]},
+            **job.depends,
+            "tokenizer": {"name_or_path": config.tokenizer, **job.depends["tokenizer"]},
             **told,
-            "files": file_digests(job.specs),
+            "files": file_digests(config.sources),
             "versions": versions(),
         }
+        writer = RowsWriter(folder, manifest, row_files(packed.num_rows, rows_per_file(packed)))
         try:
-            return _write(folder, packed, corpus, validation, manifest, shard, written)
+            return _write(writer, packed, corpus, validation, config.work.shard, written)
         finally:
             corpus.close()
     except (OSError, RopewalkError):
@@ -257,13 +223,15 @@ def _pack(
         raise
 
 
-def _planned(job: Job, tokenizer: Any, corpus: Corpus) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
+def _planned(
+    config: PackConfig, tokenizer: Any, corpus: Corpus
+) -> tuple[Packed, dict[str, Any], NDArray[np.int64]]:
     """The plan of all rows, what the manifest says of it, and the documents that are held out."""
-    settings = job.settings
-    split = hold_out(corpus, job.validation or ValidationSettings(), special_ids(tokenizer))
+    settings = config.rows
+    split = hold_out(corpus, config.validation, special_ids(tokenizer))
     documents, mixture = split.training, None
-    if job.mixture is not None and not job.mixture.as_is:
-        mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, job.mixture)
+    if not config.mixture.as_is:
+        mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)
         documents = documents[mixture.documents]
     # Before the plan is there: both take memory by the document.
     lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
@@ -300,33 +268,31 @@ def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray
 
 
 def _write(
-    folder: Path,
+    writer: RowsWriter,
     packed: Packed,
     corpus: Corpus,
     validation: NDArray[np.int64],
-    manifest: dict[str, Any],
     shard: tuple[int, int],
     written: Writing | None,
 ) -> PackedRows | Part:
-    context, rows = packed.settings.context, packed.num_rows
-    per_file = rows_per_file(rows, context)
-    making = Making(folder, manifest, row_files(rows, per_file))
+    """Write this machine's files, those that are not there yet, and finish the folder if all are."""
+    folder, rows, per_file = writer.folder, packed.num_rows, rows_per_file(packed)
     number, machines = shard
-    mine = range(len(making.files) * number // machines, len(making.files) * (number + 1) // machines)
-    if not making.intact(VALIDATION):
+    mine = range(len(writer.files) * number // machines, len(writer.files) * (number + 1) // machines)
+    if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
-        making.seal(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
+        writer.commit(VALIDATION, write_table(folder / VALIDATION, columns, _held_out(corpus, validation)))
     for file in mine:
         first, stop = file * per_file, min(rows, (file + 1) * per_file)
         name = rows_file(file)
-        if not making.intact(name):
-            making.seal(name, write_table(folder / name, _COLUMNS, _batches(packed, corpus, first, stop)))
+        if not writer.intact(name):
+            writer.commit(name, write_table(folder / name, _COLUMNS, _batches(packed, corpus, first, stop)))
         if written is not None:
             written(stop - mine.start * per_file, min(rows, mine.stop * per_file) - mine.start * per_file)
-    missing = making.publish_if_complete({VALIDATION, *(rows_file(file) for file in mine)})
+    missing = writer.finish({VALIDATION, *(rows_file(file) for file in mine)})
     if not missing:
         return open_rows(folder)
-    there = sum(count for name, count in making.files if name not in missing)
+    there = sum(count for name, count in writer.files if name not in missing)
     return Part(folder, there, rows, tuple(missing))
 
 
@@ -340,10 +306,11 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
         }
 
 
-def rows_per_file(rows: int, context: int) -> int:
+def rows_per_file(packed: Packed) -> int:
     """Rows of each file but the last, from the number of rows and their length alone."""
+    context = packed.settings.context
     least, most = (max(1, tokens // context) for tokens in (LEAST_FILE_TOKENS, MOST_FILE_TOKENS))
-    return min(most, max(least, -(-rows // FILES)))
+    return min(most, max(least, -(-packed.num_rows // FILES)))
 
 
 def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[dict[str, list[Any]]]:

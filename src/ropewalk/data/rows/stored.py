@@ -1,9 +1,8 @@
-"""Packed rows as they lie on disk: a folder with a manifest, read through a memory map."""
+"""A folder of packed rows: how it is read, through a memory map, and how it is written, by one machine or several."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -17,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow
+from pydantic import ValidationError
 
 from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.rows.assemble import PADDING, PackedRow
-from ropewalk.data.rows.settings import PackingSettings
+from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.arrow import checked_index, int32_list, open_table
 from ropewalk.errors import RopewalkError
-from ropewalk.io.digests import digest
+from ropewalk.io.digests import FileDigest, damage, digest
 from ropewalk.io.files import new_folder, parse_json, plain_name, remove_left_overs, write_json, writing
 from ropewalk.io.lock import locked
+from ropewalk.io.settings import explain
 
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
@@ -41,7 +42,6 @@ WORK = "unfinished"
 """Folder within the rows' folder that holds what is needed until they are complete."""
 
 _OPEN_FILES = 64
-_READ_BYTES = 1 << 20
 _HEAD_BYTES = 256
 """A manifest names its format within its first bytes."""
 
@@ -92,7 +92,7 @@ class PackedRows:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.settings = PackingSettings.from_dict(manifest["settings"])
+        self.settings = PackingSettings.model_validate(manifest["settings"])
         self._files = [(each["name"], each["rows"]) for each in manifest["row_files"]]
         self._bounds = np.cumsum([0, *(rows for _, rows in self._files)])
         # Mapped files are file descriptors, of which a process has few.
@@ -200,9 +200,10 @@ def open_rows(
         if tokenizer is not None:
             _refuse_other_tokenizer(folder, manifest["tokenizer"], tokenizer)
         rows = PackedRows(folder, manifest)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        reason = explain(error, PackingSettings) if isinstance(error, ValidationError) else error
         raise RopewalkError(
-            f"{folder / MANIFEST} is damaged: {error}; delete the folder {folder} and pack again"
+            f"{folder / MANIFEST} is damaged: {reason}; delete the folder {folder} and pack again"
         ) from error
     if settings is not None and settings != rows.settings:
         raise RopewalkError(f"{folder} was packed with {difference(rows.settings, settings)}")
@@ -211,26 +212,11 @@ def open_rows(
 
 def difference(there: PackingSettings, wanted: PackingSettings) -> str:
     """The first setting in which two differ, in words."""
-    for name in there.__dataclass_fields__:
+    for name in PackingSettings.model_fields:
         ours, theirs = getattr(wanted, name), getattr(there, name)
         if ours != theirs:
             return f"{name} {theirs}, not {ours}"
     raise AssertionError("equal settings do not differ")
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def file_digests(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file; several at a time, since hashing leaves Python's lock."""
-    with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(file_digest, paths))
 
 
 def is_packed(folder: Path) -> bool:
@@ -245,9 +231,9 @@ def packed_folders(folder: Path) -> list[Path]:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder holds rows and no manifest that says which: in the making, left behind or damaged.
+    """Whether a folder holds rows and no manifest that says which: in the writer, left behind or damaged.
 
-    A folder of documents may have a subfolder of the same name as the one that the making keeps; what lies in
+    A folder of documents may have a subfolder of the same name as the one that the writer keeps; what lies in
     it decides.
     """
 
@@ -311,8 +297,11 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
                 f"{folder} and pack again"
             )
     if verify:
-        for path, each, digest in zip(paths, files, file_digests(paths), strict=True):
-            if digest != each["sha256"]:
+        # Several at a time, since hashing leaves Python's lock.
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(FileDigest.of, paths))
+        for path, each, content in zip(paths, files, found, strict=True):
+            if content.sha256 != each["sha256"]:
                 raise RopewalkError(
                     f"{path} is damaged: its digest is not the manifest's; delete the folder {folder} and pack again"
                 )
@@ -415,8 +404,8 @@ def give_up(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Making:
-    """A folder of rows in the making.
+class RowsWriter:
+    """A folder of rows in the writer.
 
     Attributes:
         folder: the folder.
@@ -438,20 +427,20 @@ class Making:
     def names(self) -> list[str]:
         return [*(name for name, _ in self.files), VALIDATION]
 
-    def seal(self, name: str, written: dict[str, Any]) -> None:
+    def commit(self, name: str, written: dict[str, Any]) -> None:
         """Note that a file is complete: its size, its digest and what it belongs to."""
         write_json(self.folder / WORK / f"{name}.json", {**written, "of": self.rows_digest})
 
-    def sealed(self, name: str) -> dict[str, Any] | None:
+    def committed(self, name: str) -> dict[str, Any] | None:
         """Size and digest of a file that was completed, None where it is not there.
 
         Raises:
             RopewalkError: if it belongs to other rows.
         """
-        seal = self.folder / WORK / f"{name}.json"
-        if not seal.is_file() or not (self.folder / name).is_file():
+        record = self.folder / WORK / f"{name}.json"
+        if not record.is_file() or not (self.folder / name).is_file():
             return None
-        there = _read(seal)
+        there = _read(record)
         if there.get("of") != self.rows_digest:
             raise RopewalkError(
                 f"{self.folder / name} belongs to other rows; delete {self.folder} and pack again"
@@ -460,15 +449,15 @@ class Making:
 
     def intact(self, name: str) -> bool:
         """Whether a file is there, and still what was written."""
-        there = self.sealed(name)
-        return there is not None and _matches(self.folder / name, there)
+        there = self.committed(name)
+        return there is not None and damage(self.folder / name, FileDigest(**there)) is None
 
     def missing(self) -> list[str]:
         """The files that are not there yet."""
-        return [name for name in self.names if self.sealed(name) is None]
+        return [name for name in self.names if self.committed(name) is None]
 
-    def publish_if_complete(self, checked: Collection[str] = ()) -> list[str]:
-        """Write the manifest once every file is there, and put away what only the making needed.
+    def finish(self, checked: Collection[str] = ()) -> list[str]:
+        """Write the manifest once every file is there, and put away what only the writer needed.
 
         Args:
             checked: files that this process has written or checked itself; the others are read.
@@ -492,9 +481,9 @@ class Making:
         for name in self.names:
             if name not in checked and not self.intact(name):
                 raise RopewalkError(f"{self.folder / name} is damaged; delete it and run its shard again")
-        seals = {name: self.sealed(name) or {} for name in self.names}
-        described = [{"name": name, "rows": rows, **seals[name]} for name, rows in self.files]
-        validation = {"name": VALIDATION, **seals[VALIDATION]}
+        commits = {name: self.committed(name) or {} for name in self.names}
+        described = [{"name": name, "rows": rows, **commits[name]} for name, rows in self.files]
+        validation = {"name": VALIDATION, **commits[VALIDATION]}
         write_json(
             self.folder / MANIFEST, {**self.manifest, "row_files": described, "validation_file": validation}
         )
@@ -506,10 +495,6 @@ class Making:
         for kind in (".rows-*.arrow", ".validation.*.arrow", ".manifest.*.json"):
             for leftover in self.folder.glob(kind):
                 leftover.unlink(missing_ok=True)
-
-
-def _matches(path: Path, described: dict[str, Any]) -> bool:
-    return bool(path.stat().st_size == described["bytes"] and file_digest(path) == described["sha256"])
 
 
 def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
@@ -530,16 +515,16 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RopewalkError(f"{folder} holds something already; give a new folder for the merged rows")
     files = plans[0].pop("row_files")
-    making = Making(folder, plans[0], files)
+    writer = RowsWriter(folder, plans[0], files)
     try:
-        sealed = [_sealed_files(part, making) for part in parts]
+        committed = [_committed_files(part, writer) for part in parts]
     except (KeyError, TypeError) as error:
         raise RopewalkError(f"the record of a part is damaged ({error!r}); pack it again") from error
     found = {
         name: next(
-            ((part, there[name]) for part, there in zip(parts, sealed, strict=True) if name in there), None
+            ((part, there[name]) for part, there in zip(parts, committed, strict=True) if name in there), None
         )
-        for name in making.names
+        for name in writer.names
     }
     missing = [name for name, holder in found.items() if holder is None]
     if missing:
@@ -548,28 +533,28 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
     with locked(folder.parent, file=folder.name):
         remove_left_overs(folder.parent, folder.name)
         with new_folder(folder) as fresh:
-            making = Making(fresh, plans[0], files)
+            writer = RowsWriter(fresh, plans[0], files)
             (fresh / WORK).mkdir()
             for name, holder in found.items():
                 assert holder is not None
                 part, described = holder
                 shutil.copyfile(part / name, fresh / name)
-                if not _matches(fresh / name, described):
+                if damage(fresh / name, FileDigest(**described)) is not None:
                     raise RopewalkError(f"{part / name} is damaged; run its shard again")
-                making.seal(name, described)
-            making.publish_if_complete(making.names)
+                writer.commit(name, described)
+            writer.finish(writer.names)
     return open_rows(folder)
 
 
-def _sealed_files(part: Path, rows: Making) -> dict[str, dict[str, Any]]:
+def _committed_files(part: Path, rows: RowsWriter) -> dict[str, dict[str, Any]]:
     """Size and digest of every file that a part has completed."""
     if is_packed(part):
         manifest = _read(part / MANIFEST)
         files = [*manifest["row_files"], manifest["validation_file"]]
         known = {each["name"]: {key: each[key] for key in ("bytes", "sha256")} for each in files}
         return {name: known[name] for name in rows.names if name in known}
-    there = Making(part, rows.manifest, rows.files)
-    found = {name: there.sealed(name) for name in there.names}
+    there = RowsWriter(part, rows.manifest, rows.files)
+    found = {name: there.committed(name) for name in there.names}
     return {name: described for name, described in found.items() if described is not None}
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.data.rows.assemble import PackedRow
-from ropewalk.data.rows.settings import PackingSettings
+from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
 
 

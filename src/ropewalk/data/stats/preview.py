@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.errors import RopewalkError
@@ -24,12 +25,20 @@ class Span:
             ``padding``; or ``text``.
         start, stop: tokens of the row.
         masked: whether these tokens are never targets; where they are text, they are a tag.
+        text: of these tokens; None where they are left out or padding, and before :func:`with_texts`.
+        each: text of each token of an anchor or of special tokens.
     """
 
     kind: Kind
     start: int
     stop: int
     masked: bool
+    text: str | None = None
+    each: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: getattr(self, name) for name in ("kind", "start", "stop", "masked", "text")}
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,11 @@ class Chunk:
     def is_padding(self) -> bool:
         return self.number == PADDING
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "padding": self.is_padding, "spans": [span.to_json() for span in self.spans]}
+
 
 @dataclass(frozen=True)
 class RowPreview:
@@ -72,6 +86,38 @@ class RowPreview:
 
     anchor: Span | None
     chunks: tuple[Chunk, ...]
+
+    @property
+    def documents(self) -> int:
+        """Documents in the row; chunks of one count once, padding not at all."""
+        return len({chunk.document for chunk in self.chunks if not chunk.is_padding})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        anchor = None if self.anchor is None else self.anchor.to_json()
+        return {"anchor": anchor, "chunks": [chunk.to_json() for chunk in self.chunks]}
+
+
+def with_texts(
+    preview: RowPreview, input_ids: NDArray[np.int32], decode: Callable[[list[int]], str]
+) -> RowPreview:
+    """The same with the text of every span that is shown.
+
+    Args:
+        preview: of a row.
+        input_ids: int32, the row's.
+        decode: token ids to text.
+    """
+
+    def read(span: Span) -> Span:
+        if span.kind in ("left_out", "padding"):
+            return span
+        ids = input_ids[span.start : span.stop].tolist()
+        apart = ids if span.kind in ("special", "anchor") else []
+        return replace(span, text=decode(ids), each=tuple(decode([each]) for each in apart))
+
+    chunks = [replace(chunk, spans=tuple(map(read, chunk.spans))) for chunk in preview.chunks]
+    return RowPreview(None if preview.anchor is None else read(preview.anchor), tuple(chunks))
 
 
 def preview_row(

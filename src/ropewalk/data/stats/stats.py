@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Document, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Document, TokenisedDocument, token_hash
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.input_splits import is_blank, plan_portions, read_portion
 from ropewalk.data.rows.assemble import PADDING, PackedRow
-from ropewalk.data.rows.settings import PackingSettings
+from ropewalk.data.settings import PackingSettings, SourceSpec
 from ropewalk.data.stats.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
 from ropewalk.errors import RopewalkError
 
@@ -174,10 +173,9 @@ def tokenised_statistics(
     lengths, source_ids, hashes = array("q"), array("i"), array("Q")
     numbers: dict[str, int] = {}
     for document in documents:
-        ids = np.ascontiguousarray(document.input_ids, "<i4")
-        lengths.append(len(ids))
+        lengths.append(len(document.input_ids))
         source_ids.append(numbers.setdefault(document.source, len(numbers)))
-        hashes.append(int.from_bytes(hashlib.blake2b(ids.data, digest_size=8).digest(), "big"))
+        hashes.append(token_hash(document.input_ids))
     return length_statistics(
         np.array(lengths, np.int64),
         np.array(source_ids, np.int32),

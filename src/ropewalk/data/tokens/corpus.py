@@ -17,9 +17,10 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Record, SourceSpec, TokenisedDocument
+from ropewalk.data.read.documents import Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import Portion, changed, is_blank, read_portion
 from ropewalk.data.read.readers import ReadingCounts
+from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
@@ -261,7 +262,7 @@ class _Work:
                 writer.add_empty()
                 continue
             if isinstance(document, TokenisedDocument):
-                ids, text_hash, characters = document.input_ids, _token_hash(document.input_ids), 0
+                ids, text_hash, characters = document.input_ids, token_hash(document.input_ids), 0
             else:
                 ids, text_hash = next(texts)
                 characters = len(document.text)
@@ -336,9 +337,3 @@ def _batches(steps: Iterable[_Step], vocabulary: int) -> Iterator[tuple[list[str
             texts, entries, size = [], [], 0
     if entries:
         yield texts, entries
-
-
-def _token_hash(ids: NDArray[np.int32]) -> int:
-    """As ``text_hash``, of the little-endian bytes."""
-    content = np.ascontiguousarray(ids, "<i4").data
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")

@@ -1,44 +1,19 @@
-"""Training and validation documents, told apart by a hash of their text alone."""
+"""Training and validation documents, told apart by their hashes; and no copy of one on both sides."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.errors import RopewalkError
+if TYPE_CHECKING:
+    from ropewalk.data.settings import ValidationSettings
+    from ropewalk.data.tokens.corpus import Corpus
+    from ropewalk.data.tokens.tokenise import SpecialTokens
 
 _HASHES = 1 << 64
-
-
-@dataclass(frozen=True)
-class ValidationSettings:
-    """How many documents are held out; neither given means none.
-
-    Attributes:
-        documents: exactly this many documents (fewer only if the corpus has fewer): those whose hashes are
-            smallest.
-        fraction: about this share of the documents, from 0 to less than 1.
-
-    Raises:
-        RopewalkError: if a value is out of range or both are given.
-    """
-
-    documents: int = 0
-    fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.documents < 0:
-            raise RopewalkError(f"validation documents must be 0 or more, got {self.documents}")
-        if not 0 <= self.fraction < 1:
-            raise RopewalkError(f"validation fraction must be from 0 to less than 1, got {self.fraction}")
-        if self.documents and self.fraction:
-            raise RopewalkError(
-                f"give a number of validation documents or a fraction, not both "
-                f"(got {self.documents} and {self.fraction})"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +29,6 @@ class Split:
     training: NDArray[np.int64]
     validation: NDArray[np.int64]
     withheld_duplicates: int
-
-
-def text_hash(text: str) -> int:
-    """A number from 0 to 2**64 - 1 that depends on the text alone, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 
 
 def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) -> Split:
@@ -84,3 +54,40 @@ def split_documents(hashes: NDArray[np.uint64], settings: ValidationSettings) ->
         validation = np.sort(below[first])
     held = np.isin(hashes, chosen)
     return Split(numbers[~held], validation.astype(np.int64), int(held.sum()) - len(validation))
+
+
+def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialTokens) -> Split:
+    """Choose the validation documents, and keep every copy of one out of training.
+
+    Copies of a text have one hash, and so have copies of token ids; a text and its own token ids have two. So
+    where a corpus holds both kinds, training documents of the length of one that is held out are compared by
+    their ids, a BOS and an EOS at their ends left aside.
+
+    Args:
+        corpus: all documents.
+        settings: how many are held out.
+        special: the tokenizer's special tokens.
+    """
+    split = split_documents(corpus.hashes, settings)
+    tokenised = (corpus.characters == 0) & (corpus.lengths > 0)
+    if not len(split.validation) or not tokenised.any() or tokenised.all():
+        return split
+    starts = (corpus.first_ids == special.bos) if special.bos is not None else np.zeros(len(corpus), bool)
+    stops = (corpus.last_ids == special.eos) if special.eos is not None else np.zeros(len(corpus), bool)
+    lengths = np.maximum(corpus.lengths - starts - stops, 0)
+
+    def own(number: int) -> bytes:
+        ids: NDArray[np.int32] = corpus.tokens(number)[int(starts[number]) :]
+        return ids[: int(lengths[number])].tobytes()
+
+    held = {own(number) for number in split.validation.tolist()}
+    alike = split.training[np.isin(lengths[split.training], lengths[split.validation])]
+    copies = np.array([number for number in alike.tolist() if own(number) in held], np.int64)
+    training = split.training[~np.isin(split.training, copies)]
+    # Two kinds of one text may both have been chosen; the first in the split's order stays.
+    first: dict[bytes, int] = {}
+    for number in split.validation.tolist():
+        first.setdefault(own(number), number)
+    validation = np.array(list(first.values()), np.int64)
+    withheld = split.withheld_duplicates + len(copies) + len(split.validation) - len(validation)
+    return replace(split, training=training, validation=validation, withheld_duplicates=withheld)

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.read.documents import Document, TokenisedDocument, text_hash
 from ropewalk.data.read.embedded import resolve_model
-from ropewalk.data.tokens.split import text_hash
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found, writing
 

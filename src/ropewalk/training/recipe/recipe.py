@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
-from ropewalk.training.recipe.data import Data, Interleave, Mixture, Source
+from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
 
 __all__ = [
@@ -16,9 +16,7 @@ __all__ = [
     "Checkpoints",
     "Data",
     "Evaluation",
-    "Interleave",
     "Length",
-    "Mixture",
     "Optimizer",
     "Parallel",
     "Precision",
@@ -26,7 +24,6 @@ __all__ = [
     "Rope",
     "Search",
     "ShortContext",
-    "Source",
     "Stage",
 ]
 

@@ -1,0 +1,272 @@
+"""The doors of the room: pack documents, put packed parts together, count documents or rows, show rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.rows.manifest import summary
+from ropewalk.data.rows.store import Part, Writing, pack_rows
+from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, merge_parts, open_rows
+from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
+from ropewalk.data.stats.preview import RowPreview, preview_row, with_texts
+from ropewalk.data.stats.stats import (
+    rows_report,
+    source_documents,
+    statistics_report,
+    tokenised_statistics,
+)
+from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
+from ropewalk.errors import RopewalkError
+from ropewalk.io.results import Result, plain_json
+
+if TYPE_CHECKING:
+    from ropewalk.parallel.context import RunContext
+
+
+@dataclass(frozen=True)
+class PackResult(Result):
+    """Packed rows, or what one machine of several has made of them.
+
+    Attributes:
+        folder: where they lie.
+        reused: whether they were packed before, and nothing was done.
+        rows: rows that are there.
+        total: rows that there will be.
+        missing: files of rows that other machines have yet to write.
+        manifest: how the rows came to be; None where files are missing.
+    """
+
+    folder: Path
+    reused: bool
+    rows: int
+    total: int
+    missing: tuple[str, ...]
+    manifest: Mapping[str, Any] | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows are there."""
+        return self.manifest is not None
+
+    def open(self) -> PackedRows:
+        """The rows.
+
+        Raises:
+            RopewalkError: if some are missing.
+        """
+        return open_rows(self.folder)
+
+    def to_json(self) -> dict[str, Any]:
+        """Folder, counts, where every token went, and the manifest."""
+        told: dict[str, Any] = {"folder": str(self.folder), "complete": self.complete}
+        if self.manifest is None:
+            return {**told, "rows": self.total, "rows_there": self.rows, "missing": list(self.missing)}
+        told |= {"reused": self.reused, **summary(self.manifest)}
+        told |= {key: value for key, value in self.manifest.items() if key not in told}
+        plain: dict[str, Any] = plain_json(told)
+        return plain
+
+
+@dataclass(frozen=True)
+class DataStats(Result):
+    """What documents or packed rows consist of, and how much attention they leave out.
+
+    Attributes:
+        report: as :func:`ropewalk.data.stats.stats.rows_report`, or ``statistics_report`` of documents, and the name of
+            the tokenizer.
+    """
+
+    report: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report; a share of nothing is None."""
+        plain: dict[str, Any] = plain_json(self.report)
+        return plain
+
+
+@dataclass(frozen=True)
+class DataPreview(Result):
+    """The first packed rows, taken apart.
+
+    Attributes:
+        folder: of the rows.
+        tokenizer: whose texts these are.
+        context: tokens of a row.
+        pattern: of the rows.
+        total: rows in the folder.
+        rows: those that are shown.
+    """
+
+    folder: Path
+    tokenizer: str
+    context: int
+    pattern: str
+    total: int
+    rows: tuple[RowPreview, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; ``rows_there`` is the number of rows in the folder."""
+        return {
+            "folder": str(self.folder),
+            "tokenizer": self.tokenizer,
+            "context": self.context,
+            "pattern": self.pattern,
+            "rows_there": self.total,
+            "rows": [{"row": number, **row.to_json()} for number, row in enumerate(self.rows)],
+        }
+
+
+def pack(config: PackConfig, context: RunContext) -> PackResult:
+    """Pack documents into rows on disk; the same call goes on where one was interrupted.
+
+    Args:
+        config: which documents, which rows, and this machine's part of the work.
+        context: its output is the folder of the rows: new, empty, or of the same rows.
+
+    Raises:
+        RopewalkError: as :func:`ropewalk.data.rows.store.pack_rows`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from ropewalk.data import PackConfig, pack
+        >>> from ropewalk.parallel.context import RunContext
+        >>> source = {"path": "embedded:validation", "max_documents": 20}
+        >>> config = PackConfig(sources=[source], tokenizer="embedded", rows={"context": "1k"})
+        >>> result = pack(config, RunContext(output=Path(mkdtemp(), "rows")))
+        >>> result.complete, result.open()[0].layout.total_length
+        (True, 1024)
+    """
+    if context.output is None:
+        raise RopewalkError("packing needs an output folder for the rows")
+    folder = context.output.expanduser()
+    reused = is_packed(folder)
+    with _progress(context) as (read, written):
+        made = pack_rows(config, folder, progress=read, written=written)
+    return _result(made, reused)
+
+
+def merge(parts: Sequence[Path], context: RunContext) -> PackResult:
+    """Put the rows that several machines packed into folders of their own into one new folder, the context's output.
+
+    Raises:
+        RopewalkError: as :func:`ropewalk.data.rows.stored.merge_parts`.
+    """
+    if context.output is None:
+        raise RopewalkError("merging needs an output folder for the rows")
+    return _result(merge_parts([part.expanduser() for part in parts], context.output.expanduser()), False)
+
+
+def _result(made: PackedRows | Part, reused: bool) -> PackResult:
+    if isinstance(made, Part):
+        return PackResult(made.folder, False, made.rows, made.total, made.missing, None)
+    return PackResult(made.folder, reused, len(made), len(made), (), made.manifest)
+
+
+@contextmanager
+def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
+    """Documents, tokens and speed while sources are read, then rows."""
+    began = time.monotonic()
+    with context.told.bar("packing", None) as advance:
+
+        def read(documents: int, tokens: int) -> None:
+            speed = tokens / max(time.monotonic() - began, 1e-9)
+            advance(documents, f"{documents:,} documents, {tokens:,} tokens, {speed:,.0f} tokens/s")
+
+        yield read, lambda rows, total: advance(rows, f"{rows:,} of {total:,} rows written")
+
+
+def stats(config: StatsConfig, context: RunContext) -> DataStats:
+    """Count documents and tokens by source, with lengths, repeats, and what attention leaves out.
+
+    Args:
+        config: one folder of packed rows, whose damage is looked for, or documents and the tokenizer to count with.
+        context: who is told how far it is.
+
+    Raises:
+        RopewalkError: if rows come with documents, or with settings that rows have themselves; as opening rows and
+            reading documents.
+
+    Example:
+        >>> from ropewalk.data import StatsConfig, stats
+        >>> from ropewalk.parallel.context import RunContext
+        >>> source = {"path": "embedded:validation", "max_documents": 20}
+        >>> stats(StatsConfig(sources=[source], length="1k"), RunContext()).report["documents"]
+        20
+    """
+    folder = folder_of_rows(config)
+    if folder is not None:
+        rows = open_rows(folder, verify=True)
+        with context.told.bar("rows", None) as advance:
+            report = rows_report(rows, lambda done: advance(done, f"{done:,} of {len(rows):,}"))
+        return DataStats({**report, "tokenizer": rows.manifest["tokenizer"]["name_or_path"]})
+    name = EMBEDDED if config.tokenizer is None else config.tokenizer
+    with context.told.bar("documents", None) as advance:
+        documents = tokenise(
+            source_documents(config.sources),
+            name,
+            processes(config.workers),
+            progress=lambda done, tokens: advance(done, f"{tokens:,} tokens"),
+        )
+        report = statistics_report(tokenised_statistics(documents, config.length))
+    return DataStats(
+        {**report, "tokenizer": name, **dict.fromkeys(("pieces", "in_rows", "mixture", "corpus"))}
+    )
+
+
+def folder_of_rows(config: StatsConfig) -> Path | None:
+    """The folder of packed rows, if that is what is meant."""
+    folders = [Path(source.path).expanduser() for source in config.sources]
+    packed = [folder for folder in folders if holds_rows(folder)]
+    if not packed:
+        return None
+    if len(folders) > 1:
+        raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
+    for option, given in (("tokenizer", config.tokenizer), ("length", config.length)):
+        if given is not None:
+            raise RopewalkError(f"{packed[0]} holds packed rows, which have their own; leave {option} out")
+    return packed[0]
+
+
+def preview(folder: Path, config: PreviewConfig) -> DataPreview:
+    """The first packed rows of a folder: documents, chunks, tags, anchor, padding, and what is never a target.
+
+    Args:
+        folder: of packed rows; damage is looked for.
+        config: how many rows, and how much of each document.
+
+    Raises:
+        RopewalkError: if there are no rows, they are damaged, or the tokenizer is another one or gone.
+    """
+    place = folder.expanduser()
+    if not place.exists():
+        raise RopewalkError(f"there is no folder {str(folder)!r}")
+    if not holds_rows(place):
+        raise RopewalkError(
+            f"{folder} holds no packed rows; pack documents first: ropewalk data pack {folder} --tokenizer MODEL "
+            "--length 128k --out rows"
+        )
+    packed = open_rows(folder, verify=True)
+    name = config.tokenizer or packed.manifest["tokenizer"]["name_or_path"]
+    tokenizer = load_tokenizer(name)
+    open_rows(folder, tokenizer=tokenizer_identity(tokenizer))
+    settings, special = packed.settings, frozenset(tokenizer.all_special_ids)
+    eos = tokenizer.eos_token_id if settings.eos else None
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    shown, before = [], None
+    for index in range(min(config.rows, len(packed))):
+        row = packed.packed(index)
+        each = preview_row(row, settings.anchor_length, special, config.tokens, before, eos)
+        shown.append(with_texts(each, row.input_ids, decode))
+        # Best fit has a document's pieces in any rows: whose piece comes next cannot be told from the numbers.
+        before = row if settings.packing == "sequential" else None
+    return DataPreview(packed.folder, name, settings.context, settings.pattern, len(packed), tuple(shown))
