@@ -37,6 +37,7 @@ from torch import Tensor
 from benchmarks.common import write
 from ropewalk import PackedLayout, Row, attend
 from ropewalk.attention.layout import next_token_labels
+from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.data.read.embedded import SOURCE_CODE, SOURCE_DOCS, demo_model_path, embedded_documents
 from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
@@ -48,7 +49,6 @@ from ropewalk.parallel.ring.traffic import ring_bytes
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
-from ropewalk.testing import attention_errors
 from ropewalk.testing.ranks import Ranks
 from ropewalk.testing.traffic import counted_traffic
 from ropewalk.training.optimizer import MasterAdamW
@@ -191,15 +191,14 @@ def attention_case(row: Row) -> tuple[list[Tensor], Tensor]:
     torch.manual_seed(1)
     length = row.layout.total_length
     qkv = [torch.randn(1, heads, length, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    torch.manual_seed(0)
-    return qkv, torch.randn(1, HEADS, length, HEAD_DIM, dtype=torch.float64).float()
+    return qkv, cotangent_of(qkv[0], qkv[2])
 
 
 def attention_bounds(row: Row) -> list[float]:
     """What ring and one process may differ by, in output and gradients: a budget, and one process's own error."""
     qkv, _ = attention_case(row)
     errors = attention_errors(lambda q, k, v: attend(q, k, v, row.layout, "segments"), *qkv, [row.layout])
-    return [2 * p + u + e for p, u, e in zip(errors.plain, errors.unit, errors.engine, strict=True)]
+    return [b + e for b, e in zip(errors.budgets, errors.engine, strict=True)]
 
 
 # What every rank runs; spawned processes find it by this module's name.

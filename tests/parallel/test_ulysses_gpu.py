@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ropewalk import attend
+from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh, sharded_attend
-from ropewalk.testing import attention_errors, random_layout
+from ropewalk.testing import random_layout
 
 TWO_DEVICES = [
     pytest.mark.gpu,
@@ -39,16 +40,14 @@ def against_one_device(device_type, engine, dtype, kv_heads, seeds):
             )
             one = partial(attend, layout=layout, engine=engine)
             errors = attention_errors(one, q, k, v, [layout])
-            # The one that attention_errors takes.
-            torch.manual_seed(0)
-            cotangent = torch.randn(1, HEADS, 257, HEAD_DIM, dtype=torch.float64).to(device, dtype)
+            cotangent = cotangent_of(q, v)
             whole = values(one, q, k, v, cotangent)
             several = partial(sharded_attend, sharded=sharded, engine=engine)
             mine = values(several, *map(shard, (q, k, v, cotangent)))
             output, *gradients = (
                 float((a.double() - shard(b).double()).abs().max()) for a, b in zip(mine, whole, strict=True)
             )
-            bounds = [2 * p + u + e for p, u, e in zip(errors.plain, errors.unit, errors.engine, strict=True)]
+            bounds = [b + e for b, e in zip(errors.budgets, errors.engine, strict=True)]
             found.append((output, max(d / bound for d, bound in zip(gradients, bounds[1:], strict=True))))
     return found
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ropewalk.attention.oracle import ExactAttention, cotangent_of, oracle_attention, values_of
 from ropewalk.parallel import MeshShape
-from ropewalk.testing import oracle_attention
 from ropewalk.verification import Planned, planned_checks
-from ropewalk.verification.checks.engines import attended_of, engine_equals_reference
-from ropewalk.verification.exactness import expected_of, values_of
+from ropewalk.verification.checks.engines import attention_inputs, engine_equals_reference
 from tests.verification.verification_cases import run_with
 
 TWO = [MeshShape(ring=2), MeshShape(sequence=2)]
@@ -47,7 +46,7 @@ def test_rounded_scores_of_a_ring_are_found(two_ranks, sharp_case, precision):
 
 def test_the_scale_is_the_models_own(two_ranks, granite_case):
     found = replace(granite_case, key=uuid.uuid4().hex)
-    assert attended_of(found)[0][0].scale == 0.9
+    assert attention_inputs(found)[0][0].scale == 0.9
     assert engine_equals_reference(found, "segments").passed
     assert attention(two_ranks, granite_case, MeshShape(ring=2)).passed
     assert not attention(two_ranks, granite_case, MeshShape(ring=2), "scale lost in the ring").passed
@@ -81,14 +80,14 @@ def test_meshes_that_cut_no_row_have_nothing_to_attend(case):
 
 def test_scores_in_bfloat16_are_outside_the_budget_and_what_is_no_number_too(sharp_case):
     layouts = [sharp_case.rows[0].layout]
-    row = attended_of(replace(sharp_case, precision="bfloat16", key=uuid.uuid4().hex))[0][0]
-    expected = expected_of(row, layouts)
-    assert expected.worst(expected.values)[0] == 0
+    row = attention_inputs(replace(sharp_case, precision="bfloat16", key=uuid.uuid4().hex))[0][0]
+    expected = ExactAttention.of(row.tensors, layouts, row.scale)
+    assert expected.errors_of(expected.values).worst_share == 0
 
     def rounding(q, k, v):
         return oracle_attention(q, k, v, layouts, row.scale)
 
-    found = values_of(rounding, (row.query, row.key, row.value), row.cotangent)
-    assert expected.worst(found)[0] > 1
+    found = values_of(rounding, row.tensors, cotangent_of(row.query, row.value))
+    assert expected.errors_of(found).worst_share > 1
     nan = tuple(torch.full_like(x, torch.nan) for x in expected.values)
-    assert expected.worst(nan)[0] > 1
+    assert expected.errors_of(nan).worst_share > 1

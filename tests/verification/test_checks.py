@@ -16,8 +16,13 @@ from ropewalk.verification.checks.documents import packed_equals_separate
 from ropewalk.verification.checks.effective_rope import rope_as_loaded
 from ropewalk.verification.checks.labels import labels_of_rows
 from ropewalk.verification.checks.meshes import uneven_rows
-from ropewalk.verification.computing import load_whole, packed_losses, row_losses
-from ropewalk.verification.rounding import largest_difference, rounding_budget
+from ropewalk.verification.computing import (
+    largest_difference,
+    load_whole,
+    packed_losses,
+    rounding_budget,
+    row_losses,
+)
 from ropewalk.verification.run import reason_of
 from tests.verification.verification_cases import OTHER_FAULTS
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.engines.capabilities import AttentionSpec, EngineName, check_engine
-from ropewalk.attention.kept import kept
-from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import RopewalkError
 
 log = logging.getLogger("ropewalk")

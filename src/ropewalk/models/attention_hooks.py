@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import attend
-from ropewalk.attention.kept import kept
-from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import ShardedLayouts, sharded_attend

@@ -1,12 +1,16 @@
-"""Oracles and error budgets, public so that users can hold their own engines to them."""
+"""Oracles, error budgets, random rows, a pool of ranks and a counter of traffic, to hold your own code to.
 
-from ropewalk.testing.attention import (
+Each name is the one that ropewalk itself is tested, verified and measured with.
+"""
+
+from ropewalk.attention.oracle import (
     AttentionErrors,
     attention_errors,
+    cut_row,
     oracle_attention,
+    random_layout,
     repeated_anchor_attention,
 )
-from ropewalk.testing.layouts import cut_row, random_layout
 
 __all__ = [
     "AttentionErrors",

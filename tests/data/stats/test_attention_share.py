@@ -18,7 +18,7 @@ from ropewalk.data.stats.attention_share import (
     visible_pairs,
 )
 from ropewalk.errors import RopewalkError
-from ropewalk.testing.layouts import random_layout
+from ropewalk.testing import random_layout
 
 
 def mask_sum(lengths: list[int], pattern: str, anchor_length: int, documents: list[int] | None = None) -> int:

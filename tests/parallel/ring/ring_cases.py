@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from ropewalk import attend
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, sharded_attend
 from ropewalk.parallel.ring.attention import attend_received
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange, ring_bytes
 from ropewalk.testing import random_layout
-from ropewalk.testing.attention import attention_errors, cotangent_of
 from ropewalk.testing.traffic import counted_traffic
 
 
@@ -141,7 +141,7 @@ def worst_shares(shape, cases, autocast=False, exchanged_bytes=None):
             attention = partial(under_autocast, attention)
         inputs = [x.detach().requires_grad_() for x in qkv]
         output = on_whole_rows(attention, sharded, *inputs)
-        cotangent = cotangent_of(*qkv)
+        cotangent = cotangent_of(qkv[0], qkv[2])
         gradients = torch.autograd.grad(output, inputs, cotangent.to(output.dtype))
         computed.append((case, qkv, layouts, (cotangent, output.detach(), *gradients)))
     found = {}

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.oracle import attention_errors
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring import ring_attend
 from ropewalk.testing import random_layout
-from ropewalk.testing.attention import attention_errors
 from tests.parallel.ring.ring_cases import ranks_in_turn
 
 pytestmark = [

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ropewalk.attention.engines import varlen
+from ropewalk.attention.oracle import attention_errors
 from ropewalk.parallel import ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.ring.plan import calls_on, gather_on, ring_plan, sent_on
 from ropewalk.testing import random_layout
-from ropewalk.testing.attention import attention_errors
 from tests.parallel.ring.ring_cases import ranks_in_turn
 
 

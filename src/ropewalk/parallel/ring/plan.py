@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ropewalk.attention.engines.runs import Gather, gather_by
 from ropewalk.attention.engines.varlen import Call, calls_of
-from ropewalk.attention.kept import kept
-from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.ring.balance import Spans
 from ropewalk.parallel.shards import RowShards

@@ -14,9 +14,15 @@ from ropewalk.models.load import rotary_module
 from ropewalk.models.losses import LossModel, decoder_of
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
-from ropewalk.verification.computing import RowResult, load_whole, packed_losses, row_losses
+from ropewalk.verification.computing import (
+    RowResult,
+    largest_difference,
+    load_whole,
+    packed_losses,
+    rounding_budget,
+    row_losses,
+)
 from ropewalk.verification.result import Outcome
-from ropewalk.verification.rounding import largest_difference, rounding_budget
 
 
 def packed_equals_separate(case: Case) -> Outcome:

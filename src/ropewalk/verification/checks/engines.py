@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,22 +11,47 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention import attend, check_engine
+from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.models.losses import decoder_of
+from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case
 from ropewalk.verification.computing import load_whole, once
-from ropewalk.verification.exactness import Attended, Expected, expected_of, values_of
 from ropewalk.verification.result import Outcome
 
 RECORDING = "ropewalk_recording"
 """Name under which transformers knows the attention that keeps its queries, keys and values."""
 
 
+# Shapes: B rows, H query heads, K key/value heads, T tokens of a row, D head dim, V value dim.
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInputs:
+    """What a layer of the model attended with, and how.
+
+    Attributes:
+        query, key, value: ``[B, H, T, D]``, ``[B, K, T, D]``, ``[B, K, T, V]``.
+        scale: the model's own multiplier of q·k.
+        softcap: soft cap of the scores, None for none.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    softcap: float | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+
 def engine_equals_reference(case: Case, engine: str) -> Outcome:
     """Output and gradients of one engine in every layer and row, in the dtype that the recipe computes in.
 
-    The budget is that of :func:`expected_of`.
+    The budget is that of :class:`~ropewalk.attention.oracle.AttentionErrors`.
     """
     dtype = case.attention.dtype
     try:
@@ -33,16 +59,15 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     except EngineError as refusal:
         return Outcome.not_run(f"not run here: {refusal}")
     worst = (0.0, 0.0, 0.0, "")
-    rows = attended_of(case)
+    rows = attention_inputs(case)
     for number, layers in enumerate(rows):
         layout = case.rows[number].layout
         for layer, each in enumerate(layers):
             run = partial(attend, layout=layout, engine=engine, scale=each.scale, softcap=each.softcap)
-            inputs = (each.query, each.key, each.value)
-            found = values_of(run, inputs, each.cotangent, case.precision)
-            worst = max(
-                worst, (*expected_at(case, number, layer).worst(found), f"layer {layer}, row {number}")
-            )
+            cotangent = cotangent_of(each.query, each.value)
+            found = values_in(case.precision, run, each.tensors, cotangent)
+            errors = exact_attention(case, number, layer).errors_of(found)
+            worst = max(worst, (*errors.worst, f"layer {layer}, row {number}"))
     _, error, budget, where = worst
     what = str(dtype).removeprefix("torch.")
     return Outcome.within(
@@ -54,26 +79,37 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     )
 
 
-def attended_of(case: Case) -> list[list[Attended]]:
+def values_in(precision: str, attention: Attention, inputs: tuple[Tensor, ...], cotangent: Tensor) -> Values:
+    """Output and gradients as in training: the forward pass under the precision's autocast."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with autocast(cotangent.device, precision, sharded=True):
+            return attention(q, k, v)
+
+    return values_of(run, inputs, cotangent)
+
+
+def attention_inputs(case: Case) -> list[list[AttentionInputs]]:
     """For each row what its layers attend with, rounded to the dtype that the recipe computes in; once a case."""
-    return once(case, "attended", lambda: _attended(case))
+    return once(case, "attention inputs", lambda: _recorded(case))
 
 
-def expected_at(case: Case, row: int, layer: int) -> Expected:
+def exact_attention(case: Case, row: int, layer: int) -> ExactAttention:
     """Exact attention of a row in a layer, on the CPU; once a case."""
 
-    def compute() -> Expected:
-        found = expected_of(attended_of(case)[row][layer], [case.rows[row].layout])
-        return Expected(tuple(x.cpu() for x in found.values), found.allowed)
+    def compute() -> ExactAttention:
+        inputs = attention_inputs(case)[row][layer]
+        found = ExactAttention.of(inputs.tensors, [case.rows[row].layout], inputs.scale, inputs.softcap)
+        return replace(found, values=tuple(x.cpu() for x in found.values))
 
     return once(case, f"exact attention of row {row}, layer {layer}", compute)
 
 
-def _attended(case: Case) -> list[list[Attended]]:
+def _recorded(case: Case) -> list[list[AttentionInputs]]:
     """As plain attention over the row meets them, in float32."""
     from transformers import AttentionInterface
 
-    calls: list[Attended] = []
+    calls: list[AttentionInputs] = []
     dtype = case.attention.dtype
 
     def record(
@@ -88,8 +124,8 @@ def _attended(case: Case) -> list[list[Attended]]:
     ) -> tuple[Tensor, None]:
         scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
         # Contiguous: views of a layer's projections would keep all of them.
-        q, k, v = (x.detach().contiguous() for x in (query, key, value))
-        calls.append(Attended(q, k, v, scale, options.get("softcap")).to(dtype))
+        q, k, v = (x.detach().contiguous().to(dtype) for x in (query, key, value))
+        calls.append(AttentionInputs(q, k, v, scale, options.get("softcap")))
         output = attend(query, key, value, layout.layouts, "reference", scale, options.get("softcap"))
         return output.transpose(1, 2).contiguous(), None
 

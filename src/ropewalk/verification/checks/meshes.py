@@ -11,16 +11,19 @@ from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.computing import (
+    Difference,
+    Values,
     as_in_a_run,
+    largest_difference,
     load_on,
     load_whole,
     once,
     packed_losses,
+    rounding_budget,
     row_losses,
     trained_steps,
 )
 from ropewalk.verification.result import Outcome
-from ropewalk.verification.rounding import Difference, Values, largest_difference, rounding_budget
 
 
 def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:

@@ -12,8 +12,8 @@ from ropewalk.models.load import load_model
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks.effective_rope import saved_folder
+from ropewalk.verification.computing import largest_difference, rounding_budget
 from ropewalk.verification.result import Outcome
-from ropewalk.verification.rounding import largest_difference, rounding_budget
 
 
 def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:

@@ -11,13 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention import check_engine
+from ropewalk.attention.oracle import Values, cotangent_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
 from ropewalk.verification.case import Case
-from ropewalk.verification.checks.engines import attended_of, expected_at
+from ropewalk.verification.checks.engines import (
+    AttentionInputs,
+    attention_inputs,
+    exact_attention,
+    values_in,
+)
 from ropewalk.verification.computing import device_on
-from ropewalk.verification.exactness import Attended, Values, values_of
 from ropewalk.verification.result import Outcome
 
 
@@ -31,7 +36,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     refusal = _refusal(case, mesh, device)
     if refusal is not None:
         return Outcome.not_run(f"not run here: {refusal}")
-    layers = world.lead(lambda: len(attended_of(case)[0]))
+    layers = world.lead(lambda: len(attention_inputs(case)[0]))
     worst = (0.0, 0.0, 0.0, "")
     for layer in range(layers):
         whole = _from_rank_0(case, layer, device, world)
@@ -40,8 +45,8 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
         dist.gather_object(tuple(x.cpu() for x in shards), held, dst=0, group=world.control)
         if held is not None:
             for number, found in enumerate(_joined(case, mesh, held)):
-                share = expected_at(case, number, layer).worst(found)
-                worst = max(worst, (*share, f"layer {layer}, row {number}"))
+                errors = exact_attention(case, number, layer).errors_of(found)
+                worst = max(worst, (*errors.worst, f"layer {layer}, row {number}"))
     _, error, budget, where = worst
     what = str(dtype).removeprefix("torch.")
     return Outcome.within(
@@ -62,11 +67,11 @@ def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
     return None
 
 
-def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> Attended:
+def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> AttentionInputs:
     """What one layer attends with in all rows, on every rank."""
 
     def described() -> tuple[list[torch.Size], float, float | None]:
-        first = attended_of(case)[0][layer]
+        first = attention_inputs(case)[0][layer]
         shapes = [torch.Size((len(case.rows), *x.shape[1:])) for x in (first.query, first.key, first.value)]
         return shapes, first.scale, first.softcap
 
@@ -74,27 +79,26 @@ def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> 
     tensors = [torch.empty(shape, dtype=case.attention.dtype, device=device) for shape in shapes]
     if world.leads:
         for name, into in zip(("query", "key", "value"), tensors, strict=True):
-            into.copy_(torch.cat([getattr(row[layer], name) for row in attended_of(case)]))
+            into.copy_(torch.cat([getattr(row[layer], name) for row in attention_inputs(case)]))
     for tensor in tensors:
         dist.broadcast(tensor, src=0)
     query, key, value = tensors
-    return Attended(query, key, value, scale, softcap)
+    return AttentionInputs(query, key, value, scale, softcap)
 
 
-def _shards_of(case: Case, mesh: Mesh, whole: Attended) -> Values:
+def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
     """Output and gradients in this rank's places, ``[rows of its group, heads, places, width]``."""
     mine = slice(mesh.data_rank, None, mesh.shape.data_degree)
     sharded = ShardedLayouts.of([row.layout for row in case.rows[mine]], mesh.groups)
     # The cotangent of a row is that of one process, where each row is by itself.
-    one = replace(whole, query=whole.query[:1], value=whole.value[:1])
-    cotangents = one.cotangent.expand(len(sharded.rows), -1, -1, -1)
+    cotangents = cotangent_of(whole.query[:1], whole.value[:1]).expand(len(sharded.rows), -1, -1, -1)
     *inputs, cotangent = (
         _take(sharded, x) for x in (whole.query[mine], whole.key[mine], whole.value[mine], cotangents)
     )
     run = partial(
         sharded_attend, sharded=sharded, engine=case.engine, scale=whole.scale, softcap=whole.softcap
     )
-    return values_of(run, inputs, cotangent, case.precision)
+    return values_in(case.precision, run, tuple(inputs), cotangent)
 
 
 def _take(sharded: ShardedLayouts, values: Tensor) -> Tensor:
