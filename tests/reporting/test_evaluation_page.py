@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import needle_figure, write_evaluation_report
+from ropewalk.reporting import Picture, needle_figure, write_evaluation_report
 from ropewalk.reporting.evaluation_page import chosen_examples
 from tests.reporting.evaluation_results import needle, retrieval, ruler, short
 from tests.reporting.test_page import Reader
@@ -46,7 +46,9 @@ def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
     figure = tmp_path / "needle.png"
     needle_figure(needle(), figure)
     results = [*ruler(), *retrieval("passkey", "passkey", {4096: 20}), *short()]
-    page = write_evaluation_report(tmp_path / "new", RECORD, results, [figure], [example("ABCDE", 0.5)])
+    page = write_evaluation_report(
+        tmp_path / "new", RECORD, results, [Picture(figure)], [example("ABCDE", 0.5)]
+    )
     assert page == tmp_path / "new" / "report.html"
     read = Reader(page.read_text(encoding="utf-8"))
     assert not read.open
@@ -139,7 +141,7 @@ def test_predictions_are_read_once_and_few_are_kept() -> None:
 
 def test_a_missing_figure_leaves_no_page(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match="cannot read the figure"):
-        write_evaluation_report(tmp_path, RECORD, short(), [tmp_path / "missing.png"])
+        write_evaluation_report(tmp_path, RECORD, short(), [Picture(tmp_path / "missing.png")])
     assert list(tmp_path.iterdir()) == []
 
 

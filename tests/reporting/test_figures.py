@@ -145,7 +145,7 @@ def test_bad_paths_are_refused_and_leave_nothing(tmp_path: Path) -> None:
 
 def test_drawing_leaves_global_state_and_torch_alone() -> None:
     code = (
-        "import sys; from ropewalk.reporting import perplexity_figure, result_tables, write_report;"
+        "import sys; from ropewalk.reporting import perplexity_figure, result_tables, write_page;"
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import perplexity_figure, result_tables, write_report
-from ropewalk.reporting.page import Examples
+from ropewalk.reporting import Examples, Page, Picture, perplexity_figure, result_tables, write_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
 from tests.reporting.reporting_cases import AFTER, BEFORE
@@ -47,9 +46,9 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
         perplexity_figure({"before": BEFORE, "after": AFTER}, figure, 512)
     tables = result_tables({"before": [BEFORE], "after": [AFTER]})
     page = tmp_path / "report" / "report.html"
-    write_report(
-        page, "stories to 2,048", {"model": "stories", "steps": 60}, figures, tables, {"recipe": "a: 1"}
-    )
+    pictures = [Picture(figures[0]), Picture(figures[1], 'what "it" shows <b>')]
+    facts = {"model": "stories", "steps": 60}
+    write_page(Page("stories to 2,048", facts, pictures, tables, details={"recipe": "a: 1"}), page)
     read = Reader(page.read_text(encoding="utf-8"))
     assert not read.open
     assert "script" not in read.tags
@@ -61,6 +60,7 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
         assert head == f"data:{kind};base64"
         assert base64.b64decode(content) == figure.read_bytes()
     assert ("alt", "perplexity by position") in read.attributes
+    assert ("alt", 'what "it" shows <b>') in read.attributes
     for text in ("stories to 2,048", "model", "60", "512 to 1,023", "2.51 to 3.07", "recipe", "a: 1"):
         assert text in read.text
 
@@ -71,7 +71,8 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     tables = [replace(t, notes=(NASTY,)) for t in result_tables({NASTY: [BEFORE], "after": [AFTER]})]
     page = tmp_path / "report.html"
     examples = [Examples(NASTY, ({NASTY: NASTY},))]
-    write_report(page, NASTY, {NASTY: NASTY}, [figure], tables, {NASTY: NASTY}, examples)
+    pictures = [Picture(figure), Picture(figure, NASTY)]
+    write_page(Page(NASTY, {NASTY: NASTY}, pictures, tables, examples, {NASTY: NASTY}), page)
     read = Reader(page.read_text(encoding="utf-8"))
     assert "script" not in read.tags
     assert "onload" not in dict(read.attributes)
@@ -83,7 +84,8 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
 def test_what_hides_or_turns_text_is_written_out(tmp_path: Path) -> None:
     page, evil = tmp_path / "page.html", "a\x1b[31m\u202eb\udcff"
     table = ResultTable(evil, (evil,), ((evil,),), notes=(evil,))
-    write_report(page, evil, {evil: evil}, [], [table], {evil: f"{evil}\nsecond line"})
+    details = {evil: f"{evil}\nsecond line"}
+    write_page(Page(evil, {evil: evil}, tables=[table], details=details), page)
     text = page.read_text()
     assert not set(text) & set("\x1b\u202e")
     # Twice the title, both sides of a fact, the table's four texts, both of the details.
@@ -93,7 +95,7 @@ def test_what_hides_or_turns_text_is_written_out(tmp_path: Path) -> None:
 
 def test_page_without_figures_tables_and_details(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    write_report(page, "empty", {})
+    write_page(Page("empty"), page)
     read = Reader(page.read_text(encoding="utf-8"))
     assert not {"h2", "img", "table", "details", "dl"} & set(read.tags)
 
@@ -102,9 +104,9 @@ def test_missing_figures_leave_the_old_page(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("old")
     with pytest.raises(RopewalkError, match="cannot read the figure"):
-        write_report(page, "new", {}, [tmp_path / "missing.png"])
+        write_page(Page("new", pictures=[Picture(tmp_path / "missing.png")]), page)
     with pytest.raises(RopewalkError, match=r"\.png and \.svg figures, got a\.pdf"):
-        write_report(page, "new", {}, [tmp_path / "a.pdf"])
+        write_page(Page("new", pictures=[Picture(tmp_path / "a.pdf")]), page)
     assert page.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

@@ -89,7 +89,7 @@ def write(
     """
     from ropewalk.evaluation.record import summarise
     from ropewalk.io.files import write_json
-    from ropewalk.reporting import write_evaluation_report
+    from ropewalk.reporting import Picture, write_evaluation_report
 
     for known, each in checkpoints:
         own = {key: value for key, value in record.items() if key not in ("checkpoints", "summary")}
@@ -98,7 +98,7 @@ def write(
         own["summary"] = summarise(each, record["settings"]["threshold"])
         write_json(out / known["name"] / "results.json", _plain(own))
     name = Path(str(record["model"])).name
-    figures = list(draw(out, name, found, record["settings"]["threshold"]))
+    figures = [Picture(path) for path in draw(out, name, found, record["settings"]["threshold"])]
     shown = {**record, "findings": ". ".join(findings(record, found)) or None}
     write_evaluation_report(out, shown, found, figures, examples(out, found))
     # Last, so that where it stands the others do.

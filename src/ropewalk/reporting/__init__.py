@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from ropewalk.reporting.evaluation_page import write_evaluation_report
     from ropewalk.reporting.figures import passkey_figure, perplexity_figure, training_figure
     from ropewalk.reporting.needle_grid import needle_figure
-    from ropewalk.reporting.page import write_report
+    from ropewalk.reporting.page import Examples, Page, Picture, write_page
     from ropewalk.reporting.shown_text import shown
     from ropewalk.reporting.tables import ResultTable, result_tables
 
 # The function evaluation_tables bears its module's name and is imported from there.
 _HOMES = {
+    "Examples": "page",
+    "Page": "page",
+    "Picture": "page",
     "ResultTable": "tables",
     "comparison_table": "comparison_tables",
     "difference_figure": "evaluation_bars",
@@ -33,10 +36,13 @@ _HOMES = {
     "tasks_figure": "evaluation_figures",
     "training_figure": "figures",
     "write_evaluation_report": "evaluation_page",
-    "write_report": "page",
+    "write_page": "page",
 }
 
 __all__ = [
+    "Examples",
+    "Page",
+    "Picture",
     "ResultTable",
     "comparison_table",
     "difference_figure",
@@ -50,7 +56,7 @@ __all__ = [
     "tasks_figure",
     "training_figure",
     "write_evaluation_report",
-    "write_report",
+    "write_page",
 ]
 
 

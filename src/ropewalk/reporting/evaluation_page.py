@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.evaluation_tables import evaluation_tables
-from ropewalk.reporting.page import Examples, write_report
+from ropewalk.reporting.page import Examples, Page, Picture, write_page
 from ropewalk.reporting.shown_text import shown
 
 PAGE = "report.html"
@@ -51,7 +51,7 @@ def write_evaluation_report(
     folder: Path,
     record: Mapping[str, Any],
     results: Sequence[TaskResult],
-    figures: Sequence[Path] = (),
+    pictures: Sequence[Picture] = (),
     examples: Iterable[Mapping[str, Any]] = (),
 ) -> Path:
     """Write ``report.html``, one file that needs no other.
@@ -61,7 +61,7 @@ def write_evaluation_report(
         record: JSON values about the run; those that ``FACTS`` names head the page, here or in its
             ``settings``; all but the results are folded away at its end. ``title`` is the heading if it is there.
         results: in any order.
-        figures: PNG or SVG files.
+        pictures: PNG or SVG files, with what they show.
         examples: predictions, each with ``suite``, ``task``, ``length``, ``index``, ``references``,
             ``prediction``, ``score`` (share of 1) and perhaps ``prompt``. They are read once, and only the few
             that are shown are kept.
@@ -70,23 +70,22 @@ def write_evaluation_report(
         The page.
 
     Raises:
-        RopewalkError: if a figure cannot be read, or the page cannot be written.
+        RopewalkError: if a picture cannot be read, or the page cannot be written.
     """
     model = shown(str(record.get("model", "model")), MOST_IN_FACT)
     known = {**record.get("settings", {}), **record}
     facts = {label: _fact(key, known[key]) for key, label in FACTS.items() if known.get(key) is not None}
     rest = {key: value for key, value in record.items() if key not in ("results", "title", "findings")}
-    page = folder / PAGE
-    write_report(
-        page,
+    page = Page(
         shown(str(record.get("title", f"Evaluation of {model}")), MOST_IN_FACT),
         facts,
-        figures,
+        pictures,
         evaluation_tables({model: results}),
-        {"Record": json.dumps(rest, indent=2, default=str)},
         chosen_examples(examples),
+        {"Record": json.dumps(rest, indent=2, default=str)},
     )
-    return page
+    write_page(page, folder / PAGE)
+    return folder / PAGE
 
 
 def chosen_examples(predictions: Iterable[Mapping[str, Any]], most: int = MOST_EXAMPLES) -> list[Examples]:

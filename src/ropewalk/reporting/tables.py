@@ -34,6 +34,7 @@ class ResultTable:
         header: a heading a column.
         rows: as many cells as the header has.
         text_columns: leading columns that hold text; the others hold numbers and are flushed right.
+        bars: whether the last column holds bars, which begin at the left.
         notes: lines between title and table: what a mark in a cell stands for.
     """
 
@@ -42,13 +43,18 @@ class ResultTable:
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
     notes: tuple[str, ...] = ()
+    bars: bool = False
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column is flushed left."""
+        return column < self.text_columns or (self.bars and column == len(self.header) - 1)
 
     def rich(self) -> Group:
         """The table for the terminal, below its title and notes."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for number, heading in enumerate(self.header):
+        for column, heading in enumerate(self.header):
             table.add_column(
-                _text(heading), justify="left" if number < self.text_columns else "right", no_wrap=True
+                _text(heading), justify="left" if self.is_text(column) else "right", no_wrap=True
             )
         for row in self.rows:
             table.add_row(*map(_text, row))

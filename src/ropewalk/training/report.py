@@ -12,12 +12,14 @@ from ropewalk.evaluation import TaskResult
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import (
+    Page,
+    Picture,
     ResultTable,
     passkey_figure,
     perplexity_figure,
     result_tables,
     training_figure,
-    write_report,
+    write_page,
 )
 from ropewalk.reporting.search_figures import FactorLines, search_figure
 from ropewalk.rope import Default
@@ -145,5 +147,7 @@ def write_run_report(output: Path) -> list[Path]:
         "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
         "Versions": json.dumps(summary["versions"], indent=2),
     }
-    write_report(page, f"Context extended from {what}", facts, figures, run_tables(summary), details)
+    pictures = [Picture(path) for path in figures]
+    tables = run_tables(summary)
+    write_page(Page(f"Context extended from {what}", facts, pictures, tables, details=details), page)
     return [page, *figures]
