@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +17,10 @@ from ropewalk.cli.rope_pictures import decay_path, draw_bases, draw_bound, draw_
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import parse_length
+
+if TYPE_CHECKING:
+    from ropewalk.planning.bases import BoundResult
+    from ropewalk.rope.theory import FeasibleBases
 
 rope_app = typer.Typer(no_args_is_help=True, help="How far a RoPE setting reaches, and what a length needs.")
 
@@ -53,53 +56,35 @@ def bound_command(
     as_json: JsonOption = False,
 ) -> None:
     """The context bound of a base: up to which distance a similar token attracts more than a random one."""
-    from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, inv_freq_of_base, similarity_margin
+    from ropewalk.planning.bases import bound_of
 
     check_plot(plot)
-    bases = [rope_theta, *_numbers(compare, "--compare")]
-    frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in bases}
-    found = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
-    bound = found[rope_theta]
-    violation = None if bound is None else bound + 1
-    result: dict[str, Any] = {
-        "rope_theta": rope_theta,
-        "rotary_dim": rotary_dim,
-        "context_bound": SEARCH_LIMIT if bound is None else bound,
-        "at_least": bound is None,
-        "first_violation": violation,
-        "margin_there": None
-        if violation is None
-        else float(similarity_margin(frequencies[rope_theta], violation)),
-        "others": [
-            {"rope_theta": base, "context_bound": SEARCH_LIMIT if found[base] is None else found[base]}
-            for base in bases[1:]
-        ],
-        "formula": "largest L with B(m) = Σ cos(m·b^(-2i/d)) ≥ 0 for all 0 ≤ m ≤ L",
-        "source": "arXiv:2405.14591, section 4.3",
-    }
+    found = bound_of(rope_theta, rotary_dim, _numbers(compare, "--compare"))
+    result = found.to_json()
     if plot is not None:
         result["pictures"] = [str(plot), str(decay_path(plot))]
     if as_json:
         print_json(result)
     else:
-        _print_bound(bases, rotary_dim, found, result)
+        _print_bound(found)
     if plot is not None:
-        draw_bound(frequencies, found, plot)
+        draw_bound(rotary_dim, found.bounds, plot)
         _say_plot(as_json, plot, decay_path(plot))
 
 
-def _print_bound(
-    bases: Sequence[float], rotary_dim: int, found: dict[float, int | None], result: dict[str, Any]
-) -> None:
+def _print_bound(found: BoundResult) -> None:
     from ropewalk.rope.theory import SEARCH_LIMIT
 
     console = results()
-    for base in bases:
-        far = f"more than {SEARCH_LIMIT:,}" if found[base] is None else f"{found[base]:,}"
-        console.print(f"base {base:,.10g}, rotary_dim {rotary_dim}: context bound {far} tokens", markup=False)
-    if not result["at_least"]:
-        first = result["first_violation"]
-        console.print(f"B({first}) = {result['margin_there']:.3g} is the first below zero", markup=False)
+    for base, bound in found.bounds.items():
+        far = f"more than {SEARCH_LIMIT:,}" if bound is None else f"{bound:,}"
+        console.print(
+            f"base {base:,.10g}, rotary_dim {found.rotary_dim}: context bound {far} tokens", markup=False
+        )
+    if found.first_violation is not None:
+        console.print(
+            f"B({found.first_violation}) = {found.margin_there:.3g} is the first below zero", markup=False
+        )
 
 
 def base_command(
@@ -112,28 +97,21 @@ def base_command(
     as_json: JsonOption = False,
 ) -> None:
     """The bases that reach a length: the infimum, every feasible interval, and the safe base above the holes."""
-    from ropewalk.rope.theory import feasible_bases
+    from ropewalk.planning.bases import bases_for
 
     check_plot(plot)
     with searching(f"bases for {length:,} tokens", length) as progress:
-        found = feasible_bases(length, rotary_dim, ceiling, progress)
-    near = found.safe_base is not None and found.safe_base > ceiling / 10 and ceiling > 10
-    result = {
-        **asdict(found),
-        "safe_base_near_ceiling": near,
-        "formula": "B(m) = Σ cos(m·b^(-2i/d)) ≥ 0 for all 0 ≤ m ≤ length",
-        "source": "arXiv:2405.14591, equation 7; intervals found exactly, at least 1e-6 wide (relative)",
-    }
+        result = bases_for(length, rotary_dim, ceiling, progress)
     if as_json:
-        print_json(result)
+        print_json(result.to_json())
     else:
-        _print_bases(found, near)
+        _print_bases(result.found, result.safe_base_near_ceiling)
     if plot is not None:
-        draw_bases(length, rotary_dim, ceiling, found, plot)
+        draw_bases(length, rotary_dim, ceiling, result.found, plot)
         _say_plot(as_json, plot)
 
 
-def _print_bases(found: Any, near: bool) -> None:
+def _print_bases(found: FeasibleBases, near: bool) -> None:
     from rich.table import Table
 
     console = results()
@@ -191,61 +169,30 @@ def theta_command(
     as_json: JsonOption = False,
 ) -> None:
     """The base for a longer context by a rule, and how far that base reaches."""
-    from ropewalk.planning.rules import bound_at, origin_of, tokens_text
+    from ropewalk.planning.bases import theta_for
+    from ropewalk.planning.rules import tokens_text
     from ropewalk.rope import Default
-    from ropewalk.rope.theory import (
-        SEARCH_LIMIT,
-        check_rule,
-        critical_dimension,
-        recommended_theta,
-        theta_by_rule,
-    )
-    from ropewalk.rope.theory.rules import RECOMMENDED
 
     check_plot(plot)
-    check_rule(rule)
-    if to_length > SEARCH_LIMIT:
-        raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {to_length}")
     with searching(f"safe base for {to_length:,} tokens", None) as progress:
-        theta = theta_by_rule(rule, rotary_dim, rope_theta, from_length, to_length, ceiling, progress)
-    why = None
-    if rule == RECOMMENDED:
-        found = recommended_theta(rope_theta, from_length, to_length)
-        rule, why = found.rule, found.reason
-    method = Default(rotary_dim, theta)
-    bound = bound_at(method, to_length)
-    formula, source, caveat = origin_of(rule, Default(rotary_dim, rope_theta))
-    result = {
-        "rope_theta": theta,
-        "rule": rule,
-        "reason": why,
-        "critical_dimension": critical_dimension(rotary_dim, rope_theta, from_length),
-        "from": {"rope_theta": rope_theta, "length": from_length},
-        "to": to_length,
-        "rotary_dim": rotary_dim,
-        "context_bound": bound,
-        "reaches_target": bound >= to_length,
-        "formula": formula,
-        "source": source,
-        "caveat": caveat,
-    }
+        found = theta_for(Default(rotary_dim, rope_theta), from_length, to_length, rule, ceiling, progress)
     if as_json:
-        print_json(result)
+        print_json(found.to_json())
     else:
-        covers = "covers" if bound >= to_length else "does not cover"
+        covers = "covers" if found.reaches_target else "does not cover"
         for line in (
-            f"rope_theta {theta:,.10g} for {to_length:,} tokens, by {rule}",
-            *([] if why is None else [f"recommended: {why}"]),
-            f"its context bound of {tokens_text(bound)} {covers} the target",
-            f"critical dimension {result['critical_dimension']} of {rotary_dim} (base {rope_theta:,.10g}, "
+            f"rope_theta {found.after.rope_theta:,.10g} for {to_length:,} tokens, by {found.rule}",
+            *([] if found.reason is None else [f"recommended: {found.reason}"]),
+            f"its context bound of {tokens_text(found.context_bound)} {covers} the target",
+            f"critical dimension {found.critical_dimension} of {rotary_dim} (base {rope_theta:,.10g}, "
             f"{from_length:,} tokens)",
-            f"formula  {formula}",
-            f"source   {source}",
-            f"caveat   {caveat}",
+            f"formula  {found.origin.formula}",
+            f"source   {found.origin.source}",
+            f"caveat   {found.origin.caveat}",
         ):
             results().say(line)
     if plot is not None:
-        draw_theta(Default(rotary_dim, rope_theta), method, from_length, to_length, plot)
+        draw_theta(found.before, found.after, from_length, to_length, plot)
         _say_plot(as_json, plot)
 
 
@@ -267,36 +214,20 @@ def frequencies_command(
     as_json: JsonOption = False,
 ) -> None:
     """The frequencies of a method for a target length: inv_freq in rad/token, and the attention factor."""
-    from ropewalk.planning.rules import bound_at
-    from ropewalk.rope import Default, DynamicNtk, method_for_target
+    from ropewalk.planning.bases import frequencies_for
+    from ropewalk.rope import Default
 
     check_plot(plot)
-    before = Default(rotary_dim, rope_theta)
-    if method == DynamicNtk.name:
-        if factors is not None:
-            raise RopewalkError("--factors has no meaning for dynamic")
-        after: Any = DynamicNtk(rotary_dim, rope_theta, factor or to_length / from_length, from_length)
-    else:
-        short, long = _factor_lists(factors)
-        parameters = {"factor": factor, "short_factor": short, "long_factor": long}
-        after = method_for_target(method, before, from_length, to_length, parameters=parameters)
-    inv_freq, attention_factor = after.frequencies(to_length)
-    result = {
-        "method": method,
-        "rope_theta": after.rope_theta,
-        "rotary_dim": rotary_dim,
-        "from": from_length,
-        "to": to_length,
-        "inv_freq": inv_freq.tolist(),
-        "attention_factor": attention_factor,
-        "context_bound": bound_at(after, to_length),
-    }
+    short, long = _factor_lists(factors)
+    parameters = {"factor": factor, "short_factor": short, "long_factor": long}
+    found = frequencies_for(method, Default(rotary_dim, rope_theta), from_length, to_length, parameters)
+    result = found.to_json()
     if as_json:
         print_json(result)
     else:
         _print_frequencies(result, from_length, to_length)
     if plot is not None:
-        draw_periods(before, after, from_length, to_length, plot)
+        draw_periods(found.before, found.after, from_length, to_length, plot)
         _say_plot(as_json, plot)
 
 

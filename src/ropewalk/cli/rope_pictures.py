@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,19 @@ from ropewalk.cli.output import searching
 SHORTEST_DRAWN = 1024
 
 
-def draw_bound(frequencies: dict[float, Any], found: dict[float, int | None], plot: Path) -> None:
+def draw_bound(rotary_dim: int, bounds: Mapping[float, int | None], plot: Path) -> None:
     """B(m) above the attention upper bound: the two are read together."""
     import numpy as np
 
     from ropewalk.reporting.rope_figures import decay_figure, margin_figure
-    from ropewalk.rope.theory import attention_upper_bound, similarity_margin
+    from ropewalk.rope.theory import attention_upper_bound, inv_freq_of_base, similarity_margin
 
-    bounds = [bound for bound in found.values() if bound is not None]
-    longest = min(max([4096, *(4 * bound for bound in bounds)]), 2**20)
+    reached = [bound for bound in bounds.values() if bound is not None]
+    longest = min(max([4096, *(4 * bound for bound in reached)]), 2**20)
     every = np.arange(longest + 1)
-    named = {f"base {base:,.10g}": (inv_freq, found[base]) for base, inv_freq in frequencies.items()}
+    named = {
+        f"base {base:,.10g}": (inv_freq_of_base(rotary_dim, base), bound) for base, bound in bounds.items()
+    }
     margin_figure({n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}, plot)
     some = np.unique(np.geomspace(1, longest, 2000).astype(int))
     decay = decay_path(plot)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import METHODS, Default, RopeMethod, candidate, compared_methods
+from ropewalk.rope.methods.base import Origin
 from ropewalk.rope.target import CURRENT
 from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound, feasible_bases
 from ropewalk.rope.theory.bases import Progress
@@ -19,33 +20,33 @@ WIDE = 0.1
 PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
-ORIGINS: dict[str, tuple[str, str, str]] = {
-    "current": (
+ORIGINS: dict[str, Origin] = {
+    "current": Origin(
         "the frequencies as they are",
         "config.json",
         "positions beyond the trained length turn the slow pairs to angles that training never showed",
     ),
-    "critical-dimension": (
+    "critical-dimension": Origin(
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "Liu et al., arXiv:2310.05209, theorem 1; used by Gradient for Llama 3",
         "keeps the number of pairs that complete a turn; says nothing of the margin B(m), so look at the bound",
     ),
-    "length-floor": (
+    "length-floor": Origin(
         "the least b' with B(m) = Σ cos(m·b'^(-2i/128)) ≥ 0 for all m ≤ T'",
         "Men et al., arXiv:2405.14591, equation 7; the infimum of what ropewalk rope base maps",
         "counts the length alone, and larger bases fail again in between: a least demand, not a guarantee",
     ),
-    "recommended": (
+    "recommended": Origin(
         "the larger of critical-dimension and length-floor",
         "compared with what published models took: docs/theory.md",
         "two thirds of the published bases lie within a factor of 2 of it",
     ),
-    "ntk": (
+    "ntk": Origin(
         "b' = b·(T'/T)^(d/(d-2))",
         "bloc97 (2023); Peng et al., arXiv:2309.00071, equation 16",
         "made for use without training; with training, larger bases did better (arXiv:2411.13476)",
     ),
-    "lower-bound": (
+    "lower-bound": Origin(
         "the least b' from which every larger base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
         "Men et al., arXiv:2405.14591, equation 7; safe base in place of the infimum, see docs/theory.md",
         "a necessary condition, derived for similar against random keys; it does not say how much training is needed",
@@ -189,7 +190,7 @@ def feasible_summary(
     )
 
 
-def origin_of(rule: str, current: RopeMethod) -> tuple[str, str, str]:
+def origin_of(rule: str, current: RopeMethod) -> Origin:
     """Formula, source and caveat of a rule."""
     if rule in ORIGINS:
         return ORIGINS[rule]
@@ -200,4 +201,4 @@ def origin_of(rule: str, current: RopeMethod) -> tuple[str, str, str]:
     schedule = SCHEDULES[rule.removeprefix("schedule:")]
     other = isinstance(current, Default) and current.rotary_dim != PUBLISHED_DIM
     dims = f"; rotary_dim {PUBLISHED_DIM}, this model has {current.rotary_dim}" if other else ""
-    return "as published", schedule.source, f"chosen for {schedule.start}{dims}"
+    return Origin("as published", schedule.source, f"chosen for {schedule.start}{dims}")
