@@ -270,12 +270,12 @@ def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
 
 
 def test_an_unexpected_error_is_one_sentence_and_debug_shows_more(monkeypatch, capsys):
-    import ropewalk.cli.inspect as inspect
+    from ropewalk.planning import inspection
 
-    def broken(model):
+    def broken(model, given_length):
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(inspect, "read_config", broken)
+    monkeypatch.setattr(inspection, "read_checkpoint", broken)
     assert main(["inspect", "embedded"]) == 1
     assert capsys.readouterr().err == (
         "error: unexpected ZeroDivisionError: a defect (run with --debug for the traceback)\n"

@@ -108,12 +108,12 @@ def test_errors_of_any_kind_are_shown_harmless(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import ropewalk.cli.inspect as inspect
+    from ropewalk.planning import inspection
 
-    def broken(model: str) -> None:
+    def broken(model: str, given_length: int | None) -> None:
         raise error(f"{EVIL}\nerror: forged" + "x" * 10_000)
 
-    monkeypatch.setattr(inspect, "read_config", broken)
+    monkeypatch.setattr(inspection, "read_checkpoint", broken)
     assert main([*debug, "inspect", "embedded"]) in (1, 2)
     printed = capsys.readouterr().err
     assert acting(printed) == []

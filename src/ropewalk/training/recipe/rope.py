@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from ropewalk.io.settings import SAME, Count, OnResume, Settings
 from ropewalk.rope.methods import METHODS
@@ -110,6 +110,12 @@ class Rope(Settings):
         }
         kept = {key: each for key, each in value.items() if key not in brought}
         return {**kept, "parameters": {**(value.get("parameters") or {}), **brought}} if brought else value
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As recipes were written before there were such parameters, where there are none."""
+        said: dict[str, Any] = handler(self)
+        return {key: value for key, value in said.items() if key != "parameters" or value is not None}
 
     @field_validator("method")
     @classmethod
