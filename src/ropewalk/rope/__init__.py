@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         head_dim,
         method_from_config,
         methods_from_config,
-        reader_notes,
         replace_methods,
     )
     from ropewalk.rope.methods import METHODS, Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, Yarn
@@ -68,7 +67,6 @@ _HOMES = {
     "method_from_config": "config",
     "methods_from_config": "config",
     "ntk_theta": "theory",
-    "reader_notes": "config",
     "replace_methods": "config",
     "scaled_theta": "theory",
     "unscaled_inv_freq": "methods.base",
@@ -106,7 +104,6 @@ __all__ = [
     "method_from_config",
     "methods_from_config",
     "ntk_theta",
-    "reader_notes",
     "register",
     "replace_methods",
     "scaled_theta",

@@ -332,30 +332,19 @@ def for_all_readers(config: Config) -> dict[str, Any]:
     return {**config, "rope_parameters": said}
 
 
-def reader_notes(method: RopeMethod, context: int, model_type: str | None = None) -> list[str]:
-    """Which programs read a method from a config, and which compute something else with it.
+def notes_on(config: Config) -> list[str]:
+    """Which programs read the RoPE of a config, and which compute something else with it, each sentence once.
 
     Args:
-        method: in the config.
-        context: ``max_position_embeddings`` there, tokens.
-        model_type: of the config, such as ``llama``; None where it is unknown.
+        config: of the text model, or of a larger one that holds it as ``text_config``.
 
     Returns:
-        A sentence a fact; none for a method of which nothing is known.
+        A sentence a fact; none for methods of which nothing is known.
 
     Source: what transformers 5, vLLM, SGLang, llama.cpp and mlx-lm were read or measured to do in autumn 2026; the
     table in docs/longrope.md says which of the two.
     """
-    return method.reader_notes(context, model_type)
-
-
-def notes_on(config: Config) -> list[str]:
-    """The same for a checkpoint's config: on each RoPE that its layers have, each sentence once.
-
-    Args:
-        config: of the text model, or of a larger one that holds it as ``text_config``.
-    """
     text = config.get("text_config") or config
     context, model_type = text["max_position_embeddings"], text.get("model_type")
     methods = dict.fromkeys(methods_from_config(text).values())
-    return [*dict.fromkeys(note for method in methods for note in reader_notes(method, context, model_type))]
+    return [*dict.fromkeys(note for method in methods for note in method.reader_notes(context, model_type))]

@@ -14,7 +14,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope.theory import FeasibleBases, bases, feasible_bases, safe_base, smallest_base
 from ropewalk.rope.theory.bases import DIGITS, RESOLUTION
 from ropewalk.rope.theory.published import LOWER_BOUNDS
-from tests.rope.theory_cases import reaches
+from tests.rope.theory.theory_cases import reaches
 
 # Ends are rounded inward to nine digits: by less than 1e-8 of their value.
 OUTSIDE = 2 * 10.0 ** (1 - DIGITS)

@@ -24,7 +24,7 @@ from ropewalk.rope.theory import (
 )
 from ropewalk.rope.theory.margin import screen, screen_error
 from tests.rope.rope_cases import examples, methods
-from tests.rope.theory_cases import inv_freq, margins
+from tests.rope.theory.theory_cases import inv_freq, margins
 
 # The paper's table 4: one base of 5e6, and its "method 2", piecewise with interpolated slow pairs.
 PAIR = np.arange(64)

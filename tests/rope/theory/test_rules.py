@@ -28,7 +28,7 @@ from ropewalk.rope.theory import (
 )
 from ropewalk.rope.theory.rules import KNOWN_FLOORS
 from tests.places import ROOT
-from tests.rope.theory_cases import inv_freq
+from tests.rope.theory.theory_cases import inv_freq
 
 DOCS = ROOT / "docs"
 

@@ -14,7 +14,6 @@ from ropewalk.rope import (
     Yarn,
     config_entries,
     longrope_attention_factor,
-    reader_notes,
 )
 from ropewalk.rope.config import notes_on
 
@@ -23,7 +22,7 @@ LONG = LongRope(8, 1e4, (1.0,) * 4, (1.0, 2.0, 3.0, 4.0), PUBLISHED, 4096)
 
 
 def told(method: RopeMethod, context: int = 32768, model_type: str | None = "llama") -> str:
-    return "; ".join(reader_notes(method, context, model_type))
+    return "; ".join(method.reader_notes(context, model_type))
 
 
 def test_one_number_is_read_by_all() -> None:
@@ -92,7 +91,7 @@ def test_notes_on_a_config_are_those_on_its_methods() -> None:
         "max_position_embeddings": 32768,
         **config_entries(LONG, 8),
     }
-    assert notes_on(config) == reader_notes(LONG, 32768, "llama")
+    assert notes_on(config) == LONG.reader_notes(32768, "llama")
     assert notes_on({"model_type": "vision", "text_config": config}) == notes_on(config)
     layers = {"full_attention": Default(8, 1e6), "sliding_attention": Default(8, 1e4)}
     both = {
@@ -101,4 +100,4 @@ def test_notes_on_a_config_are_those_on_its_methods() -> None:
         "max_position_embeddings": 32768,
         **config_entries(layers, 8),
     }
-    assert notes_on(both) == reader_notes(Default(8, 1e6), 32768, "llama")
+    assert notes_on(both) == Default(8, 1e6).reader_notes(32768, "llama")

@@ -5,7 +5,7 @@ import pytest
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, ulysses_bytes
-from tests.planning.scaling_cases import SMALL, counted_fsdp_bytes, counted_ulysses_bytes
+from tests.planning.sizing.sizing_cases import SMALL, counted_fsdp_bytes, counted_ulysses_bytes
 
 SHAPE = ModelShape.from_config(SMALL)
 

@@ -27,7 +27,7 @@ from ropewalk.planning.sizing.traffic import (
     ulysses_bytes,
 )
 from ropewalk.testing import random_layout
-from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
+from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL, saved_by_a_layer
 
 GB = 10**9
 

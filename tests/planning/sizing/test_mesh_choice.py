@@ -13,7 +13,7 @@ from ropewalk.planning.sizing.memory import estimate_memory
 from ropewalk.planning.sizing.mesh_choice import USABLE, WORTH, check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100, estimate_step
-from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B
+from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B
 
 SMALL = ModelShape(4, 256, 512, 12, 4, 32, 1000)
 H100_BYTES = 80 * 10**9

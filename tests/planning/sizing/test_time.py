@@ -12,7 +12,7 @@ from ropewalk import PackedLayout, RopewalkError
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun, numel
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
-from tests.planning.scaling_cases import LLAMA_8B, LLAMA_70B, SMALL
+from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
 
 
 @pytest.mark.parametrize("tied", [False, True])
