@@ -314,7 +314,7 @@ class InterleaveSettings(Settings):
         tuple[Annotated[Count, Field(ge=2)], ...],
         BeforeValidator(_comma_list(int)),
         Option(name="--chunk-parts", metavar="NUMBER,...", text=_with_commas),
-    ] = Field((2, 3), min_length=1, description="Into how many parts: one of these, each as likely.")
+    ] = Field((2, 3), description="Into how many parts: one of these, each as likely.")
     cut_points: Annotated[
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
@@ -331,6 +331,8 @@ class InterleaveSettings(Settings):
 
     @model_validator(mode="after")
     def _in_order(self) -> InterleaveSettings:
+        if not self.parts:
+            raise ValueError("interleaved documents need a number of parts, got none")
         if self.min_length > self.max_length:
             raise ValueError(
                 f"interleaved documents need min_length <= max_length, got {self.min_length} and {self.max_length}"

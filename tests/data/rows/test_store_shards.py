@@ -525,7 +525,7 @@ def test_a_tag_is_tokenised_by_what_the_identity_is_of(
 
 @pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
 def test_no_such_shard(shard: tuple[int, int]) -> None:
-    assert refusal(WorkSettings, shard=shard).startswith("shard: ")
+    assert refusal(WorkSettings, shard=shard).startswith("shard must be i/n with i from 0")
 
 
 packings = st.builds(
