@@ -14,7 +14,8 @@ from ropewalk.cli import app as program
 from ropewalk.cli import probe
 from ropewalk.evaluation.probe import ProbeResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting import rope_probe
+from ropewalk.reporting import drawing
+from ropewalk.reporting.figures import rope
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
@@ -183,9 +184,10 @@ def test_layer_types_and_missing_models_are_named(
 def test_picture_of_one_row_says_that_it_has_no_interval(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    drawn: dict[str, Any] = {}
-    monkeypatch.setattr(rope_probe, "probe_figure", lambda rows, path, **named: drawn.update(named))
+    captions: list[str | None] = []
+    monkeypatch.setattr(rope, "probe_figure", lambda rows, title, caption: captions.append(caption))
+    monkeypatch.setattr(drawing, "draw", lambda figure, path: None)
     one = ProbeResult("current", None, 2.0, NO_INTERVAL, 2.0, None, None, 0.0, NO_INTERVAL)
     for ci95, caption in ((NO_INTERVAL, "one row, which gives no interval"), ((1.5, 2.5), None)):
         probe._draw([replace(one, ci95=ci95)], tmp_path / "probe.png", "")
-        assert drawn["caption"] is None if caption is None else caption in drawn["caption"]
+        assert captions[-1] is None if caption is None else caption in str(captions[-1])

@@ -17,7 +17,7 @@ from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.tasks.longeval import PUBLISHED_LINES, LinesTask, Protocol
 from ropewalk.evaluation.tasks.words import key_words
-from ropewalk.reporting.evaluation_tables import evaluation_tables
+from ropewalk.reporting import evaluation_tables
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer
 
 HEADER = (

@@ -29,7 +29,7 @@ from ropewalk.evaluation.statistics import (
 from ropewalk.evaluation.tasks.lm_eval import retention as module
 from ropewalk.evaluation.tasks.lm_eval.retention import RetentionSettings, check_retention, retention
 from ropewalk.models.load import load_model
-from ropewalk.reporting.evaluation_tables import evaluation_tables
+from ropewalk.reporting import evaluation_tables
 from ropewalk.rope import Yarn
 from tests.harness_cases import DATA, Parrot, harness_model, harness_tokenizer
 from tests.places import ROOT

@@ -1,12 +1,7 @@
 """Results that figures, tables and pages of the tests show."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from ropewalk.evaluation import PositionBin, TaskResult, wilson_interval
 
@@ -42,31 +37,3 @@ def passkey(length: int, right: int, n: int = 20) -> TaskResult:
 
 BEFORE = perplexity([2.64, 2.79, 3.19, 4.2])
 AFTER = perplexity([2.6, 2.5, 2.45, 2.4])
-
-
-def drawing(monkeypatch: pytest.MonkeyPatch, plain: dict[Any, Any], *modules: Any) -> Callable[..., Any]:
-    """What draws and returns a figure in place of writing it.
-
-    Args:
-        monkeypatch: of the test.
-        plain: keeps the pictures without changes, which many tests look at and none alters.
-        modules: that save figures.
-    """
-    kept: list[Any] = []
-    for module in modules:
-        monkeypatch.setattr(module, "save_figure", lambda figure, _: kept.append(figure))
-
-    def draw(drawer: Callable[..., None], **changes: Any) -> Any:
-        # What a caller may as well leave out.
-        for name, nothing in (("title", ""), ("caption", None)):
-            if changes.get(name, 0) == nothing:
-                del changes[name]
-        if not changes and drawer in plain:
-            return plain[drawer]
-        drawer(Path("unused.png"), **changes)
-        kept[-1].draw_without_rendering()
-        if not changes:
-            plain[drawer] = kept[-1]
-        return kept[-1]
-
-    return draw

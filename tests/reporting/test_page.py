@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import Examples, Page, Picture, perplexity_figure, result_tables, write_page
+from ropewalk.reporting import Examples, Page, Picture, draw, perplexity_figure, result_tables, write_page
 from ropewalk.reporting.tables import ResultTable
 from ropewalk.versions import software_versions
 from tests.reporting.reporting_cases import AFTER, BEFORE
@@ -43,7 +43,7 @@ class Reader(HTMLParser):
 def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     figures = [tmp_path / "perplexity_by_position.png", tmp_path / "same.svg"]
     for figure in figures:
-        perplexity_figure({"before": BEFORE, "after": AFTER}, figure, 512)
+        draw(perplexity_figure({"before": BEFORE, "after": AFTER}, 512), figure)
     tables = result_tables({"before": [BEFORE], "after": [AFTER]})
     page = tmp_path / "report" / "report.html"
     pictures = [Picture(figures[0]), Picture(figures[1], 'what "it" shows <b>')]
@@ -67,7 +67,7 @@ def test_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
 
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     figure = tmp_path / 'a" onload="x.png'
-    perplexity_figure({"a": BEFORE}, figure)
+    draw(perplexity_figure({"a": BEFORE}), figure)
     tables = [replace(t, notes=(NASTY,)) for t in result_tables({NASTY: [BEFORE], "after": [AFTER]})]
     page = tmp_path / "report.html"
     examples = [Examples(NASTY, ({NASTY: NASTY},))]

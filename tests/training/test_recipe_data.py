@@ -174,7 +174,10 @@ def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
         ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture was decided when the rows were packed"),
         ({"sources": ["a"], "mixture": {"long_factor": 2}}, r"long_from"),
         ({"sources": ["a"], "mixture": {"factor": 2}}, r"unknown key data\.mixture\.factor"),
-        ({"sources": ["a"], "interleave": {"parts": [1]}}, r"data\.interleave\.parts\.0 must be 2 or more, got 1$"),
+        (
+            {"sources": ["a"], "interleave": {"parts": [1]}},
+            r"data\.interleave\.parts\.0 must be 2 or more, got 1$",
+        ),
         ({"sources": ["a"], "tag": "{title}"}, r"only \{source\} is known"),
     ],
 )

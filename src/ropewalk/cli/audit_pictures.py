@@ -11,6 +11,7 @@ from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
     from ropewalk.audit import Audit
+    from ropewalk.reporting import Figure
 
 STEP_LABELS = {
     "none": "none",
@@ -34,12 +35,14 @@ def draw(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:
         The files in the order to look at them, and a sentence for each picture that could not be drawn: where a dtype
         overflows there is nothing to see.
     """
+    from ropewalk.reporting import draw as draw_figure
+
     folder.mkdir(parents=True, exist_ok=True)
     drawn, left_out = [], []
-    for part, picture in _pictures(found, name).items():
+    for part, figure in _figures(found, name).items():
         path = folder / f"{part}.png"
         try:
-            picture(path)
+            draw_figure(figure(), path)
         except RopewalkError as error:
             left_out.append(f"{path.name} was not drawn: {error}")
         else:
@@ -47,10 +50,17 @@ def draw(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:
     return drawn, left_out
 
 
-def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
-    from ropewalk.reporting.precision_bars import first_token_figure, ladder_figure, mends_figure
-    from ropewalk.reporting.precision_figures import drift_figure, lengths_figure, samples_figure
-    from ropewalk.reporting.precision_tokens import heads_figure, tokens_figure
+def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
+    from ropewalk.reporting.figures.audit import (
+        ablation_figure,
+        drift_figure,
+        first_token_figure,
+        heads_figure,
+        lengths_figure,
+        mitigations_figure,
+        samples_figure,
+        tokens_figure,
+    )
 
     low, tokens = found.dtype, f"{found.length:,} tokens"
     near, delta2 = found.near, found.delta2
@@ -79,28 +89,27 @@ def _pictures(found: Audit, name: str) -> dict[str, Callable[[Path], None]]:
         for mend in sorted(found.mends, key=lambda mend: mend.name != "fused attention")
     ]
     return {
-        "drift": lambda path: drift_figure(
-            _series(found), path, f"{name}: drift when a row of {tokens} is moved (Δ₂ = {delta2:,})"
+        "drift": lambda: drift_figure(
+            _series(found), f"{name}: drift when a row of {tokens} is moved (Δ₂ = {delta2:,})"
         ),
-        "samples": lambda path: samples_figure(
-            curves, sweep, path, f"{name}: {low}, row by row, and against other shifts"
+        "samples": lambda: samples_figure(
+            curves, sweep, f"{name}: {low}, row by row, and against other shifts"
         ),
-        "tokens": lambda path: tokens_figure(
-            found.per_token, found.sink.index, path, f"{name}: {low}, each token's part of D {pair}"
+        "tokens": lambda: tokens_figure(
+            found.per_token, found.sink.index, f"{name}: {low}, each token's part of D {pair}"
         ),
-        "lengths": lambda path: lengths_figure(lengths, path, f"{name}: differences {pair} against length"),
-        "heads": lambda path: heads_figure(found.heads, path, f"{name}: {low}, D of each head {pair}", HEADS),
-        "first-token": lambda path: first_token_figure(
-            effects, path, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
+        "lengths": lambda: lengths_figure(lengths, f"{name}: differences {pair} against length"),
+        "heads": lambda: heads_figure(found.heads, f"{name}: {low}, D of each head {pair}", HEADS),
+        "first-token": lambda: first_token_figure(
+            effects, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
         ),
-        "ladder": lambda path: ladder_figure(
+        "ladder": lambda: ablation_figure(
             rungs,
             [f"Δ₁ = {shift:,}" for shift in shifts],
-            path,
             f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
         ),
-        "mends": lambda path: mends_figure(
-            mends, path, f"{name}: what mends {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
+        "mends": lambda: mitigations_figure(
+            mends, f"{name}: what mends {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
         ),
     }
 

@@ -90,7 +90,7 @@ def _first_token(found: Audit) -> ResultTable:
 
 def _mends(found: Audit) -> ResultTable:
     from ropewalk.reporting import ResultTable
-    from ropewalk.reporting.tables import MISSING
+    from ropewalk.reporting.style import MISSING
 
     def ratio(value: float | None) -> str:
         return MISSING if value is None else f"{value:.2f}x"

@@ -82,7 +82,7 @@ def _print(report: Mapping[str, Any]) -> None:
     console = results()
     if report["histogram"]:
         console.print()
-        print_whole(histogram_table(report))
+        print_whole(histogram_table(report).rich())
     if _is_mixed(report):
         console.print()
         print_whole(mixture_table(report["mixture"]).rich())
@@ -101,7 +101,8 @@ def _is_mixed(report: Mapping[str, Any]) -> bool:
 
 
 def _draw(report: Mapping[str, Any], plot: Path) -> None:
-    from ropewalk.reporting.data_figures import length_figure, source_lengths
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.data import length_figure, source_lengths
 
     caption = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
     if _is_mixed(report):
@@ -113,7 +114,7 @@ def _draw(report: Mapping[str, Any], plot: Path) -> None:
         title = "Document lengths"
     if report["packed"]:
         caption += f" Documents are whole here; rows of {report['row_length']:,} tokens cut them."
-    length_figure(states, plot, title, caption)
+    draw(length_figure(states, title, caption), plot)
 
 
 command = make_command(

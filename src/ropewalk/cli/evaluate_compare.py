@@ -26,9 +26,9 @@ def compare_command(
     (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
     differences = compare(results_a, results_b, seed)
     if plot is not None:
-        from ropewalk.reporting import difference_figure
+        from ropewalk.reporting import difference_figure, draw
 
-        difference_figure(differences, plot, f"{b.name} against {a.name}")
+        draw(difference_figure(differences, f"{b.name} against {a.name}"), plot)
     if as_json:
         sides = {
             name: {"path": str(path), "model": record["model"]}

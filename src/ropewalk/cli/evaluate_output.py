@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +12,7 @@ from ropewalk.cli.output import print_json, print_whole, results
 if TYPE_CHECKING:
     from ropewalk.cli.evaluate_run import Output
     from ropewalk.evaluation.results import TaskResult
+    from ropewalk.reporting import Picture
 
 
 def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output) -> None:
@@ -21,7 +20,7 @@ def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output)
     if output.as_json:
         print_json(dict(record))
         return
-    from ropewalk.reporting.evaluation_tables import evaluation_tables
+    from ropewalk.reporting import evaluation_tables
 
     for number, table in enumerate(evaluation_tables({str(record["model"]): found})):
         if number:
@@ -89,7 +88,7 @@ def write(
     """
     from ropewalk.evaluation.record import summarise
     from ropewalk.io.files import write_json
-    from ropewalk.reporting import Picture, write_evaluation_report
+    from ropewalk.reporting import write_evaluation_report
 
     for known, each in checkpoints:
         own = {key: value for key, value in record.items() if key not in ("checkpoints", "summary")}
@@ -98,9 +97,9 @@ def write(
         own["summary"] = summarise(each, record["settings"]["threshold"])
         write_json(out / known["name"] / "results.json", _plain(own))
     name = Path(str(record["model"])).name
-    figures = [Picture(path) for path in draw(out, name, found, record["settings"]["threshold"])]
+    pictures = draw(out, name, found, record["settings"]["threshold"])
     shown = {**record, "findings": ". ".join(findings(record, found)) or None}
-    write_evaluation_report(out, shown, found, figures, examples(out, found))
+    write_evaluation_report(out, shown, found, pictures, examples(out, found))
     # Last, so that where it stands the others do.
     write_json(out / "results.json", _plain(record))
 
@@ -110,53 +109,17 @@ def _plain(value: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
-def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> Iterator[Path]:
-    """Figures where there is something to draw; their paths in the order of the page."""
+def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
+    """Figures where there is something to draw, in the order of the page."""
     from ropewalk.io.files import plain_name
-    from ropewalk.reporting import (
-        needle_figure,
-        perplexity_figure,
-        retention_figure,
-        score_figure,
-        tasks_figure,
-    )
-    from ropewalk.reporting.evaluation_tables import haystack_words
+    from ropewalk.reporting import draw as draw_figure
+    from ropewalk.reporting import evaluation_figures
 
-    curves = [r for r in found if any(math.isfinite(each.perplexity) for each in r.positions)]
-    if curves:
-        longest = max(curves, key=lambda result: result.length or 0)
-        path = out / "perplexity.png"
-        perplexity_figure({name: longest}, path, _trained(longest), f"{name}: perplexity by position")
-        yield path
-    for (suite, task), group in groupby(found, lambda result: (result.suite, result.task)):
-        same = list(group)
-        ran = [result for result in same if result.status == "ok"]
-        if not ran or suite not in ("passkey", "longeval", "needle"):
-            continue
-        # A task is named by results.json, which may have come from elsewhere.
-        named = f"{suite}.png" if task in (suite, "lines") else f"{suite}-{task}.png"
-        path = out / plain_name(named, out / "results.json")
-        title = f"{name}: {suite}{haystack_words(same)}"
-        title += "" if task in (suite, "lines") else f", {task}"
-        if suite == "needle":
-            needle_figure(same, path, title)
-        else:
-            score_figure({name: same}, path, _trained(ran[0]), title, threshold)
-        yield path
-    ruler = [result for result in found if result.suite == "ruler"]
-    measured = [result for result in ruler if result.status == "ok"]
-    if measured:
-        tasks_figure(ruler, out / "ruler.png", _trained(measured[0]), f"{name}: RULER", threshold)
-        yield out / "ruler.png"
-    short = [r for r in found if r.length is None and r.unit == "percent"]
-    if any(result.status == "ok" for result in short):
-        retention_figure({name: short}, out / "short.png", title=f"{name}: short-context tasks")
-        yield out / "short.png"
-
-
-def _trained(result: TaskResult) -> int | None:
-    stated = result.details.get("max_position_embeddings")
-    return None if stated is None else int(stated)
+    # A task is named by results.json, which may have come from elsewhere.
+    return [
+        draw_figure(figure, out / plain_name(f"{stem}.png", out / "results.json"))
+        for stem, figure in evaluation_figures(name, found, threshold)
+    ]
 
 
 def examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,8 @@ def _draw(found: InspectResult, plot: Path) -> None:
     """The pairs' periods as they are, and as recommended."""
     import numpy as np
 
-    from ropewalk.reporting.rope_figures import periods_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import periods_figure
 
     config, advice = found.config, found.advice
     trained = config.trained_length
@@ -86,7 +87,7 @@ def _draw(found: InspectResult, plot: Path) -> None:
     if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
         recommended = advice.chosen.method.frequencies(target).inv_freq.numpy()
         series[f"recommended for the target ({advice.chosen.rule})"] = 2 * np.pi / recommended
-    periods_figure(series, plot, trained, target, title=f"{config.model}: period of each rotary pair")
+    draw(periods_figure(series, trained, target, f"{config.model}: period of each rotary pair"), plot)
 
 
 def _print(description: Mapping[str, Any]) -> None:

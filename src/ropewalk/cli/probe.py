@@ -126,7 +126,8 @@ def _bound(result: ProbeResult, target: int) -> int | None:
 
 def _table(found: Sequence[ProbeResult], trained: int, target: int, rows: int) -> ResultTable:
     from ropewalk.reporting import ResultTable
-    from ropewalk.reporting.tables import MISSING, interval
+    from ropewalk.reporting.style import MISSING
+    from ropewalk.reporting.tables import interval
 
     def cells(result: ProbeResult) -> tuple[str, ...]:
         if result.method is None:
@@ -179,7 +180,8 @@ def _verdict(found: Sequence[ProbeResult]) -> str:
 
 
 def _draw(found: Sequence[ProbeResult], path: Path, title: str) -> None:
-    from ropewalk.reporting.rope_probe import probe_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import probe_figure
 
     ends = [(r.loss, r.loss) if math.isnan(r.ci95[0]) else r.ci95 for r in found]
     drawn = [
@@ -190,4 +192,4 @@ def _draw(found: Sequence[ProbeResult], path: Path, title: str) -> None:
     # Ends that equal the loss would be drawn as an interval of no width.
     one_row = all(math.isnan(r.ci95[0]) for r in found)
     caption = "Mean loss of one row, which gives no interval; lower is better." if one_row else None
-    probe_figure(drawn, path, title=title, caption=caption)
+    draw(probe_figure(drawn, title, caption), path)

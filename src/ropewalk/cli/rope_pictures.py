@@ -15,7 +15,8 @@ def draw_bound(rotary_dim: int, bounds: Mapping[float, int | None], plot: Path) 
     """B(m) above the attention upper bound: the two are read together."""
     import numpy as np
 
-    from ropewalk.reporting.rope_figures import decay_figure, margin_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import decay_figure, margin_figure
     from ropewalk.rope.theory import attention_upper_bound, inv_freq_of_base, similarity_margin
 
     reached = [bound for bound in bounds.values() if bound is not None]
@@ -24,10 +25,11 @@ def draw_bound(rotary_dim: int, bounds: Mapping[float, int | None], plot: Path) 
     named = {
         f"base {base:,.10g}": (inv_freq_of_base(rotary_dim, base), bound) for base, bound in bounds.items()
     }
-    margin_figure({n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}, plot)
+    margins = {n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}
+    draw(margin_figure(margins), plot)
     some = np.unique(np.geomspace(1, longest, 2000).astype(int))
-    decay = decay_path(plot)
-    decay_figure({n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}, decay)
+    bounds_by_name = {n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}
+    draw(decay_figure(bounds_by_name), decay_path(plot))
 
 
 def decay_path(plot: Path) -> Path:
@@ -37,7 +39,8 @@ def decay_path(plot: Path) -> Path:
 
 def draw_bases(length: int, rotary_dim: int, ceiling: float, found: Any, plot: Path) -> None:
     """Feasible bases of this length and its halves, down to the shortest that is drawn."""
-    from ropewalk.reporting.rope_bases import feasible_bases_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import feasible_bases_figure
     from ropewalk.rope.theory import feasible_bases
     from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
 
@@ -50,22 +53,23 @@ def draw_bases(length: int, rotary_dim: int, ceiling: float, found: Any, plot: P
             progress(done, len(lengths))
             maps.append(found if each == length else feasible_bases(each, rotary_dim, ceiling))
     published = LOWER_BOUNDS if rotary_dim == LOWER_BOUNDS_DIM else {}
-    feasible_bases_figure(
+    figure = feasible_bases_figure(
         lengths,
         [each.feasible for each in maps],
         [each.safe_base for each in maps],
         {each: published[each] for each in lengths if each in published},
-        plot,
         ceiling,
         title=f"RoPE bases that reach a context length (rotary_dim {rotary_dim})",
     )
+    draw(figure, plot)
 
 
 def draw_theta(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
     """Where the slowest pair turns to under the old base and under the new one."""
     import numpy as np
 
-    from ropewalk.reporting.rope_figures import slowest_pair_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import slowest_pair_figure
     from ropewalk.rope.theory import slowest_angles
 
     positions = np.linspace(0, target, 1000)
@@ -76,17 +80,18 @@ def draw_theta(before: Any, after: Any, trained: int, target: int, plot: Path) -
         )
         for method in (before, after)
     }
-    slowest_pair_figure(series, plot, trained, target)
+    draw(slowest_pair_figure(series, trained, target), plot)
 
 
 def draw_periods(before: Any, after: Any, trained: int, target: int, plot: Path) -> None:
     """The period of each pair, as trained and for the target."""
     import numpy as np
 
-    from ropewalk.reporting.rope_figures import periods_figure
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.figures.rope import periods_figure
 
     series = {
         "as trained": 2 * np.pi / before.frequencies(trained).inv_freq.numpy(),
         f"{after.name} for the target": 2 * np.pi / after.frequencies(target).inv_freq.numpy(),
     }
-    periods_figure(series, plot, trained, target)
+    draw(periods_figure(series, trained, target), plot)

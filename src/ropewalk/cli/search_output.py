@@ -131,7 +131,8 @@ def factor_lists(table: Factors) -> dict[str, Sequence[float]]:
 
 def draw(table: Factors, path: Path) -> None:
     """The search beside the factors, or the factors alone where there was none."""
-    from ropewalk.reporting.search_figures import FactorLines, SearchCurve, search_figure
+    from ropewalk.reporting import draw as draw_figure
+    from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
 
     curve = None
     if any(point.objective is not None for point in table.history):
@@ -139,12 +140,8 @@ def draw(table: Factors, path: Path) -> None:
         curve = SearchCurve(points, table.baselines, table.target_length)
     original = table.model.original_max_position_embeddings
     lines = FactorLines(factor_lists(table), rule_factors(table), periods(table), original)
-    search_figure(
-        path,
-        curve,
-        lines,
-        f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens",
-    )
+    title = f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens"
+    draw_figure(search_figure(curve, lines, title), path)
 
 
 def say(text: str) -> None:

@@ -220,7 +220,7 @@ def _nothing() -> Iterator[Path]:
 
 def _print(checks: Sequence[Check], record: dict[str, Any], out: Path | None) -> None:
     from ropewalk.reporting import ResultTable
-    from ropewalk.reporting.tables import MISSING
+    from ropewalk.reporting.style import MISSING
     from ropewalk.verification.case import first_layers
 
     def figure(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """Showing results: figures, tables for the terminal, and one HTML page. Nothing here computes a result.
 
+Functions of ``figures`` make a :class:`~ropewalk.reporting.primitives.Figure` of plain values, and ``draw`` writes it.
 matplotlib takes a second to import, so names are imported on first use.
 """
 
@@ -8,50 +9,71 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.reporting.comparison_tables import comparison_table
-    from ropewalk.reporting.evaluation_bars import difference_figure, retention_figure
-    from ropewalk.reporting.evaluation_figures import score_figure, tasks_figure
-    from ropewalk.reporting.evaluation_page import write_evaluation_report
-    from ropewalk.reporting.figures import passkey_figure, perplexity_figure, training_figure
-    from ropewalk.reporting.needle_grid import needle_figure
+    from ropewalk.reporting.drawing import draw
+    from ropewalk.reporting.evaluation import evaluation_figures, evaluation_tables, write_evaluation_report
+    from ropewalk.reporting.figures.data import length_figure
+    from ropewalk.reporting.figures.evaluation import (
+        difference_figure,
+        needle_figure,
+        passkey_figure,
+        perplexity_figure,
+        retention_figure,
+        score_figure,
+        tasks_figure,
+    )
+    from ropewalk.reporting.figures.search import search_figure
+    from ropewalk.reporting.figures.training import training_figure
     from ropewalk.reporting.page import Examples, Page, Picture, write_page
+    from ropewalk.reporting.primitives import Figure
+    from ropewalk.reporting.score_tables import comparison_table, result_tables
     from ropewalk.reporting.shown_text import shown
-    from ropewalk.reporting.tables import ResultTable, result_tables
+    from ropewalk.reporting.tables import ResultTable
 
-# The function evaluation_tables bears its module's name and is imported from there.
 _HOMES = {
     "Examples": "page",
+    "Figure": "primitives",
     "Page": "page",
     "Picture": "page",
     "ResultTable": "tables",
-    "comparison_table": "comparison_tables",
-    "difference_figure": "evaluation_bars",
-    "needle_figure": "needle_grid",
-    "passkey_figure": "figures",
-    "perplexity_figure": "figures",
-    "result_tables": "tables",
-    "retention_figure": "evaluation_bars",
-    "score_figure": "evaluation_figures",
+    "comparison_table": "score_tables",
+    "difference_figure": "figures.evaluation",
+    "draw": "drawing",
+    "evaluation_figures": "evaluation",
+    "evaluation_tables": "evaluation",
+    "length_figure": "figures.data",
+    "needle_figure": "figures.evaluation",
+    "passkey_figure": "figures.evaluation",
+    "perplexity_figure": "figures.evaluation",
+    "result_tables": "score_tables",
+    "retention_figure": "figures.evaluation",
+    "score_figure": "figures.evaluation",
+    "search_figure": "figures.search",
     "shown": "shown_text",
-    "tasks_figure": "evaluation_figures",
-    "training_figure": "figures",
-    "write_evaluation_report": "evaluation_page",
+    "tasks_figure": "figures.evaluation",
+    "training_figure": "figures.training",
+    "write_evaluation_report": "evaluation",
     "write_page": "page",
 }
 
 __all__ = [
     "Examples",
+    "Figure",
     "Page",
     "Picture",
     "ResultTable",
     "comparison_table",
     "difference_figure",
+    "draw",
+    "evaluation_figures",
+    "evaluation_tables",
+    "length_figure",
     "needle_figure",
     "passkey_figure",
     "perplexity_figure",
     "result_tables",
     "retention_figure",
     "score_figure",
+    "search_figure",
     "shown",
     "tasks_figure",
     "training_figure",

@@ -9,13 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.tables import MISSING, ResultTable
+from ropewalk.reporting.style import MISSING, share_text
+from ropewalk.reporting.tables import ResultTable
 
 BAR_CELLS = 30
 """Width of the longest bar of a histogram, in characters."""
@@ -117,23 +114,22 @@ def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str,
     )
 
 
-def histogram_table(report: Report) -> Group:
+def histogram_table(report: Report) -> ResultTable:
     """Documents and tokens by length, each bin twice as long as the one before, with bars for the tokens."""
     bins, tokens = report["histogram"], report["tokens"]
     most = max((each["tokens"] for each in bins), default=0)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("length in tokens", "documents", "tokens", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for each in bins:
-        table.add_row(
+    rows = [
+        (
             f"{each['start']:,} to {each['end'] - 1:,}",
             f"{each['documents']:,}",
             f"{each['tokens']:,}",
             share_text(each["tokens"] / tokens if tokens else math.nan),
             bar(each["tokens"] / most if most else 0.0),
         )
-    return Group(Text("Length distribution: share of tokens", style="bold"), table)
+        for each in bins
+    ]
+    header = ("length in tokens", "documents", "tokens", "share", "")
+    return ResultTable("Length distribution: share of tokens", header, tuple(rows), text_columns=0, bars=True)
 
 
 _TOTALS = {
@@ -217,13 +213,6 @@ def bar(part: float) -> str:
     """A bar for a part from 0 to 1 of ``BAR_CELLS``; what is more than nothing can be seen."""
     eighths = max(1, round(part * BAR_CELLS * 8)) if part else 0
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def share_text(share: float | None) -> str:
-    """A share from 0 to 1 as ``12.3 %``; what is more than nothing never reads as nothing."""
-    if share is None or math.isnan(share):
-        return MISSING
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def source_name(name: str) -> str:

@@ -13,15 +13,15 @@ from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import (
     Page,
-    Picture,
     ResultTable,
+    draw,
     passkey_figure,
     perplexity_figure,
     result_tables,
     training_figure,
     write_page,
 )
-from ropewalk.reporting.search_figures import FactorLines, search_figure
+from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
@@ -100,7 +100,7 @@ def write_run_report(output: Path) -> list[Path]:
     results = run_results(summary)
     trained, context = summary["trained_length"], summary["context"]
     what = f"{format_length(trained)} to {format_length(context)} tokens"
-    figures = []
+    pictures = []
     perplexity = {
         when: r
         for when, found in results.items()
@@ -108,19 +108,19 @@ def write_run_report(output: Path) -> list[Path]:
         if (r.suite, r.length) == ("perplexity", context)
     }
     if perplexity:
-        figures.append(output / "perplexity.png")
-        perplexity_figure(perplexity, figures[-1], trained, f"Perplexity by position, {what}")
+        figure = perplexity_figure(perplexity, trained, f"Perplexity by position, {what}")
+        pictures.append(draw(figure, output / "perplexity.png"))
     passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
     if any(passkey.values()):
-        figures.append(output / "passkey.png")
         forced = any(result.task == "forced" for found in passkey.values() for result in found)
-        passkey_figure(passkey, figures[-1], "Passkey retrieval" + (", teacher-forced" if forced else ""))
+        figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
+        pictures.append(draw(figure, output / "passkey.png"))
     if steps := MetricsLog(output / METRICS).read():
-        figures.append(output / "training.png")
-        training_figure(steps, figures[-1], "Training loss", x_key="tokens")
+        figure = training_figure(steps, "Training loss", x_key="tokens")
+        pictures.append(draw(figure, output / "training.png"))
     if (lines := _factor_lines(summary)) is not None:
-        figures.append(output / "factors.png")
-        search_figure(figures[-1], lines=lines, title=f"Rescale factors, {what}")
+        figure = search_figure(lines=lines, title=f"Rescale factors, {what}")
+        pictures.append(draw(figure, output / "factors.png"))
     page = output / "report.html"
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
@@ -147,7 +147,6 @@ def write_run_report(output: Path) -> list[Path]:
         "Recipe": (output / RECIPE).read_text(encoding="utf-8"),
         "Versions": json.dumps(summary["versions"], indent=2),
     }
-    pictures = [Picture(path) for path in figures]
     tables = run_tables(summary)
     write_page(Page(f"Context extended from {what}", facts, pictures, tables, details=details), page)
-    return [page, *figures]
+    return [page, *(picture.path for picture in pictures)]

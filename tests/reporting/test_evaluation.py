@@ -1,4 +1,4 @@
-"""The page of an evaluation holds what a reader asks for, and nothing that a model wrote can do harm in it."""
+"""An evaluation is shown by what its results say; its page holds that, and nothing a model wrote does harm in it."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.reporting import Picture, needle_figure, write_evaluation_report
-from ropewalk.reporting.evaluation_page import chosen_examples
-from tests.reporting.evaluation_results import needle, retrieval, ruler, short
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.reporting import (
+    Picture,
+    draw,
+    evaluation_figures,
+    evaluation_tables,
+    needle_figure,
+    write_evaluation_report,
+)
+from ropewalk.reporting.evaluation import BENCHMARKS, Presentation, chosen_examples
+from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
+from tests.reporting.reporting_cases import BEFORE
+from tests.reporting.specification_cases import only, rules, ticks
 from tests.reporting.test_page import Reader
 
 RECORD: dict[str, Any] = {
@@ -43,12 +53,9 @@ def example(prediction: str, score: float | None, index: int = 0, **changes: Any
 
 
 def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
-    figure = tmp_path / "needle.png"
-    needle_figure(needle(), figure)
+    picture = draw(needle_figure(needle(), "Llama: needle"), tmp_path / "needle.png")
     results = [*ruler(), *retrieval("passkey", "passkey", {4096: 20}), *short()]
-    page = write_evaluation_report(
-        tmp_path / "new", RECORD, results, [Picture(figure)], [example("ABCDE", 0.5)]
-    )
+    page = write_evaluation_report(tmp_path / "new", RECORD, results, [picture], [example("ABCDE", 0.5)])
     assert page == tmp_path / "new" / "report.html"
     read = Reader(page.read_text(encoding="utf-8"))
     assert not read.open
@@ -62,6 +69,7 @@ def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
     assert "Rows of text" not in read.text
     assert "SECRET" not in read.text
     assert read.tags.count("img") == 1
+    assert dict(read.attributes)["alt"].startswith("Llama: needle. 5 samples a cell;")
 
 
 @pytest.mark.parametrize(
@@ -151,3 +159,88 @@ def test_the_record_is_folded_away_without_the_results(tmp_path: Path) -> None:
     assert read.text.count("My title") == 2
     folded = json.loads(read.text.rpartition("Record")[2])
     assert folded == {key: value for key, value in RECORD.items() if key != "results"}
+
+
+def stems(results: list[TaskResult]) -> list[str]:
+    return [stem for stem, _ in evaluation_figures("m", results, 85.6)]
+
+
+def test_each_benchmark_has_its_figures_in_the_order_of_the_tables() -> None:
+    forced = TaskResult("longppl", "longppl", 8192, 7, 3.3, (3.1, 3.6), unit="perplexity")
+    results = [
+        *short(),
+        forced,
+        BEFORE,
+        documents("sliding"),
+        *needle(LENGTHS[:2], task="forced"),
+        *needle(),
+        *retrieval("longeval", "lines", {8192: 12}),
+        *retrieval("longeval", "lines_200", {8192: 12}),
+        *retrieval("passkey", "passkey", {4096: 20, 8192: 3}),
+        *ruler(),
+    ]
+    assert stems(results) == [
+        *("ruler", "passkey", "longeval", "longeval-lines_200", "needle-forced", "needle-generated"),
+        *("perplexity", "short"),
+    ]
+    titles = {stem: figure.title for stem, figure in evaluation_figures("m", results, 85.6)}
+    assert titles["ruler"] == "m: RULER"
+    assert titles["passkey"] == "m: passkey"
+    assert titles["longeval-lines_200"] == "m: longeval, lines_200"
+    assert titles["needle-forced"] == "m: needle, forced"
+    assert titles["short"] == "m: short-context tasks"
+
+
+def test_figures_mark_what_the_model_was_made_for_and_the_threshold() -> None:
+    stated = {"max_position_embeddings": 6000}
+    results = [scored("passkey", "passkey", n, 15, 20, **stated) for n in (4096, 8192)]
+    ((_, figure),) = evaluation_figures("m", results, 70)
+    assert rules(only(figure)) == {"threshold\n70": 70, "trained length 6,000": 6000}
+
+
+def test_what_was_not_run_has_no_figure() -> None:
+    reason = "no text was given"
+    for suite, task in (("passkey", "passkey"), ("ruler", "vt"), ("needle", "forced"), ("short", "mmlu")):
+        assert stems([TaskResult.not_run(suite, task, None, reason)]) == []
+
+
+def test_a_benchmark_that_nobody_named_is_shown_by_what_its_results_say() -> None:
+    """Adding a benchmark needs no edit here: a table and a figure a task, and by depth where there are depths."""
+    results = [
+        *retrieval("copying", "copying", {4096: 20, 8192: 3}),
+        *retrieval("copying", "backwards{0}", {4096: 9}),
+    ]
+    tables = evaluation_tables({"m": results})
+    assert [table.title for table in tables] == [
+        "copying: right answers in percent with 95 % interval",
+        "copying backwards{0}: right answers in percent with 95 % interval",
+    ]
+    assert tables[0].rows[1] == ("8,192", "20", "15.0", "5.2 to 36.0")
+    assert stems(results) == ["copying", "copying-backwards{0}"]
+    by_depth = [scored("copying", "copying", r.length, 3, 5, **r.details) for r in needle(LENGTHS[:2])]
+    assert [table.title.split(": ")[0] for table in evaluation_tables({"m": by_depth})] == [
+        "copying",
+        "copying, by depth",
+    ]
+    with_overall = [scored("new", task, 4096, 3, 5) for task in ("a", "b", "overall")]
+    (table,) = evaluation_tables({"m": with_overall})
+    assert [row[0] for row in table.rows] == ["a", "b", "overall"]
+    ((stem, figure),) = evaluation_figures("m", with_overall, 85.6)
+    assert (stem, [panel.title for panel in figure.panels]) == ("new", ["a", "b", "overall"])
+
+
+def test_a_benchmark_may_register_figures_and_tables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = retrieval("copying", "copying", {4096: 20, 8192: 3})
+    drawn = needle_figure(needle(LENGTHS[:1]))
+    shown = Presentation(
+        "Copying", tables=lambda series, title: [], figures=lambda model, found: iter([("c", drawn)])
+    )
+    monkeypatch.setitem(BENCHMARKS, "copying", shown)
+    assert evaluation_tables({"m": results}) == []
+    assert list(evaluation_figures("m", results, 85.6)) == [("c", drawn)]
+
+
+def test_perplexity_by_position_is_drawn_of_the_longest_rows() -> None:
+    ((stem, figure),) = evaluation_figures("m", [BEFORE], 85.6)
+    assert (stem, figure.title) == ("perplexity", "m: perplexity by position")
+    assert ticks(only(figure).x)[-1] == "2k"

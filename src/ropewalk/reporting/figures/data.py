@@ -1,0 +1,165 @@
+"""The figure of a corpus: how long the documents of each source are, and what a mixture made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.data_tables import source_name
+from ropewalk.reporting.primitives import Axis, Boxes, Figure, Mark, Panel, length_ticks, named, series_fill
+from ropewalk.reporting.style import percent_text, share_text
+
+MOST_PANELS = 8
+"""Sources with panels of their own; the smaller ones share the last."""
+COLUMNS = 2
+PANEL_INCHES = 1.8
+LEAST_INCHES = 2.6
+FRAME_INCHES = 0.4
+INTERVALS = 12
+"""Most intervals between ticks that fit across the whole figure."""
+HEAD_ROOM = 1.42
+"""Height of a panel over its highest bar, so that two lines have a place above them."""
+
+Bins = Sequence[tuple[int, int, float]]
+"""Lengths from the first to less than the second, and the tokens of the documents of these lengths."""
+
+
+@dataclass(frozen=True)
+class SourceLengths:
+    """Lengths of one source's documents in one state of the data.
+
+    Attributes:
+        bins: tokens by length; each bin begins and ends at a power of two.
+        token_ratio: share of all tokens that are this source's, from 0 to 1.
+    """
+
+    bins: Bins
+    token_ratio: float
+
+
+_Panel = tuple[str, list[SourceLengths | None]]
+"""The name of a source, and its lengths in each state."""
+
+
+def source_lengths(report: Mapping[str, Any]) -> dict[str, SourceLengths]:
+    """What ``ropewalk data stats --json`` says of each source, for :func:`length_figure`."""
+    return {
+        name: SourceLengths(
+            [(each["start"], each["end"], each["tokens"]) for each in source["histogram"]],
+            source["token_ratio"],
+        )
+        for name, source in report["sources"].items()
+    }
+
+
+def length_figure(
+    states: Mapping[str, Mapping[str, SourceLengths]], title: str = "", caption: str = ""
+) -> Figure:
+    """Length distribution of each source as bars, a panel a source; two states side by side in each bin.
+
+    Bars are shares of the source's own tokens in that state, so that they add up to 100 % in each panel, and
+    a small source can be read as well as a large one; its share of all tokens stands above it.
+
+    Args:
+        states: by a short name, such as ``before`` and ``after``, the lengths of each source; one or two.
+        title: above the panels.
+        caption: below them.
+
+    Raises:
+        RopewalkError: if there is no token to draw, or there are more than two states.
+
+    Source: after figure 8 of arXiv:2411.13476.
+    """
+    if not 1 <= len(states) <= 2:
+        raise RopewalkError(f"a figure of lengths shows one or two states, got {len(states)}")
+    sources = _sources(states)
+    if not sources:
+        raise RopewalkError("there is no token to draw lengths of")
+    columns = min(COLUMNS, len(sources))
+    low, high = _powers(sources)
+    bars = [_bars(each, states, low, high) for _, each in sources]
+    highest = max(max(box.high, default=0.0) for boxes in bars for box in boxes)
+    step = max(1, -(-(high - low) // (INTERVALS // columns)))
+    powers = range(high, low - 1, -step)
+    ticks = tuple(
+        (float(power), words)
+        for power, (_, words) in zip(powers, length_ticks(2.0**p for p in powers), strict=True)
+    )
+    x = Axis("document length (tokens)", limits=(low, high), ticks=ticks)
+    y = Axis(limits=(0, HEAD_ROOM * highest), text=percent_text, most_ticks=4)
+    panels = []
+    for number, ((name, each), boxes) in enumerate(zip(sources, bars, strict=True)):
+        told = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
+        marks: tuple[Mark, ...] = tuple(boxes)
+        panels.append(Panel(marks, x, y, heading=(name, f"{told} of tokens"), key=number == 0))
+    height = FRAME_INCHES + max(PANEL_INCHES * -(-len(sources) // columns), LEAST_INCHES)
+    return Figure(
+        tuple(panels),
+        caption,
+        title,
+        height,
+        columns=columns,
+        shared=True,
+        y_label="share of the source's tokens",
+    )
+
+
+def _sources(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:
+    """Names and lengths in each state, the source with most tokens first; the smallest ones together."""
+    ratios: dict[str, float] = {}
+    for state in states.values():
+        for name, each in state.items():
+            if any(tokens for _, _, tokens in each.bins):
+                ratios[name] = max(ratios.get(name, 0.0), each.token_ratio)
+    names = sorted(ratios, key=lambda name: (-ratios[name], name))
+    own = names if len(names) <= MOST_PANELS else names[: MOST_PANELS - 1]
+    panels: list[_Panel] = [
+        (source_name(name), [state.get(name) for state in states.values()]) for name in own
+    ]
+    others = names[len(own) :]
+    if others:
+        together = [_together([state[n] for n in others if n in state]) for state in states.values()]
+        panels.append((f"{len(others)} other sources", together))
+    return panels
+
+
+def _together(sources: Sequence[SourceLengths]) -> SourceLengths | None:
+    if not sources:
+        return None
+    tokens: dict[tuple[int, int], float] = {}
+    for each in sources:
+        for start, end, count in each.bins:
+            tokens[start, end] = tokens.get((start, end), 0) + count
+    bins = [(start, end, count) for (start, end), count in sorted(tokens.items())]
+    return SourceLengths(bins, sum(each.token_ratio for each in sources))
+
+
+def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
+    """Powers of two of the first and after the last bin that has a token, over all panels."""
+    drawn = [
+        start for _, each in panels for state in each if state for start, _, tokens in state.bins if tokens
+    ]
+    return max(min(drawn), 1).bit_length() - 1, max(drawn).bit_length()
+
+
+def _bars(
+    each: Sequence[SourceLengths | None], states: Mapping[str, Any], low: int, high: int
+) -> list[Boxes]:
+    """The bars of one source, each inside its bin, which lies from power to power."""
+    width = 0.84 / len(each)
+    bars = []
+    for number, state in enumerate(each):
+        shares = np.zeros(high - low)
+        if state is not None:
+            for start, _, tokens in state.bins:
+                if tokens:
+                    shares[start.bit_length() - 1 - low] += tokens
+            shares /= shares.sum() or 1.0
+        left = np.arange(low, high) + 0.08 + number * width
+        look = series_fill(number, len(each))
+        bars.append(Boxes(left, left + width, 0 * shares, shares, look, named(states, number)))
+    return bars

@@ -1,0 +1,563 @@
+"""Figures of an evaluation: scores by length, by depth and by task, and how two evaluations differ.
+
+All take ``title``, above the panels, and most ``caption``, in place of the one that is made from the results; and all
+raise RopewalkError if there is nothing to draw. What was not run is named, never drawn as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.io.lengths import format_length
+from ropewalk.reporting import style
+from ropewalk.reporting.primitives import (
+    Axis,
+    Boxes,
+    Figure,
+    Fill,
+    HeatMap,
+    Line,
+    Look,
+    Mark,
+    Note,
+    Panel,
+    Rule,
+    Steps,
+    Ticks,
+    alone,
+    band,
+    beside,
+    check_count,
+    index_ticks,
+    length_ticks,
+    mark_length,
+    named,
+    row_axis,
+    series_fill,
+    series_look,
+    spaced,
+    value_axis,
+    whiskers,
+)
+from ropewalk.reporting.score_tables import OVERALL, difference_words, task_words
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation.comparison import Difference
+
+Series = Mapping[str, Sequence[TaskResult]]
+PERCENT = "right answers (%)"
+UNITS = {"percent": "percentage points", "perplexity": "percent of the perplexity"}
+THRESHOLD_DASH = (0, (6, 3))
+MOST_LENGTHS = 11
+PANEL_COLUMNS, PANEL_INCHES, PANEL_LENGTHS = 4, 1.42, 4
+BAR_INCHES = 0.24
+NAME_INCHES = 0.16
+"""Height of one line of a name."""
+NUMBERED_COLUMNS, NUMBERED_ROWS = 14, 25
+MOST_DEPTHS = 21
+
+
+def perplexity_figure(
+    series: Mapping[str, TaskResult], trained_length: int | None = None, title: str = ""
+) -> Figure:
+    """Perplexity by position as steps with 95 % bands, one line a model.
+
+    Args:
+        series: a perplexity result by the model's name, such as ``before`` and ``after``.
+        trained_length: tokens; marked where given.
+    """
+    bins = [each for result in series.values() for each in result.positions]
+    if not any(math.isfinite(each.perplexity) for each in bins):
+        raise RopewalkError("there is no finite perplexity to draw")
+    edges = sorted({edge for each in bins for edge in (each.start, each.end)})
+    x = _position_axis(edges)
+    assert x.limits is not None
+    marks: list[Mark] = []
+    for number, result in enumerate(series.values()):
+        found = result.positions
+        look = series_look(number, len(series), marker="", width=2)
+        own = [max(x.limits[0], found[0].start), *(each.end for each in found)] if found else [0]
+        banded = [
+            (ends, each) for ends, each in zip(pairwise(own), found, strict=True) if _is_finite(each.ci95)
+        ]
+        left, right, low, high = np.array([(*ends, *each.ci95) for ends, each in banded]).reshape(-1, 4).T
+        marks.append(Boxes(left, right, low, high, Fill(look.colour, alpha=style.BAND_ALPHA), order=1))
+        if found:
+            marks.append(
+                Steps(own, [_finite(each.perplexity) for each in found], look, named(series, number))
+            )
+    if trained_length is not None and edges[0] < trained_length <= edges[-1]:
+        side = beside(trained_length == edges[-1])
+        marks.append(Rule(trained_length, words=f"trained length {length_text(trained_length)}", side=side))
+    values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
+    panel = Panel(tuple(marks), x, value_axis("perplexity", min(values), max(values)), key=True)
+    counts = sorted({result.n for result in series.values()})
+    rows = f"{_range(counts)} rows"
+    caption = f"Perplexity of the tokens between two positions in {rows}; bands: 95 % intervals over rows."
+    return Figure((panel,), caption, title)
+
+
+def _position_axis(edges: Sequence[int]) -> Axis:
+    """Ticks at edges of bins; logarithmic where bins grow, or the first would vanish."""
+    widths = np.diff(edges)
+    grows = edges[0] == 0 and len(edges) > 2 and widths.max() >= style.LOG_RATIO * widths.min()
+    left = edges[1] / 2 if grows else edges[0]
+    ticks = length_ticks(edges[1:] if grows else edges)
+    return Axis("position in the row (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
+
+
+def passkey_figure(series: Series, title: str = "") -> Figure:
+    """Right passkeys in percent by length as bars with 95 % intervals, one bar a model at each length.
+
+    Args:
+        series: passkey results by the model's name; those that were not run leave a gap, and those without a
+            length have no place.
+    """
+    scores = {
+        name: {r.length: r for r in results if r.status == "ok" and r.length is not None}
+        for name, results in series.items()
+    }
+    lengths = sorted({length for by_length in scores.values() for length in by_length})
+    if not lengths:
+        raise RopewalkError("there is no passkey score to draw")
+    width = 0.8 / len(scores)
+    marks: list[Mark] = []
+    for number, (name, found) in enumerate(scores.items()):
+        middle = {n: lengths.index(n) + (number - (len(scores) - 1) / 2) * width for n in lengths}
+        at = np.array([middle[length] for length in found])
+        score, low, high = _columns(found.values())
+        sides = at - 0.46 * width, at + 0.46 * width
+        marks += [
+            Boxes(*sides, 0 * score, score, series_fill(number, len(scores)), named(series, number)),
+            # The dot shows a score of 0, where the bar has no height.
+            Line(at, score, Look(INK, "", "o", size=4), order=4),
+            whiskers(at, score, low, high, caps=4),
+        ]
+        asked = {result.length for result in series[name]}
+        marks += [
+            Note("not run", middle[n], None, 0, 4, "foot", upright=True)
+            for n in lengths
+            if n in asked and n not in found
+        ]
+    # Room for at least three groups, or a single bar would be as wide as the figure.
+    centre, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
+    ticks = tuple((float(n), length_text(length)) for n, length in enumerate(lengths))
+    panel = Panel(
+        tuple(marks),
+        Axis("length (tokens)", limits=(centre - half, centre + half), ticks=ticks),
+        Axis(PERCENT, limits=(0, 104)),
+        key=True,
+    )
+    drawn = [result for found in scores.values() for result in found.values()]
+    return Figure((panel,), _samples_words(drawn, "bar"), title)
+
+
+def score_figure(
+    series: Series,
+    trained_length: int | None = None,
+    title: str = "",
+    threshold: float | None = None,
+    caption: str | None = None,
+) -> Figure:
+    """Score of one task by length as lines with 95 % bands, one line a model.
+
+    Args:
+        series: results of one task by the model's name; a length that was not run breaks the line and is named.
+        trained_length: tokens; marked where it lies on the axis.
+        threshold: a score to mark, such as the one of an effective length.
+    """
+    drawn = _one_task(series)
+    check_count("scores", len(series), style.MOST_LINES)
+    lengths = _lengths([result for results in series.values() for result in results])
+    x, y = _score_axes(lengths, drawn, MOST_LENGTHS)
+    x = replace(x, label="length (tokens)")
+    if drawn[0].unit == "percent":
+        # Room above 100 % for words at the line of the trained length.
+        y = replace(y, label=PERCENT, limits=(0, 110))
+    marks: list[Mark] = []
+    for number, results in enumerate(series.values()):
+        marks += _score_line(results, lengths, _line_look(number, len(series)), named(series, number))
+        if len(series) == 1:
+            marks += _not_run_notes(results, 9)
+    if threshold is not None:
+        marks.append(
+            Rule(threshold, "y", f"threshold\n{threshold:g}", "outside", dash=THRESHOLD_DASH, order=1)
+        )
+    if trained_length is not None and x.limits is not None:
+        marks += mark_length(trained_length, "trained length", *x.limits)
+    words = caption or " ".join([_samples_words(drawn), *_missing_words(series)])
+    return Figure((Panel(tuple(marks), x, y, key=True),), words, title)
+
+
+def tasks_figure(
+    results: Sequence[TaskResult],
+    trained_length: int | None = None,
+    title: str = "",
+    threshold: float | None = None,
+    caption: str | None = None,
+) -> Figure:
+    """All tasks of one model by length, a small panel each with shared axes; ``overall`` last, in bold.
+
+    Args:
+        results: tasks of one suite, in percent, at one or more lengths. A task that was not run has a panel
+            that says so.
+        trained_length, threshold: as in :func:`score_figure`.
+    """
+    tasks = sorted(dict.fromkeys(each.task for each in results), key=lambda task: task == OVERALL)
+    drawn = _measured(results)
+    lengths = _lengths(results)
+    x, y = _score_axes(lengths, drawn, PANEL_LENGTHS)
+    assert x.limits is not None
+    rules, told = [], []
+    if trained_length is not None and x.limits[0] < trained_length < x.limits[1]:
+        rules.append(Rule(trained_length, width=0.8, order=1))
+        told.append(f"Vertical line: trained length {length_text(trained_length)}.")
+    if threshold is not None:
+        rules.append(Rule(threshold, "y", dash=THRESHOLD_DASH, width=0.8, order=1))
+        told.append(f"Horizontal line: {threshold:g} %.")
+    panels = []
+    for task in tasks:
+        marks = _task_marks([each for each in results if each.task == task], lengths, x.limits)
+        heading = fill(task, style.PANEL_CHARACTERS)
+        panels.append(Panel((*marks, *rules), x, y, heading, bold=task == OVERALL, small=True))
+    columns = min(PANEL_COLUMNS, len(tasks))
+    samples = _samples_words([r for r in drawn if r.task != OVERALL] or drawn)
+    words = " ".join(["Score by length in tokens.", samples, *told])
+    height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
+    return Figure(
+        tuple(panels), caption or words, title, height, columns=columns, shared=True, y_label=PERCENT
+    )
+
+
+def _task_marks(
+    results: Sequence[TaskResult], lengths: Sequence[int], ends: tuple[float, float]
+) -> list[Mark]:
+    """One task's line in a small panel, or why there is none."""
+    missing = [each for each in results if each.status != "ok"]
+    if len(missing) == len(results):
+        reasons = dict.fromkeys(shown(each.reason or "", 90) for each in missing)
+        words = fill(f"not run: {'; '.join(reasons)}", style.PANEL_CHARACTERS)
+        return [Note(words, math.sqrt(ends[0] * ends[1]), 52, anchor="centre", size=7, paper=True)]
+    look = Look(BLUE, "-", "o", width=1.6, size=4)
+    return [*_score_line(results, lengths, look, ""), *_not_run_notes(results, 7)]
+
+
+def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str | None = None) -> Figure:
+    """Right answers by length and depth as a heat map; 0 % of the depth at the top.
+
+    Args:
+        results: of one task, at one or more lengths, with ``depths`` in their details. Lengths that were not
+            run are hatched and say so.
+    """
+    columns = sorted((r for r in results if r.length is not None), key=lambda r: r.length or 0)
+    cells = [_depths(each) for each in columns]
+    depths = sorted({depth for column in cells for depth in column})
+    values = [[_depth_score(column.get(depth)) for column in cells] for depth in depths]
+    if not any(math.isfinite(value) for row in values for value in row):
+        raise RopewalkError("there is no score by depth to draw")
+    is_numbered = len(depths) <= NUMBERED_ROWS and len(columns) <= NUMBERED_COLUMNS
+    size = (8.5 if len(columns) <= 8 else 7.0) if is_numbered else 0.0
+    rows = tuple(map(tuple, values))
+    marks: list[Mark] = [HeatMap(rows, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)]
+    flat = len(depths) < 4
+    marks += [
+        Note(
+            *("not run", column, (len(depths) - 1) / 2),
+            anchor="centre",
+            upright=not flat,
+            size=7 if flat else 9,
+            paper=True,
+        )
+        for column, result in enumerate(columns)
+        if result.status != "ok"
+    ]
+    panel = Panel(
+        tuple(marks),
+        Axis(
+            "length (tokens)",
+            limits=(-0.5, len(columns) - 0.5),
+            ticks=index_ticks([length_text(each.length or 0) for each in columns], NUMBERED_COLUMNS),
+        ),
+        Axis(
+            "depth (%)",
+            limits=(len(depths) - 0.5, -0.5),
+            ticks=index_ticks([f"{100 * depth:.3g}" for depth in depths], MOST_DEPTHS),
+        ),
+        grid="",
+    )
+    height = 1.1 + (0.25 * len(depths) if len(depths) <= NUMBERED_ROWS else 5)
+    return Figure((panel,), caption or _depth_words(columns, cells, values), title, max(2.4, height))
+
+
+def _depths(result: TaskResult) -> dict[float, Mapping[str, Any]]:
+    if result.status != "ok":
+        return {}
+    return {float(each["depth"]): each for each in result.details.get("depths", ())}
+
+
+def _depth_score(cell: Mapping[str, Any] | None) -> float:
+    return math.nan if cell is None or cell["score"] is None else float(cell["score"])
+
+
+def _depth_words(
+    columns: Sequence[TaskResult],
+    cells: Sequence[Mapping[float, Mapping[str, Any]]],
+    values: Sequence[Sequence[float]],
+) -> str:
+    counts = sorted({int(each["n"]) for column in cells for each in column.values()})
+    words = [f"{_range(counts)} samples a cell; a depth of 0 % is the beginning of the text."]
+    reasons = dict.fromkeys(shown(r.reason or "", 120) for r in columns if r.status != "ok")
+    words += [f"Hatched: not run ({reason})." for reason in reasons]
+    ran = [column for column, result in enumerate(columns) if result.status == "ok"]
+    if any(math.isnan(row[column]) for row in values for column in ran):
+        words.append("Hatched without words: not asked at this depth and length.")
+    return " ".join(words)
+
+
+def retention_figure(
+    series: Series,
+    title: str = "",
+    chance: Mapping[str, float] | None = None,
+    caption: str | None = None,
+) -> Figure:
+    """Tasks of the short context as bars with 95 % intervals, one bar a model.
+
+    Args:
+        series: results in percent by the model's name, such as ``before`` and ``after``. Results in another
+            unit have no bar and are named.
+        chance: percent that guessing gets, by task; marked where it is given.
+    """
+    if len(series) > style.MOST_SERIES:
+        check_count("scores", len(series))
+    every = [result for results in series.values() for result in results]
+    tasks = list(dict.fromkeys(each.task for each in every if each.unit == "percent"))
+    drawn = [r for r in every if r.unit == "percent" and r.status == "ok" and math.isfinite(r.score)]
+    if not drawn:
+        raise RopewalkError("there is no score in percent to draw")
+    height = 0.8 / len(series)
+    marks: list[Mark] = []
+    for number, results in enumerate(series.values()):
+        found = {each.task: each for each in results if each.unit == "percent"}
+        at = {task: row + (number - (len(series) - 1) / 2) * height for row, task in enumerate(tasks)}
+        ran = [task for task in tasks if task in found and found[task].status == "ok"]
+        y = np.array([at[task] for task in ran])
+        score, low, high = _columns(found[task] for task in ran)
+        sides = y - 0.45 * height, y + 0.45 * height
+        marks += [
+            Boxes(0 * score, score, *sides, series_fill(number, len(series)), named(series, number)),
+            Line(score, y, Look(INK, "", "o", size=3), order=4),
+            whiskers(y, score, low, high, lying=True, caps=3),
+        ]
+        marks += [Note("not run", 1, at[task], size=8) for task in tasks if task in found and task not in ran]
+    for row, task in enumerate(tasks):
+        if chance and task in chance:
+            mark = Look(VERMILION, "-", width=2)
+            marks.append(Line([chance[task]] * 2, [row - 0.46, row + 0.46], mark, "chance", order=4))
+    sizes = _sizes(drawn)
+    alike = set(sizes.values())
+    names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
+    axis = row_axis(names)
+    panel = Panel(tuple(marks), Axis("score (%)", limits=(0, 104)), axis, key=True, grid="x")
+    counted = f"; {alike.pop()} samples of each task" if len(alike) == 1 else "; n: samples"
+    others = dict.fromkeys(each.task for each in every if each.unit != "percent")
+    left_out = f" No percentage, and no bar: {', '.join(others)}." if others else ""
+    words = f"With 95 % intervals{counted}.{left_out}"
+    return Figure((panel,), caption or words, title, _rows_height(axis.ticks, len(series)))
+
+
+def difference_figure(
+    differences: Sequence[Difference],
+    title: str = "",
+    names: tuple[str, str] = ("A", "B"),
+    caption: str | None = None,
+) -> Figure:
+    """Paired differences with their 95 % intervals as points in rows, against a line at 0.
+
+    Args:
+        differences: from ``ropewalk.evaluation.comparison.compare``. Percentage points and perplexities have
+            axes of their own; real ones are filled, and what could not be compared says so.
+        names: of A and B.
+    """
+    drawn = [each for each in differences if math.isfinite(each.difference)]
+    if not drawn:
+        raise RopewalkError("there is no difference to draw")
+    units = [unit for unit in UNITS if any(each.unit == unit for each in drawn)]
+    panels: list[Panel] = []
+    heights, inches = [], 0.35 * (len(units) - 1)
+    for unit in units:
+        group = [each for each in differences if each.unit == unit]
+        marks, axis = _forest(group)
+        label = f"{names[1]} less {names[0]} ({UNITS[unit]})"
+        rows = row_axis([_row_name(each) for each in group])
+        # What a filled point means is the same in every panel.
+        kinds = {each.real for each in drawn} if not panels else set()
+        words = {True: "real difference", False: "may be chance"}
+        key = [Line([], [], _point(real), text) for real, text in words.items() if real in kinds]
+        panels.append(Panel((*key, *marks), replace(axis, label=label), rows, key=not panels, grid="x"))
+        heights.append(len(group) + 1.0)
+        inches += _rows_height(rows.ticks, 1)
+    without = sum(each.unit not in units for each in differences)
+    said = "Differences of the same samples with 95 % intervals; filled: more than chance (p below 0.05, adjusted)."
+    said += f" {without} others could not be compared." if without else ""
+    return Figure(tuple(panels), caption or said, title, inches, heights=tuple(heights))
+
+
+def _forest(group: Sequence[Difference]) -> tuple[list[Mark], Axis]:
+    """Points in rows, and the axis that holds them."""
+    marks: list[Mark] = [Rule(0, dash="-", order=1)]
+    values = [0.0]
+    for row, each in enumerate(group):
+        if not math.isfinite(each.difference):
+            marks.append(Note(" not compared", 0, row, size=8))
+            continue
+        low, high = each.ci95 if _is_finite(each.ci95) else (each.difference,) * 2
+        values += [each.difference, low, high]
+        look = _point(each.real)
+        marks += [
+            Line([low, high], [row, row], Look(look.colour, width=1.4), order=2),
+            Line([each.difference], [row], look),
+            Note(difference_words(each), None, row, 6, size=8.5, bold=each.real),
+        ]
+    room = 0.06 * ((max(values) - min(values)) or 1)
+    return marks, Axis(limits=(min(values) - room, max(values) + room))
+
+
+def _row_name(each: Difference) -> str:
+    name = task_words(each.suite, each.task)
+    return name if each.length is None else f"{name}, {format_length(each.length)}"
+
+
+def _point(is_real: bool) -> Look:
+    return Look(BLUE, "", "D") if is_real else Look(GREY, "", "o", hollow=True)
+
+
+def _rows_height(names: Ticks | None, bars: int) -> float:
+    """Inches that rows of so many bars take, with names of several lines."""
+    lines = 1 + max(name.count("\n") for _, name in names or [(0, "")])
+    return max(1.6, 0.75 + len(names or ()) * max(BAR_INCHES * bars, NAME_INCHES * (lines + 0.3)))
+
+
+def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
+    """The results with a score and a length; RopewalkError if there is none."""
+    drawn = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
+    if not drawn:
+        raise RopewalkError("there is no score to draw")
+    return drawn
+
+
+def _one_task(series: Series) -> list[TaskResult]:
+    """The results with a score and a length.
+
+    Raises:
+        RopewalkError: if there are none, or they are of several tasks or units.
+    """
+    kinds = dict.fromkeys((r.suite, r.task, r.unit) for results in series.values() for r in results)
+    if len(kinds) > 1:
+        told = ", ".join(f"{suite} {task}" for suite, task, _ in kinds)
+        raise RopewalkError(f"a figure of scores by length shows one task, got {told}")
+    return _measured([result for results in series.values() for result in results])
+
+
+def _lengths(results: Sequence[TaskResult]) -> list[int]:
+    """Also those that were not run: a line must not lead past them."""
+    return sorted({each.length for each in results if each.length is not None})
+
+
+def _score_axes(lengths: Sequence[int], drawn: Sequence[TaskResult], most: int) -> tuple[Axis, Axis]:
+    """Lengths with ticks where something was measured; percent from 0 to 100, or perplexity."""
+    room = (lengths[-1] / lengths[0]) ** 0.06 if len(lengths) > 1 else 2
+    limits = lengths[0] / room, lengths[-1] * room
+    x = Axis("", "log2", limits, length_ticks(spaced(lengths, most)))
+    if drawn[0].unit == "percent":
+        return x, Axis(limits=(0, 104), ticks=tuple((float(n), str(n)) for n in range(0, 101, 20)))
+    values = [value for each in drawn for value in (each.score, *each.ci95) if math.isfinite(value)]
+    return x, value_axis("perplexity", min(values), max(values))
+
+
+def _score_line(results: Sequence[TaskResult], lengths: Sequence[int], look: Look, name: str) -> list[Mark]:
+    """A line broken where there is no score, its band, and whiskers where a point stands alone."""
+    found = {each.length: each for each in results if math.isfinite(each.score)}
+    at = np.array([length for length in lengths if any(each.length == length for each in results)])
+    score = np.array([found[n].score if n in found else math.nan for n in at])
+    low, high = (
+        np.array([_finite(found[n].ci95[end]) if n in found else math.nan for n in at]) for end in (0, 1)
+    )
+    marks: list[Mark] = [Line(at, score, look, name, clip=False), band(at, low, high, look.colour)]
+    single = alone(score)
+    if single.any():
+        bars = [each[single] for each in (at, score, low, high)]
+        marks.append(whiskers(*bars, colour=look.colour, caps=4))
+    return marks
+
+
+def _line_look(number: int, count: int) -> Look:
+    """One of up to eight: no two have the same marker."""
+    if number < style.MOST_SERIES:
+        return series_look(number, count, **({"marker": "o"} if count == 1 else {}))
+    dash = style.DASHES[number % len(style.DASHES)]
+    return Look(style.LINE_COLOURS[number], dash, style.LINE_MARKERS[number])
+
+
+def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
+    """Words at the lengths that have no point, which else would look as if nobody had asked for them."""
+    return [
+        Note("not run", each.length, None, 0, 4, "foot", upright=True, size=size)
+        for each in results
+        if each.status != "ok" and each.length is not None
+    ]
+
+
+def _samples_words(drawn: Sequence[TaskResult], each: str = "point") -> str:
+    return f"{_range(sorted({result.n for result in drawn}))} samples a {each}, with 95 % intervals."
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+
+
+def _missing_words(series: Series) -> list[str]:
+    """What has no point, and why."""
+    found = []
+    for name, results in series.items():
+        reasons: dict[str, list[str]] = {}
+        for each in sorted(results, key=lambda each: each.length or 0):
+            if each.status != "ok":
+                at = "any length" if each.length is None else length_text(each.length)
+                reasons.setdefault(shown(each.reason or "", 120), []).append(at)
+        whose = f"{name} " if len(series) > 1 else ""
+        found += [f"Not run: {whose}at {', '.join(at)} ({reason})." for reason, at in reasons.items()]
+    return found
+
+
+def _columns(results: Any) -> tuple[Any, Any, Any]:
+    """Scores and both ends of their intervals, an array each."""
+    rows = np.array([(each.score, *map(_finite, each.ci95)) for each in results], dtype=np.float64)
+    score, low, high = rows.reshape(-1, 3).T
+    return score, low, high
+
+
+def _sizes(drawn: Sequence[TaskResult]) -> dict[str, str]:
+    """n of each task, as ``1,000``, or of each model where they differ."""
+    counts: dict[str, dict[str, None]] = {}
+    for each in drawn:
+        counts.setdefault(each.task, {})[f"{each.n:,}"] = None
+    return {task: " / ".join(found) for task, found in counts.items()}
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def _is_finite(ends: Sequence[float]) -> bool:
+    return all(map(math.isfinite, ends))

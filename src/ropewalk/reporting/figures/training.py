@@ -1,0 +1,66 @@
+"""The figure of a training run's loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.primitives import Axis, Figure, Floats, Line, Look, Mark, Panel, Rule
+from ropewalk.reporting.style import BLUE, GREY
+
+SMOOTHED_POINTS = 50
+"""Steps from which the curve also shows its running mean."""
+
+
+def training_figure(
+    metrics: Sequence[Mapping[str, Any]], title: str = "", x_key: str | None = None
+) -> Figure:
+    """Training loss over steps or over another running quantity, with its running mean where there are many.
+
+    Args:
+        metrics: one mapping a step in order, with ``loss`` in nats a token (None or NaN leaves a gap) and
+            perhaps ``stage``; a change of stage is marked.
+        title: above the panel.
+        x_key: key of the horizontal axis, such as a running count of tokens; steps from 1 if None.
+
+    Raises:
+        RopewalkError: if no step has a finite loss.
+    """
+    loss = np.array([math.nan if line.get("loss") is None else float(line["loss"]) for line in metrics])
+    loss[~np.isfinite(loss)] = math.nan
+    if not np.isfinite(loss).any():
+        raise RopewalkError("there is no finite training loss to draw")
+    x = np.array([n if x_key is None else line[x_key] for n, line in enumerate(metrics, start=1)], np.float64)
+    marks: list[Mark]
+    told = "Loss of each step"
+    if len(loss) >= SMOOTHED_POINTS:
+        window = max(5, len(loss) // 25)
+        marks = [
+            Line(x, loss, Look(GREY, width=0.8), "each step", order=2),
+            Line(x, _running_mean(loss, window), Look(BLUE, width=2), f"mean of {window}"),
+        ]
+        told += f", and the mean of the last {window}"
+    else:
+        marks = [Line(x, loss, Look(BLUE, "-", "o", width=1.6, size=3))]
+    stages = [line.get("stage") for line in metrics]
+    changes = [at for at in range(1, len(stages)) if stages[at] != stages[at - 1]]
+    marks += [Rule((x[at - 1] + x[at]) / 2) for at in changes]
+    told += "; dashed: a new stage begins" if changes else ""
+    axis = Axis("optimiser step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
+    return Figure((Panel(tuple(marks), axis, Axis("loss (nats a token)"), key=True),), f"{told}.", title)
+
+
+def _running_mean(values: Floats, window: int) -> Floats:
+    """Mean of the last ``window`` finite values up to each point, fewer at the beginning."""
+    finite = np.isfinite(values)
+    sums = np.cumsum(np.where(finite, values, 0.0))
+    counts = np.cumsum(finite)
+    sums[window:] -= sums[:-window].copy()
+    counts[window:] -= counts[:-window].copy()
+    with np.errstate(invalid="ignore"):
+        means: Floats = sums / counts
+    return means

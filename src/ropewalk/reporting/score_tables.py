@@ -1,0 +1,629 @@
+"""Tables of an evaluation's results: by position, length, depth and task; of two evaluations; over checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ropewalk.evaluation.results import PositionBin, TaskResult
+from ropewalk.evaluation.statistics import Interval
+from ropewalk.io.lengths import format_length
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.style import MISSING
+from ropewalk.reporting.tables import (
+    ResultTable,
+    counts_text,
+    interval,
+    marks_of,
+    note_lines,
+    number,
+    one_decimal,
+    percent,
+    signed,
+)
+
+if TYPE_CHECKING:
+    from ropewalk.evaluation.comparison import Difference
+
+Series = Mapping[str, Sequence[TaskResult]]
+"""Results by the name of the model that gave them, as ``{"before": …, "after": …}``."""
+
+OVERALL = "overall"
+MOST_IN_NOTE = 300
+"""Characters of a reason: some quote what a server said."""
+SMALLEST_P = 0.001
+MOST_CHARACTERS = 100
+"""Width of a terminal that a table should fit."""
+GAP = 2
+ROUNDING = 1e-6
+HAYSTACKS = {
+    "noise": " in repeated noise",
+    "essay": " in essays",
+    "embedded": " in the embedded corpus",
+    "text": " in given text",
+}
+PROTOCOLS = {
+    "base": "base-model protocol: the prompt begins the answer, and the first integer of 15 new tokens counts",
+    "chat": "chat-model protocol: the last integer of 100 new tokens counts",
+}
+"""Of LongEval, by the name in a result's details."""
+
+
+def result_tables(series: Series) -> list[ResultTable]:
+    """The tables of a training run: perplexity by position for each length, then passkey.
+
+    Args:
+        series: results by model name; the first one's lengths come first. A result that another model lacks
+            leaves its cells empty.
+
+    Returns:
+        No table for a suite that nobody ran.
+    """
+    names = list(series)
+    tables = perplexity_tables(series)
+    for task, how in (("passkey", ""), ("forced", ", teacher-forced")):
+        by_length = side_by_side(series, "passkey", task)
+        if not by_length:
+            continue
+        marks = note_marks(chain(*by_length.values()))
+        rows = []
+        for length, columns in by_length.items():
+            scores = [score_cells(result, percent, marks) for result in columns]
+            rows.append(
+                (length_words(length), counts_text([r.n for r in columns if ran(r)]), *chain(*scores))
+            )
+        title = f"Passkey retrieval{how}: right answers with 95 % interval"
+        header = ("length in tokens", "samples", *headings(names, "right"))
+        tables.append(ResultTable(title, header, tuple(rows), notes=note_lines(marks)))
+    return tables
+
+
+def perplexity_tables(series: Series) -> list[ResultTable]:
+    """Perplexity by position, a table a length; several models side by side."""
+    by_length = side_by_side(series, "perplexity", "perplexity")
+    return [_perplexity_table(list(series), length, columns) for length, columns in by_length.items()]
+
+
+def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list[TaskResult | None]]:
+    """Results of a task by length, shortest first, one a model in their order; None where a model has none."""
+    found = {
+        name: {r.length: r for r in results if (r.suite, r.task) == (suite, task)}
+        for name, results in series.items()
+    }
+    lengths = sorted({length for each in found.values() for length in each}, key=by_size)
+    return {length: [each.get(length) for each in found.values()] for length in lengths}
+
+
+def by_size(length: int | None) -> float:
+    """Key that sorts lengths, and what has none behind them."""
+    return math.inf if length is None else length
+
+
+def _perplexity_table(names: list[str], length: int | None, columns: list[TaskResult | None]) -> ResultTable:
+    marks = note_marks(columns)
+    edges = sorted({(p.start, p.end) for result in columns if result for p in result.positions})
+    rows: list[tuple[str, ...]] = []
+    for edge in edges:
+        found = [_bin_at(result, edge) for result in columns]
+        scores = [(number(p.perplexity), interval(p.ci95)) if p else (MISSING, MISSING) for p in found]
+        counts = counts_text([p.n_tokens for p in found if p])
+        rows.append((f"{edge[0]:,} to {edge[1] - 1:,}", counts, *chain(*scores)))
+    measured = [result for result in columns if ran(result)]
+    counts = counts_text([result.details["n_tokens"] for result in measured if "n_tokens" in result.details])
+    rows.append(("all", counts, *chain(*(score_cells(result, number, marks) for result in columns))))
+    windows = f" in {counts_text([result.n for result in measured])} rows" if measured else ""
+    tokens = "" if length is None else f" of {length:,} tokens"
+    return ResultTable(
+        f"Perplexity by position{windows}{tokens}, with 95 % interval over rows",
+        ("position", "tokens", *headings(names, "perplexity")),
+        tuple(rows),
+        notes=note_lines(marks),
+    )
+
+
+def _bin_at(result: TaskResult | None, edge: tuple[int, int]) -> PositionBin | None:
+    positions = result.positions if result else ()
+    return next((p for p in positions if (p.start, p.end) == edge), None)
+
+
+def ran(result: TaskResult | None) -> TypeGuard[TaskResult]:
+    """Whether there is a result, and a score in it."""
+    return result is not None and result.status == "ok"
+
+
+def headings(names: Sequence[str], score: str) -> list[str]:
+    """One model's column says what it holds; of several, whose it is, as the title says the rest."""
+    return list(chain(*((score if len(names) == 1 else name, "95 %") for name in names)))
+
+
+def of_model(name: str, series: Series) -> str:
+    """Whose table it is, for its title; nothing where there is one model."""
+    return f" of {name}" if len(series) > 1 else ""
+
+
+def score_cells(
+    result: TaskResult | None, style: Callable[[float], str], marks: Mapping[str, str]
+) -> tuple[str, str]:
+    """Score and interval, with the mark of the result's note."""
+    if result is None:
+        return MISSING, MISSING
+    mark = marks.get(note_of(result), "")
+    if not ran(result):
+        return result.status + mark, MISSING
+    return style(result.score) + mark, interval(result.ci95, style)
+
+
+def length_words(length: int | None) -> str:
+    """``8,192``, or words where a result has no length."""
+    return "all lengths" if length is None else f"{length:,}"
+
+
+def note_of(result: TaskResult) -> str:
+    """Why a task was not run, or the remark on its score; empty where there is none."""
+    reason = shown(result.reason or "", MOST_IN_NOTE)
+    return f"not run: {reason}" if result.status == "not run" else reason
+
+
+def note_marks(results: Iterable[TaskResult | None]) -> dict[str, str]:
+    """A superscript for each note of these results, in their order; equal notes have one."""
+    return marks_of(note_of(result) for result in results if result)
+
+
+def haystack_words(results: Iterable[TaskResult | None]) -> str:
+    """`` in essays``, where all results that ran name one haystack; else nothing."""
+    named = {str(r.details.get("haystack")) for r in results if ran(r)}
+    return HAYSTACKS.get(named.pop(), "") if len(named) == 1 else ""
+
+
+def _with_haystack(title: str, results: Iterable[TaskResult | None]) -> str:
+    return title.replace("{haystack}", haystack_words(results))
+
+
+def _protocol_notes(results: Iterable[TaskResult | None]) -> list[str]:
+    """How LongEval asked and judged; nothing for other suites."""
+    named = dict.fromkeys(r.details.get("protocol") for r in results if ran(r))
+    return [PROTOCOLS[each] for each in named if each in PROTOCOLS]
+
+
+def task_tables(series: Series, title: str) -> list[ResultTable]:
+    """Many tasks: a row a task and the overall score last, a column a length; a table a model."""
+    tables = []
+    for name, results in series.items():
+        if not results:
+            continue
+        lengths = _columns(results)
+        found = {(r.task, r.length): r for r in results}
+        tasks = sorted(dict.fromkeys(r.task for r in results), key=lambda task: task == OVERALL)
+        grid = {task: [_at(found, task, length) for length in lengths] for task in tasks}
+        overall = grid.pop(OVERALL, None)
+        marks = note_marks(chain(*grid.values(), (r for r in overall or () if not ran(r))))
+        rows = {task: [cell_of(result, marks) for result in row] for task, row in grid.items()}
+        if overall:
+            # Its n is the sum of the others', and what it is a mean of is said at length.
+            rows[OVERALL] = [replace(cell_of(result, marks), n=None) for result in overall]
+        named = f"{title}{of_model(name, series)}: right answers in percent with 95 % interval"
+        notes = [*note_lines(marks), *_overall_notes(overall or [], set(grid))]
+        tables += grid_tables(named, "task", rows, _heads(lengths), "task and length", notes)
+    return tables
+
+
+def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) -> list[str]:
+    """What the overall score is a mean of at each length, and why it lacks tasks that have no row."""
+    means: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, None]] = {}
+    for result in overall:
+        if not ran(result):
+            continue
+        tasks, left_out = result.details.get("tasks", ()), dict(result.details.get("left_out", {}))
+        words = f"unweighted mean of {len(tasks)} tasks ({result.n:,} samples)" if tasks else "mean of tasks"
+        words += f" without {', '.join(left_out)}" if left_out else ""
+        means.setdefault(words, []).extend(_heads([result.length]))
+        for task, reason in left_out.items():
+            if task not in rows:
+                reasons.setdefault(shown(str(reason)), {})[task] = None
+    several = len(means) > 1
+    said = [f"overall{f' at {_and(at)}' if several else ''}: {words}" for words, at in means.items()]
+    return [*said, *(f"left out: {', '.join(tasks)} ({reason})" for reason, tasks in reasons.items())]
+
+
+def length_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
+    """Right answers by length, models side by side; then by depth, where a result has depths.
+
+    Args:
+        series: results by model name.
+        suite, task: which of them.
+        title: what the task is called; ``{haystack}`` in it stands for the haystack that was run.
+    """
+    by_length = side_by_side(series, suite, task)
+    marks = note_marks(chain(*by_length.values()))
+    rows = [
+        (
+            length_words(length),
+            counts_text(r.n for r in results if ran(r)),
+            *chain(*(score_cells(result, one_decimal, marks) for result in results)),
+        )
+        for length, results in by_length.items()
+    ]
+    header = ("length in tokens", "samples", *headings(list(series), "right (%)"))
+    flat = [result for results in by_length.values() for result in results]
+    named = f"{_with_haystack(title, flat)}: right answers in percent with 95 % interval"
+    table = ResultTable(named, header, tuple(rows), notes=(*note_lines(marks), *_protocol_notes(flat)))
+    return [table, *_depth_tables(series, suite, task, title)]
+
+
+def _depth_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
+    """Right answers by depth and length: a row a depth, a column a length; a table a model."""
+    tables = []
+    for name, results in series.items():
+        by_length = side_by_side({name: results}, suite, task)
+        columns = {length: found[0] for length, found in by_length.items()}
+        depths = sorted({d["depth"] for r in columns.values() if r for d in r.details.get("depths", ())})
+        marks = note_marks(columns.values())
+        rows = {
+            depth_words(depth): [_depth_cell(result, depth, marks) for result in columns.values()]
+            for depth in depths
+        }
+        named = f"{_with_haystack(title, columns.values())}{of_model(name, series)}"
+        named += ", by depth: right answers in percent with 95 % interval"
+        if rows:
+            heads = _heads(columns)
+            tables += grid_tables(named, "depth", rows, heads, "depth and length", note_lines(marks))
+    return tables
+
+
+def _depth_cell(result: TaskResult | None, depth: float, marks: Mapping[str, str]) -> Cell:
+    if not ran(result):
+        return cell_of(result, marks)
+    at = next((each for each in result.details.get("depths", ()) if each["depth"] == depth), None)
+    if at is None or at["score"] is None:
+        return Cell()
+    return Cell(at["score"], _ends(at["ci95"]), at["n"], mark=marks.get(note_of(result), ""))
+
+
+def document_tables(series: Series) -> list[ResultTable]:
+    """Perplexity of whole documents, in sliding windows or cut to one: both averages; a table a model."""
+    tables = []
+    for name, results in series.items():
+        whole = [r for r in results if r.task != "perplexity"]
+        if not whole:
+            continue
+        marks = note_marks(whole)
+        rows = []
+        for r in sorted(whole, key=lambda r: (r.task == "truncated", r.task, by_size(r.length))):
+            stride = r.details.get("stride")
+            published = _published(r)
+            rows.append(
+                (
+                    r.task if stride is None else f"{r.task}, stride {stride:,}",
+                    length_words(r.length),
+                    f"{r.n:,}" if ran(r) else MISSING,
+                    _count(r.details.get("n_windows")),
+                    *score_cells(r, number, marks),
+                    *published,
+                )
+            )
+        title = f"Perplexity of documents{of_model(name, series)}, with 95 % interval over documents"
+        header = ("protocol", "length", "documents", "windows", "by token", "95 %", "published", "95 %")
+        notes = (
+            "by token: every token weighs the same; published: the mean of the windows' mean losses, as the YaRN "
+            "repository takes it",
+            *note_lines(marks),
+        )
+        tables.append(ResultTable(title, header, tuple(rows), notes=notes))
+    return tables
+
+
+def _published(result: TaskResult) -> tuple[str, str]:
+    value = result.details.get("published")
+    ends = _ends(result.details.get("published_ci95", (None, None)))
+    return (MISSING if value is None else number(value)), interval(ends)
+
+
+def key_token_table(series: Series) -> ResultTable:
+    by_length = side_by_side(series, "longppl", "longppl")
+    marks = note_marks(chain(*by_length.values()))
+    rows = []
+    for length, results in by_length.items():
+        measured = [result for result in results if ran(result)]
+        keys = [r.details["n_key_tokens"] for r in measured if "n_key_tokens" in r.details]
+        rows.append(
+            (
+                length_words(length),
+                counts_text(result.n for result in measured),
+                counts_text(keys),
+                *chain(*(score_cells(result, number, marks) for result in results)),
+            )
+        )
+    return ResultTable(
+        "LongPPL: perplexity of the tokens that need the long context, with 95 % interval over documents",
+        ("length in tokens", "documents", "key tokens", *headings(list(series), "LongPPL")),
+        tuple(rows),
+        notes=note_lines(marks),
+    )
+
+
+def plain_table(series: Series, title: str) -> ResultTable:
+    """Tasks of any kind: a row a task, models side by side, units in the cells."""
+    keys = dict.fromkeys((r.task, r.length) for results in series.values() for r in results)
+    found = [{(r.task, r.length): r for r in results} for results in series.values()]
+    columns = {key: [each.get(key) for each in found] for key in keys}
+    marks = note_marks(chain(*columns.values()))
+    with_length = any(length is not None for _, length in keys)
+    rows = []
+    for (task, length), results in columns.items():
+        details = [result.details for result in results if ran(result)]
+        metrics = dict.fromkeys(str(each["metric"]) for each in details if "metric" in each)
+        shots = dict.fromkeys(each["num_fewshot"] for each in details if each.get("num_fewshot") is not None)
+        rows.append(
+            (
+                task,
+                *([length_words(length)] if with_length else []),
+                " / ".join(metrics) or MISSING,
+                counts_text(shots),
+                counts_text(result.n for result in results if ran(result)),
+                *chain(*(_unit_cells(result, marks) for result in results)),
+            )
+        )
+    header = ("task", *(["length"] if with_length else []), "metric", "shots", "samples")
+    header += tuple(headings(list(series), "score"))
+    return ResultTable(
+        f"{title}, with 95 % interval",
+        header,
+        tuple(rows),
+        text_columns=1 if with_length else 2,
+        notes=note_lines(marks),
+    )
+
+
+def _unit_cells(result: TaskResult | None, marks: Mapping[str, str]) -> tuple[str, str]:
+    """Score and interval with their unit, as a table may hold both."""
+    in_percent = result is not None and result.unit == "percent"
+    return score_cells(result, "{:.1f} %".format if in_percent else number, marks)
+
+
+def _columns(results: Sequence[TaskResult]) -> list[int | None]:
+    """The lengths, or the one column that is left where no result has one."""
+    lengths = sorted({result.length for result in results if result.length is not None})
+    return [*lengths] or [None]
+
+
+def _at(
+    found: Mapping[tuple[str, int | None], TaskResult], task: str, length: int | None
+) -> TaskResult | None:
+    """A result at a length; what was not run at any length has no length, and stands for all."""
+    return found.get((task, length)) or found.get((task, None))
+
+
+def _heads(lengths: Iterable[int | None]) -> list[str]:
+    return ["all lengths" if length is None else format_length(length) for length in lengths]
+
+
+def depth_words(depth: float) -> str:
+    """A share of the text as ``11.1 %``."""
+    return f"{100 * depth:.3g} %"
+
+
+def _and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _ends(ends: Sequence[float | None]) -> tuple[float, float]:
+    low, high = (math.nan if end is None else float(end) for end in ends)
+    return low, high
+
+
+def _count(value: Any) -> str:
+    return MISSING if value is None else f"{value:,}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A score, or a word in its place.
+
+    Attributes:
+        score: percent; NaN where there is none.
+        ci95: percent.
+        n: samples; None where n is not to be said with the other cells'.
+        word: stands in place of a missing score.
+        mark: of a note.
+    """
+
+    score: float = math.nan
+    ci95: Interval = (math.nan, math.nan)
+    n: int | None = None
+    word: str = MISSING
+    mark: str = ""
+
+    def text(self, wide: bool) -> str:
+        """``93.8 (88 to 97)``, or ``93.8 (88–97)`` if not wide. The interval is rounded outwards."""
+        if math.isnan(self.score):
+            return self.word + self.mark
+        score = "100" if self.score >= 100 else f"{self.score:.1f}"
+        if any(map(math.isnan, self.ci95)):
+            return score + self.mark
+        low = math.floor(self.ci95[0] + ROUNDING)
+        high = math.ceil(self.ci95[1] - ROUNDING)
+        return f"{score} ({low}{' to ' if wide else '–'}{high}){self.mark}"
+
+
+def cell_of(result: TaskResult | None, marks: Mapping[str, str]) -> Cell:
+    """A result as a cell."""
+    if result is None:
+        return Cell()
+    mark = marks.get(note_of(result), "")
+    if not ran(result):
+        return Cell(word=result.status, mark=mark)
+    return Cell(result.score, result.ci95, result.n, mark=mark)
+
+
+def grid_tables(
+    title: str,
+    corner: str,
+    rows: Mapping[str, Sequence[Cell]],
+    columns: Sequence[str],
+    each: str,
+    notes: Sequence[str] = (),
+) -> list[ResultTable]:
+    """Cells in rows and columns; what is wider than a terminal goes on in a further table.
+
+    Args:
+        title: what is shown.
+        corner: heading of the first column.
+        rows: as many cells as columns, by the row's name.
+        columns: headings.
+        each: what n counts the samples of, such as ``task and length``.
+        notes: lines below the title.
+    """
+    for count in range(1, len(columns) + 1):
+        for wide in (True, False):
+            tables = []
+            for block in _blocks(len(columns), count):
+                part = {name: [cells[at] for at in block] for name, cells in rows.items()}
+                shown = f", {columns[block[0]]} to {columns[block[-1]]}" if count > 1 else ""
+                heads = [columns[at] for at in block]
+                tables.append(_table(title + shown, corner, part, heads, each, notes, wide))
+            if max(map(_width, tables)) <= MOST_CHARACTERS:
+                return tables
+    return tables
+
+
+def _blocks(columns: int, count: int) -> list[range]:
+    """``count`` runs of columns, as even as they can be."""
+    edges = [columns * block // count for block in range(count + 1)]
+    return [range(start, end) for start, end in pairwise(edges)]
+
+
+def _width(table: ResultTable) -> int:
+    widths = (max(map(len, column)) for column in zip(table.header, *table.rows, strict=True))
+    return sum(widths) + GAP * (len(table.header) - 1)
+
+
+def _table(
+    title: str,
+    corner: str,
+    rows: Mapping[str, Sequence[Cell]],
+    columns: Sequence[str],
+    each: str,
+    notes: Sequence[str],
+    wide: bool,
+) -> ResultTable:
+    """n is said once for all, or at the head of each column, or in a column of its own."""
+    texts = {name: [cell.text(wide) for cell in cells] for name, cells in rows.items()}
+    counts = {name: [cell.n for cell in cells if cell.n is not None] for name, cells in rows.items()}
+    by_column = [{c.n for c in cells if c.n is not None} for cells in zip(*rows.values(), strict=True)]
+    everywhere = set().union(*by_column)
+    header = [corner, *columns]
+    body = [(name, *cells) for name, cells in texts.items()]
+    if len(everywhere) == 1:
+        title += f"; {everywhere.pop():,} samples of each {each}"
+    elif all(len(found) <= 1 for found in by_column):
+        heads = zip(columns, by_column, strict=True)
+        header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in heads)]
+    else:
+        header.insert(1, "samples")
+        body = [(name, _by_length(counts[name]), *cells) for name, cells in texts.items()]
+    return ResultTable(title, tuple(header), tuple(body), notes=tuple(notes))
+
+
+def _by_length(counts: Sequence[int]) -> str:
+    """One number where all lengths have as many, else all of them in order."""
+    return " / ".join(f"{n:,}" for n in (counts[:1] if len(set(counts)) == 1 else counts)) or MISSING
+
+
+def comparison_table(differences: Sequence[Difference], names: tuple[str, str] = ("A", "B")) -> ResultTable:
+    """Paired differences of two evaluations: B less A.
+
+    Args:
+        differences: from ``ropewalk.evaluation.comparison.compare``: percentage points, or percent of A's
+            perplexity.
+        names: of A and B.
+    """
+    marks = marks_of(map(_note, differences))
+    units = dict.fromkeys(each.unit for each in differences)
+    words = {"percent": "in percentage points", "perplexity": "in percent of the perplexity"}
+    measure = " or ".join(words[unit] for unit in units)
+    corrected = "real: adjusted p below 0.05, corrected (Holm) for all differences that were tested together"
+    return ResultTable(
+        f"{names[1]} less {names[0]}{f' {measure}' if measure else ''}, paired by sample, with 95 % interval",
+        ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "real"),
+        tuple(_comparison_row(each, marks) for each in differences),
+        notes=(corrected, *note_lines(marks)),
+    )
+
+
+def _comparison_row(each: Difference, marks: Mapping[str, str]) -> tuple[str, ...]:
+    style: Callable[[float], str] = one_decimal if each.unit == "percent" else number
+    real = MISSING if each.reason or math.isnan(each.p_adjusted) else "yes" if each.real else "no"
+    return (
+        task_words(each.suite, each.task),
+        MISSING if each.length is None else format_length(each.length),
+        f"{each.n:,}" if each.n else MISSING,
+        style(each.score_a),
+        style(each.score_b),
+        difference_words(each),
+        interval(each.ci95, signed),
+        _p_words(each.p_value),
+        _p_words(each.p_adjusted),
+        real + marks.get(_note(each), ""),
+    )
+
+
+def _note(each: Difference) -> str:
+    return f"not compared: {shown(each.reason)}" if each.reason else ""
+
+
+def difference_words(each: Difference) -> str:
+    """``+3.2``, in percent ``-1.4 %`` for a perplexity."""
+    ending = " %" if each.unit == "perplexity" and not math.isnan(each.difference) else ""
+    return signed(each.difference) + ending
+
+
+def checkpoint_tables(series: Series) -> list[ResultTable]:
+    """Means over checkpoints, and how far the checkpoints lie apart; a table a model."""
+    tables = []
+    for name, results in series.items():
+        averaged = [result for result in results if result.details.get("checkpoints")]
+        if not averaged:
+            continue
+        names = dict.fromkeys(shown(each["name"]) for r in averaged for each in r.details["checkpoints"])
+        tables.append(
+            ResultTable(
+                f"Means over {len(names)} checkpoints{of_model(name, series)}, each asked all samples",
+                ("task", "length", "samples", "unit", "mean", "sd", "lowest to highest"),
+                tuple(map(_checkpoint_row, averaged)),
+                notes=(f"checkpoints: {', '.join(names)}",),
+            )
+        )
+    return tables
+
+
+def _checkpoint_row(result: TaskResult) -> tuple[str, ...]:
+    style: Callable[[float], str] = one_decimal if result.unit == "percent" else number
+    spread = result.details.get("spread", {})
+    return (
+        task_words(result.suite, result.task),
+        MISSING if result.length is None else format_length(result.length),
+        f"{result.n:,}",
+        "%" if result.unit == "percent" else result.unit,
+        style(result.score),
+        style(_or_nan(spread.get("sd"))),
+        interval((_or_nan(spread.get("min")), _or_nan(spread.get("max"))), style),
+    )
+
+
+def task_words(suite: str, task: str) -> str:
+    """The task, behind its suite where that is not plain."""
+    return task if task == suite or (suite == "ruler" and task != "overall") else f"{suite} {task}"
+
+
+def _p_words(value: float) -> str:
+    if math.isnan(value):
+        return MISSING
+    return f"<{SMALLEST_P:g}" if value < SMALLEST_P else f"{value:.3f}"
+
+
+def _or_nan(value: Any) -> float:
+    return math.nan if value is None else float(value)

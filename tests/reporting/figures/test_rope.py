@@ -1,0 +1,237 @@
+"""Figures of RoPE theory hold the numbers they are given, holes included, and refuse what cannot be drawn."""
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.figures import rope
+from ropewalk.reporting.primitives import Area, Boxes, Figure
+from ropewalk.reporting.style import base_text, length_text
+from tests.reporting.specification_cases import (
+    boxes,
+    lines,
+    names,
+    notes,
+    of_kind,
+    only,
+    points,
+    rules,
+    spans,
+    ticks,
+    whiskers,
+)
+
+M = np.arange(1, 8193)
+PAIRS = np.arange(64)
+BANDS = [[(4206, 4400), (4506, 4700), (6018, 1e9)], [(2e4, 2.1e4), (3e4, 1e9)], []]
+
+
+def frequencies(base: float) -> np.ndarray:
+    return base ** (-PAIRS / 64)
+
+
+def margin(base: float) -> np.ndarray:
+    return np.cos(np.outer(M, frequencies(base))).sum(1)
+
+
+def bases_of(**changes: Any) -> Figure:
+    given = {
+        "lengths": [1024, 2048, 4096],
+        "feasible": BANDS,
+        "safe_bases": [6018.0, 3e4, None],
+        "published": {1024: 4.3e3},
+        "ceiling": 1e9,
+    }
+    return rope.feasible_bases_figure(**{**given, **changes})
+
+
+def margins(**changes: Any) -> Figure:
+    given = {"series": {"1e4": (M, margin(1e4), 1706), "5e5": (M, margin(5e5), None)}}
+    return rope.margin_figure(**{**given, **changes})
+
+
+def decay(**changes: Any) -> Figure:
+    return rope.decay_figure(**{"series": {"1e4": (M, 30 / M), "5e5": (M, 40 / M)}, **changes})
+
+
+def slowest(**changes: Any) -> Figure:
+    position = np.arange(8193)
+    series = {
+        name: (position, position * frequencies(base)[-1]) for name, base in (("old", 1e4), ("new", 1e5))
+    }
+    given = {"series": series, "trained_length": 2048, "target_length": 8192}
+    return rope.slowest_pair_figure(**{**given, **changes})
+
+
+def periods(**changes: Any) -> Figure:
+    series = {name: 2 * np.pi / frequencies(base) for name, base in (("old", 1e4), ("new", 1e5))}
+    given = {"series": series, "trained_length": 2048, "target_length": 8192}
+    return rope.periods_figure(**{**given, **changes})
+
+
+def probe(**changes: Any) -> Figure:
+    rows = [("YaRN", 2.41, 2.39, 2.43), ("NTK", 2.39, 2.37, 2.41), ("as trained", 6.9, 6.8, 7.0)]
+    return rope.probe_figure(**{"rows": rows, **changes})
+
+
+FIGURES = [bases_of, margins, decay, slowest, periods, probe]
+
+
+@pytest.mark.parametrize("make", FIGURES)
+def test_a_figure_explains_itself_and_takes_a_title(make: Any) -> None:
+    figure = make(title="costs $1 or $2")
+    assert figure.caption.endswith(".")
+    assert figure.alternative().startswith("costs $1 or $2. ")
+
+
+@pytest.mark.parametrize("make", FIGURES[1:])
+def test_a_caption_of_the_caller_takes_the_place_of_the_own_one(make: Any) -> None:
+    assert make(caption="What to see.").caption == "What to see."
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "words"),
+    [
+        (bases_of, {"feasible": [[], [], []]}, "no feasible base"),
+        (bases_of, {"lengths": [], "feasible": [], "safe_bases": []}, "no feasible base"),
+        (bases_of, {"safe_bases": [1.0]}, "do not match"),
+        (bases_of, {"ceiling": math.inf}, "not finite"),
+        (bases_of, {"feasible": [[(1.0, math.nan)], [], []]}, "not finite"),
+        (bases_of, {"feasible": [[(5.0, 4.0)], [], []]}, "intervals"),
+        (bases_of, {"lengths": [2048, 1024, 4096]}, "rise"),
+        (bases_of, {"published": {1024: 0.0}}, "positive"),
+        (margins, {"series": {}}, "no margin"),
+        (margins, {"series": {"a": ([], [], None)}}, "no point"),
+        (margins, {"series": {"a": ([1, 2], [1.0, math.nan], None)}}, "not finite"),
+        (margins, {"series": {"a": ([2, 1], [1.0, 1.0], None)}}, "must rise"),
+        (margins, {"series": {"a": ([1, 2], [1.0], None)}}, "do not match"),
+        (margins, {"series": dict.fromkeys("abcde", (M, M, None))}, "at most 4 series, got 5"),
+        (decay, {"series": {}}, "no bound"),
+        (decay, {"series": {"a": ([0], [1.0])}}, "no point from 1"),
+        (slowest, {"series": {}}, "no angle"),
+        (slowest, {"series": {"a": ([3000, 4000], [1.0, 2.0])}}, "no position up to"),
+        (slowest, {"trained_length": 9000}, "trained length of 9000"),
+        (periods, {"series": {}}, "no period"),
+        (periods, {"series": {"a": [1.0, math.inf]}}, "not finite"),
+        (periods, {"series": {"a": []}}, "positive"),
+        (periods, {"series": {"a": [0.0]}}, "positive"),
+        (periods, {"trained_length": 0}, "trained length of 0"),
+        (probe, {"rows": []}, "no loss"),
+        (probe, {"rows": [("a", 1.0, math.nan, 2.0)]}, "not finite"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_line(make: Any, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RopewalkError, match=words) as refusal:
+        make(**changes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_texts_of_lengths_and_bases() -> None:
+    lengths = (8, 8192, 131072, 2**20, 1536, 5437)
+    assert [length_text(n) for n in lengths] == ["8", "8k", "128k", "1M", "1.5k", "5,437"]
+    assert [base_text(b) for b in (1e4, 5e5, 1e6, 1.25e6)] == ["1e4", "5e5", "1e6", "1.25e6"]
+
+
+def test_feasible_bands_are_boxes_that_leave_holes_blank() -> None:
+    panel = only(bases_of())
+    (bands,) = of_kind(panel, Boxes)
+    assert list(zip(bands.low, bands.high, strict=True)) == [*BANDS[0], *BANDS[1]]
+    # As far to the left as to the right of their length, on a logarithmic axis.
+    assert [math.sqrt(a * b) for a, b in zip(bands.left, bands.right, strict=True)] == pytest.approx(
+        [1024] * 3 + [2048] * 2
+    )
+    assert bands.right[0] < bands.left[3]
+    found = lines(panel)
+    assert found["infimum"].y == (4206, 2e4)
+    assert found["published"].y == (4.3e3,)
+    assert math.isnan(found["safe base"].y[2])
+    assert ticks(panel.x) == ["1k", "2k", "4k"]
+    assert (panel.x.scale, panel.y.scale, panel.y.text) == ("log2", "log", base_text)
+    assert list(rules(panel).values()) == [1e9]
+    assert names(panel) == ["feasible bases", "safe base", "infimum", "published"]
+    assert "published" not in names(only(bases_of(published={})))
+
+
+def test_bands_too_thin_for_a_pixel_are_said_to_be_pale_and_thousands_are_an_image() -> None:
+    many = [(low, low * 1.0005) for low in np.geomspace(1e4, 1e7, 4000)]
+    figure = bases_of(feasible=[many, many, []])
+    assert "paler where bands" in figure.caption
+    assert of_kind(only(figure), Boxes)[0].raster
+    one = bases_of(lengths=[8192], feasible=[[(1e5, 1e9)]], safe_bases=[1e5], published={})
+    assert "paler" not in one.caption
+    assert not of_kind(only(one), Boxes)[0].raster
+
+
+def test_margin_panels_show_the_lowest_values_and_the_bound() -> None:
+    figure = margins()
+    first, second = figure.panels
+    assert (first.title, second.title) == ("1e4", "5e5")
+    assert figure.shared
+    assert min(lines(first)["lowest"].y) == margin(1e4).min()
+    hatched = of_kind(first, Area)[1]
+    assert (min(hatched.low), set(hatched.high)) == (margin(1e4).min(), {0})
+    assert rules(first) == {"": 0, "B(m) ≥ 0 up to 1,706": 1706}
+    assert rules(second) == {"": 0}
+    assert first.x == second.x
+    assert (first.x.limits, ticks(first.x)[0]) == ((1, 8192), "1")
+    beyond = margins(series={"a": ([0, *M], [64, *margin(1e4)], 10**6)})
+    assert rules(only(beyond)) == {"": 0}
+
+
+def test_decay_is_logarithmic_where_it_spans_much() -> None:
+    panel = only(decay())
+    assert (panel.x.scale, panel.y.scale) == ("log2", "log")
+    assert names(panel) == ["1e4", "5e5"]
+    assert len({line.look.dash for line in lines(panel).values()}) == 2
+    assert len(lines(panel)["1e4"].x) <= 100
+    for values in (5 + 1 / M, -1 / M):
+        assert only(decay(series={"a": (M, values)})).y.scale == "linear"
+
+
+def test_slowest_pair_bands_what_training_showed() -> None:
+    panel = only(slowest())
+    window, seen = spans(panel)
+    assert window == (0, 2048)
+    assert seen == (0, pytest.approx(2048 * frequencies(1e4)[-1] / (2 * math.pi)))
+    assert ticks(panel.x) == ["0", *(f"{n}k" for n in range(1, 9))]
+    assert rules(panel) == {"trained length 2k": 2048}
+    assert names(panel) == ["trained positions", "angles seen in training", "old", "new"]
+    assert set(rules(only(slowest(target_length=4096)))) == {"trained length 2k", "target length 4k"}
+
+
+def test_pairs_without_a_full_turn_in_training_are_hollow() -> None:
+    figure = periods()
+    panel = only(figure)
+    expected = 2 * math.pi / frequencies(1e4)
+    hollow = points(panel, hollow=True, marker="s")
+    assert hollow == [(n, period) for n, period in enumerate(expected) if period > 2048]
+    assert points(panel, hollow=False, marker="s") == list(enumerate(expected))[: 64 - len(hollow)]
+    assert rules(panel) == {"trained length 2k": 2048, "target length 8k": 8192}
+    assert all(re.fullmatch(r"\d+[kM]?", text) for text in ticks(panel.y))
+    assert f"old: {len(hollow)} of 64" in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("others", "scale", "bars", "words"),
+    [
+        ([("b", 6.9, 6.8, 7.0)], "linear", 2, "loss (nats a token)"),
+        ([("b", 2.5, 2.4, 2.6)], "linear", 0, "loss (nats a token; the axis does not begin at 0)"),
+        ([("b", 42.0, 40.0, 44.0)], "log", 0, "loss (nats a token; logarithmic)"),
+    ],
+)
+def test_probe_axis_fits_and_the_best_is_bold(others: list[Any], scale: str, bars: int, words: str) -> None:
+    rows = [*others, ("a", 2.41, 2.39, 2.43)]
+    panel = only(probe(rows=rows))
+    assert (panel.x.scale, panel.x.label) == (scale, words)
+    assert [box[1] for box in boxes(panel)] == [row[1] for row in rows][:bars]
+    assert (ticks(panel.y), panel.y.bold) == (["b", "a"], (1,))
+    low, high = panel.y.limits
+    assert low > high
+    assert whiskers(panel) == [(n, row[2], row[3]) for n, row in enumerate(rows)]
+    assert notes(panel) == [f"{row[1]:.3f}" for row in rows]
+    if scale == "linear":
+        assert (panel.x.limits[0] == 0) == bool(bars)

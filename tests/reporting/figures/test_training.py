@@ -1,0 +1,42 @@
+"""The figure of a training run's loss."""
+
+import math
+from typing import Any
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting import training_figure
+from ropewalk.reporting.primitives import Line
+from tests.reporting.specification_cases import lines, names, of_kind, only, rules
+
+METRICS: list[dict[str, Any]] = [
+    {"loss": None if n == 7 else 3 - n / 100, "stage": n // 40, "seen": n * 2048} for n in range(80)
+]
+
+
+def test_many_steps_are_smoothed_and_stages_marked() -> None:
+    figure = training_figure(METRICS, "Training", x_key="seen")
+    panel = only(figure)
+    assert names(panel) == ["each step", "mean of 5"]
+    each, mean = lines(panel).values()
+    assert [n for n, y in enumerate(each.y) if math.isnan(y)] == [7]
+    # The mean leaves out the step without a loss.
+    known = [METRICS[n]["loss"] for n in (4, 5, 6, 8)]
+    assert mean.y[8] == pytest.approx(sum(known) / 4)
+    assert mean.y[0] == each.y[0]
+    assert list(rules(panel).values()) == [39.5 * 2048]
+    assert (panel.x.label, panel.y.label) == ("seen", "loss (nats a token)")
+
+
+def test_few_steps_are_points_by_step() -> None:
+    panel = only(training_figure(METRICS[:5]))
+    (line,) = of_kind(panel, Line)
+    assert line.x == (1, 2, 3, 4, 5)
+    assert line.look.marker
+    assert (names(panel), panel.x.label) == ([], "optimiser step")
+
+
+def test_a_run_without_a_loss_is_refused() -> None:
+    with pytest.raises(RopewalkError, match="no finite training loss"):
+        training_figure([{"loss": None}])

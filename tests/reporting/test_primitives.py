@@ -1,0 +1,160 @@
+"""Marks check what they hold, and helpers of axes choose ticks that can be read."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.primitives import (
+    Area,
+    Axis,
+    Boxes,
+    Figure,
+    Fill,
+    Line,
+    Panel,
+    Steps,
+    Whiskers,
+    alone,
+    envelope,
+    index_ticks,
+    linear_length_ticks,
+    log_axis,
+    mark_length,
+    power_ticks,
+    row_axis,
+    spaced,
+    value_axis,
+    whiskers,
+)
+from tests.reporting.evaluation_results import LENGTHS
+from tests.reporting.specification_cases import ticks
+
+NAN = math.nan
+
+
+def test_marks_are_values_whatever_they_are_made_of() -> None:
+    assert Line(np.arange(3), range(3)) == Line([0, 1, 2], (0.0, 1.0, 2.0))
+    assert Figure((Panel((Line([1], [2]),)),)) == Figure((Panel((Line([1.0], [2.0]),)),))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Line([1, 2], [1], name="the line"),
+        lambda: Area([1], [1], [1, 2], Fill(), name="the line"),
+        lambda: Whiskers([1], [1, 2], [1], name="the line"),
+        lambda: Boxes([1], [1], [1], [], Fill(), name="the line"),
+    ],
+)
+def test_marks_refuse_numbers_of_different_lengths(make) -> None:
+    with pytest.raises(RopewalkError, match=r"the line: .* are not of one length"):
+        make()
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_marks_refuse_infinite_numbers_and_take_gaps(value: float) -> None:
+    with pytest.raises(RopewalkError, match="a mark has a value that is not finite"):
+        Line([1], [value])
+    assert math.isnan(Line([1], [NAN]).y[0])
+
+
+def test_steps_have_one_edge_more_than_values() -> None:
+    assert Steps([0, 1, 2], [5, 6]).edges == (0, 1, 2)
+    with pytest.raises(RopewalkError, match="2 steps need one edge more, got 2"):
+        Steps([0, 1], [5, 6])
+
+
+def test_whiskers_end_at_their_value_where_rounding_put_an_end_past_it() -> None:
+    assert whiskers([1, 2], [5, 5], [5.1, NAN], [6, NAN]) == Whiskers([1, 2], [5, 5], [6, 5])
+
+
+def test_a_figure_says_what_it_shows() -> None:
+    assert Figure((), "It falls.", "Loss").alternative() == "Loss. It falls."
+    assert Figure((), "", "Loss.").alternative() == "Loss."
+
+
+def test_envelope_keeps_every_extreme() -> None:
+    values = np.random.default_rng(0).normal(size=100_000)
+    x = np.arange(1, 100_001)
+    reduced = envelope(x, values, 600)
+    assert len(reduced.x) <= 600
+    assert reduced.low.min() == values.min()
+    assert reduced.high.max() == values.max()
+    assert (reduced.low <= reduced.mean).all()
+    assert (reduced.mean <= reduced.high).all()
+    assert (np.diff(reduced.x) > 0).all()
+    # Short distances have a bin each and stay what they are.
+    assert reduced.x[:10].tolist() == list(range(1, 11))
+    assert (reduced.low[:10] == values[:10]).all()
+
+
+def test_envelope_of_one_point() -> None:
+    assert [each.tolist() for each in envelope([7], [2.0])] == [[7.0], [2.0], [2.0], [2.0]]
+
+
+def test_points_without_neighbours_are_known() -> None:
+    assert alone(np.array([1.0, NAN, 1.0, 2.0, NAN, NAN, 3.0])).tolist() == [True, *[False] * 5, True]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "kept"),
+    [
+        ([4096], 11, [4096]),
+        (list(LENGTHS), 11, list(LENGTHS)),
+        (list(LENGTHS), 4, [8192, 32768, 131072]),
+        ([1024, 1025, 2048], 11, [1025, 2048]),
+    ],
+)
+def test_ticks_lie_apart_and_the_longest_is_among_them(lengths, most, kept) -> None:
+    assert spaced(lengths, most) == kept
+
+
+@pytest.mark.parametrize(("low", "high"), [(1000, 1001), (5, 7), (1025, 2047)])
+def test_an_axis_between_two_powers_of_two_has_its_ends_as_ticks(low, high) -> None:
+    assert [place for place, _ in power_ticks(low, high)] == [low, high]
+
+
+def test_powers_of_two_are_thinned_to_what_fits() -> None:
+    assert [words for _, words in power_ticks(1, 8192)][:3] == ["1", "4", "16"]
+    assert len(power_ticks(1, 2**40)) <= 11
+    assert [words for _, words in linear_length_ticks(8192)] == ["0", *(f"{n}k" for n in range(1, 9))]
+
+
+def test_labels_at_even_steps_end_with_the_last() -> None:
+    names = [str(n) for n in range(42)]
+    assert [words for _, words in index_ticks(names[:40], 14)] == names[:40:3]
+    assert [words for _, words in index_ticks(names, 14)] == [*names[:40:4], "41"]
+    assert index_ticks(["a"], 14) == ((0.0, "a"),)
+
+
+def test_an_axis_of_values_is_logarithmic_where_positive_ones_spread() -> None:
+    assert value_axis("x", 1, 7.9).scale == "linear"
+    assert value_axis("x", 1, 8).scale == "log"
+    assert value_axis("x", -1, 8).scale == "linear"
+    assert value_axis("x", 0, 8).scale == "linear"
+
+
+def test_a_logarithmic_axis_is_wide_enough_for_ticks() -> None:
+    low, high = log_axis("", 5, 5).limits or (0, 0)
+    assert high / low >= 10
+    assert math.sqrt(low * high) == pytest.approx(5)
+
+
+def test_rows_are_named_from_the_top_and_long_names_folded() -> None:
+    axis = row_axis(["a", "b " * 30], [1])
+    assert axis.limits == (1.55, -0.55)
+    assert ticks(axis)[1].count("\n") == 1
+    assert (axis.bold, axis.rows) == ((1,), True)
+
+
+def test_a_length_is_marked_where_it_is_on_the_axis_and_its_words_have_room() -> None:
+    (early,) = mark_length(2048, "trained length", 1024, 2**17)
+    (late,) = mark_length(2**16, "trained length", 1024, 2**17)
+    assert (early.words, early.side, late.side) == ("trained length 2k", "right", "left")
+    assert mark_length(1024, "trained length", 1024, 2**17) == ()
+
+
+def test_an_axis_has_no_limits_of_its_own() -> None:
+    assert Axis().limits is None
