@@ -26,13 +26,11 @@ import transformers
 
 from benchmarks.common import write
 from ropewalk.audit.arithmetic import DTYPES, stock_arithmetic
-from ropewalk.audit.blockwise import BLOCK_BYTES
-from ropewalk.audit.drift import cut_lengths
 from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.mitigation_costs import peak_bytes
-from ropewalk.audit.passes import LOGITS_BYTES, Runner, shifted
+from ropewalk.audit.passes import BLOCK_BYTES, LOGITS_BYTES, Runner, shifted
 from ropewalk.io.lengths import parse_length
-from ropewalk.models.intercept import Subject
+from ropewalk.models.intercept import AuditedModel
 from ropewalk.versions import software_versions
 
 GIB = 2**30
@@ -59,7 +57,7 @@ SHAPES = {
 }
 
 HELD_PASSES = 11
-"""Most passes of a row whose hidden states are held at once: by the mends. All count as float64, as eight are."""
+"""Most passes of a row whose hidden states are held at once: by the mitigations. All count as float64, as eight are."""
 
 SHIFT = 16
 
@@ -137,7 +135,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
     config = transformers.LlamaConfig(max_position_embeddings=longest, **shape)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    subject = Subject.of(model)
+    audited_model = AuditedModel.of(model)
     result: dict[str, Any] = {
         "shape": shape,
         "weights_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -146,7 +144,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
     for name, length in passes:
         arithmetic = stock_arithmetic(DTYPES[name])
         # On a CPU blocks are smaller; what is projected is what a GPU needs.
-        runner = Runner(subject, length, cut_lengths(length), BLOCK_BYTES)
+        runner = Runner(audited_model, length, BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (length,))
         before, began = resident(), time.perf_counter()
         peak = peak_bytes(lambda r=runner, i=ids, a=arithmetic: r.run(i, a, shifted(len(i), 0)), CPU)
@@ -163,7 +161,7 @@ def measured(shape: dict[str, int], passes: list[tuple[str, int]], logits: bool 
         )
     if logits:
         tokens = 2 * (LOGITS_BYTES // (8 * config.vocab_size))
-        runner = Runner(subject, tokens + SHIFT, block_bytes=BLOCK_BYTES)
+        runner = Runner(audited_model, tokens + SHIFT, block_bytes=BLOCK_BYTES)
         ids = torch.randint(0, config.vocab_size, (tokens,))
         arithmetic = stock_arithmetic(torch.bfloat16)
         began = time.perf_counter()

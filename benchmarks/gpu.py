@@ -88,7 +88,7 @@ def audit_passes(length: int = 4096) -> list[dict[str, Any]]:
     """A forward pass of the precision audit in each arithmetic, for random weights in Llama 2 7B's shape."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from ropewalk.audit import Runner, Subject, stock_arithmetic
+    from ropewalk.audit import AuditedModel, Runner, stock_arithmetic
     from ropewalk.audit.passes import shifted
 
     config = LlamaConfig(
@@ -96,7 +96,7 @@ def audit_passes(length: int = 4096) -> list[dict[str, Any]]:
     )
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    runner = Runner(Subject.of(model), 2 * length)
+    runner = Runner(AuditedModel.of(model), 2 * length)
     ids = torch.randint(0, config.vocab_size, (length,))
     rows = []
     for dtype in (torch.bfloat16, torch.float32, torch.float64):

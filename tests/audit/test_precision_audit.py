@@ -8,13 +8,13 @@ import transformers
 
 from ropewalk import PackedLayout, RopewalkError
 from ropewalk.audit import AuditSettings, audit, finding, forward_passes
-from ropewalk.audit.summary import best_mend
-from ropewalk.models.intercept import Subject
+from ropewalk.audit.results import best_mitigation
+from ropewalk.models.intercept import AuditedModel
 from ropewalk.models.rotary import swap_rotary
 from ropewalk.rope import methods_from_config
 from tests.audit.precision_cases import sharp_llama, token_rows
 
-SETTINGS = AuditSettings(shifts=(0, 16, 1000), ladder_samples=2)
+SETTINGS = AuditSettings(shifts=(0, 16, 1000), ablation_samples=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def test_progress_counts_every_forward_pass(again):
     assert [done for done, _, _ in told] == list(range(1, forward_passes(settings, 3) + 1))
     assert {total for _, total, _ in told} == {forward_passes(settings, 3)}
     labels = list(dict.fromkeys(label for _, _, label in told))
-    assert labels == ["drift", "drift of the random twin", "ladder", "first token", "mends"]
+    assert labels == ["drift", "drift of the random control", "ablation", "first token", "mitigations"]
 
 
 def test_the_model_is_the_same_afterwards(rows):
     model = sharp_llama()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     logits = model(rows[0][None]).logits
-    audit(model, rows[:1], replace(SETTINGS, ladder_samples=1))
+    audit(model, rows[:1], replace(SETTINGS, ablation_samples=1))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert torch.equal(model(rows[0][None]).logits, logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -56,7 +56,7 @@ def test_the_model_is_the_same_afterwards(rows):
 def test_twice_is_the_same(found, again):
     second, *_ = again
     assert second.drift == found.drift or _same(second.drift, found.drift)
-    assert second.ladder == found.ladder
+    assert second.ablation == found.ablation
     assert second.first_token == found.first_token
 
 
@@ -67,11 +67,11 @@ def _same(a, b):
 def test_a_model_with_exact_angles_has_none_to_mend(rows):
     model = sharp_llama()
     swap_rotary(model, methods_from_config(model.config.to_dict()))
-    found = audit(model, rows[:2], replace(SETTINGS, twin=False, ladder_samples=1))
+    found = audit(model, rows[:2], replace(SETTINGS, random_control=False, ablation_samples=1))
     by = {(d.angles, d.delta1): d.D for d in found.drift if d.dtype == "float32"}
     # Its cos and sin are float32 too: the roundings of the two are other ones, of the same size.
     assert by["model", 1000] < 3 * by["exact", 1000]
-    assert {mend.reason for mend in found.mends} == {
+    assert {mitigation.reason for mitigation in found.mitigations} == {
         "the model runs ropewalk's rotary module already; load it with exact_rope=False"
     }
 
@@ -91,9 +91,9 @@ def test_qwen_without_bos_and_with_biases_and_tied_embeddings():
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    found = audit(model, token_rows(2, 48), replace(SETTINGS, costs=False, ladder_samples=1))
+    found = audit(model, token_rows(2, 48), replace(SETTINGS, costs=False, ablation_samples=1))
     assert found.drift[0].D > 0
-    assert found.ladder[0].D < 1e-7
+    assert found.ablation[0].D < 1e-7
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
@@ -114,14 +114,14 @@ def test_soft_capping_and_layer_types(family):
     name = {"gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig"}[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**common)).eval()
-    found = audit(model, token_rows(2, 48), replace(SETTINGS, ladder_samples=1))
-    assert found.ladder[0].D < 1e-7
-    fused = next(mend for mend in found.mends if mend.name == "fused attention")
+    found = audit(model, token_rows(2, 48), replace(SETTINGS, ablation_samples=1))
+    assert found.ablation[0].D < 1e-7
+    fused = next(mitigation for mitigation in found.mitigations if mitigation.name == "fused attention")
     assert (fused.reason is not None) == (family == "gemma2")
 
 
 def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
-    size, cause, mend = finding(found)
+    size, cause, mitigation = finding(found)
     near = next(d for d in found.drift if d.dtype == "bfloat16" and d.delta1 == 0)
     share = f"{near.moved:.1%}" if near.moved >= 0.001 else f"{100 * near.moved:.1g}%"
     assert f"{share} of all attention lands on other tokens (D = {near.D:.3g})" in size
@@ -129,25 +129,27 @@ def test_the_finding_is_three_sentences_with_the_audits_own_figures(found):
     first = next(e for e in found.first_token if e.shifted == "first")
     assert f"accounts for {first.share_of_D:.1%}" in cause or "contributes nothing" in cause
     assert "on 2 rows" in cause
-    best = best_mend(found)
+    best = best_mitigation(found)
     assert best is not None
-    assert mend.startswith(best.name.capitalize())
-    for sentence in (size, cause, mend):
+    assert mitigation.startswith(best.name.capitalize())
+    for sentence in (size, cause, mitigation):
         assert sentence.endswith(".")
 
 
 def test_the_finding_of_an_overflow_names_what_overflows_and_what_does_not(found):
     nan = float("nan")
     drift = tuple(replace(d, D=nan) if d.dtype == "bfloat16" else d for d in found.drift)
-    ladder = tuple(replace(r, D=nan) if r.step in ("product", "all") else r for r in found.ladder)
-    mends = tuple(replace(m, D=nan, far_D=nan) if m.name == "eager attention" else m for m in found.mends)
-    size, cause, mend = finding(replace(found, drift=drift, ladder=ladder, mends=mends))
+    ablation = tuple(replace(r, D=nan) if r.step in ("product", "all") else r for r in found.ablation)
+    mitigations = tuple(
+        replace(m, D=nan, far_D=nan) if m.name == "eager attention" else m for m in found.mitigations
+    )
+    size, cause, mitigation = finding(replace(found, drift=drift, ablation=ablation, mitigations=mitigations))
     assert "overflows" in size
     assert cause == "By itself rounding rotated queries and keys for q·k makes it overflow."
-    assert mend.startswith("Fused attention, which keeps scores in float32, does not overflow")
-    every = tuple(replace(m, D=nan, far_D=nan) for m in found.mends)
-    assert best_mend(replace(found, mends=every)) is None
-    assert finding(replace(found, mends=every))[2].startswith("Fused attention overflows as well")
+    assert mitigation.startswith("Fused attention, which keeps scores in float32, does not overflow")
+    every = tuple(replace(m, D=nan, far_D=nan) for m in found.mitigations)
+    assert best_mitigation(replace(found, mitigations=every)) is None
+    assert finding(replace(found, mitigations=every))[2].startswith("Fused attention overflows as well")
 
 
 def test_another_dtype_that_overflows_is_named(found):
@@ -166,10 +168,10 @@ def test_another_dtype_that_overflows_is_named(found):
     ],
 )
 def test_the_mend_to_recommend(found, near, far, best):
-    base = replace(found.mends[1], D=1.0, far_D=1.0)
+    base = replace(found.mitigations[1], D=1.0, far_D=1.0)
     names = ("exact angles", "float32 rotation", "float32 attention")
-    mends = [replace(base, name=n, D=a, far_D=b) for n, a, b in zip(names, near, far, strict=True)]
-    chosen = best_mend(replace(found, mends=(base, *mends)))
+    mitigations = [replace(base, name=n, D=a, far_D=b) for n, a, b in zip(names, near, far, strict=True)]
+    chosen = best_mitigation(replace(found, mitigations=(base, *mitigations)))
     assert (chosen and chosen.name) == best
 
 
@@ -187,9 +189,11 @@ def test_weights_that_nobody_trained_are_not_said_to_be(found):
 
 def test_the_finding_of_float32_alone():
     found = audit(
-        sharp_llama(), token_rows(2, 48), replace(SETTINGS, dtypes=("float32",), twin=False, costs=False)
+        sharp_llama(),
+        token_rows(2, 48),
+        replace(SETTINGS, dtypes=("float32",), random_control=False, costs=False),
     )
-    size, cause, mend = finding(found)
+    size, cause, mitigation = finding(found)
     assert size.startswith("In float32")
     assert "random" not in size
     assert (
@@ -199,7 +203,7 @@ def test_the_finding_of_float32_alone():
         or "q·k" in cause
         or "products" in cause
     )
-    assert "with exact ones" in mend
+    assert "with exact ones" in mitigation
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,7 @@ def test_the_finding_of_float32_alone():
         ({"dtypes": ("float64",)}, "'float64'"),
         ({"dtypes": ()}, "got none"),
         ({"dtypes": ("bfloat16", "bfloat16")}, "each dtype once"),
-        ({"ladder_samples": 0}, "got 0"),
+        ({"ablation_samples": 0}, "got 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(values, said):
@@ -243,21 +247,23 @@ def test_a_model_that_normalises_after_rotation_is_refused_by_name():
     with pytest.raises(
         RopewalkError, match="layer 0 of HunYuanDenseV1ForCausalLM does more to queries and keys"
     ):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
-def test_the_random_twin_is_random(rows, found):
-    """And is the twin that its seed gives: not the trained model, nor another one each time."""
+def test_the_random_control_is_random(rows, found):
+    """And is the control that its seed gives: not the trained model, nor another one each time."""
     by = {d.parameters: d.D for d in found.drift if (d.dtype, d.angles, d.delta1) == ("bfloat16", "model", 0)}
     assert by["random"] < by["pretrained"] / 10
-    brief = replace(SETTINGS, dtypes=("bfloat16",), shifts=(0, 16), ladder_samples=2, costs=False)
+    brief = replace(SETTINGS, dtypes=("bfloat16",), shifts=(0, 16), ablation_samples=2, costs=False)
     for seed in (SETTINGS.seed, 7):
         other = audit(sharp_llama(), rows[:2], replace(brief, seed=seed))
-        (twin,) = [d.D for d in other.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0)]
-        assert (twin == by["random"]) == (seed == SETTINGS.seed)
+        (control,) = [
+            d.D for d in other.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0)
+        ]
+        assert (control == by["random"]) == (seed == SETTINGS.seed)
 
 
-def test_the_finding_compares_the_twin_on_the_same_rows(found):
+def test_the_finding_compares_the_control_on_the_same_rows(found):
     near = [d for d in found.drift if (d.dtype, d.delta1) == ("bfloat16", 0)]
     pretrained, random = (next(d for d in near if d.parameters == p) for p in ("pretrained", "random"))
     assert len(random.per_sample) == 2

@@ -1,4 +1,4 @@
-"""Drift, ladder, mends and first-token experiment: their definitions, what they must find, and what they must not."""
+"""Drift, ablation, mitigations and first-token experiment: their definitions, what they must find and must not."""
 
 import math
 from dataclasses import replace
@@ -12,21 +12,20 @@ from ropewalk import PackedLayout, RopewalkError
 from ropewalk.audit import (
     EXACT,
     STEPS,
+    AuditedModel,
     Runner,
     Series,
-    Subject,
+    ablate_steps,
     dominant_step,
     first_token_effects,
-    ladder,
     measure_drift,
-    measure_mends,
+    measure_mitigations,
     stock_arithmetic,
 )
 from ropewalk.audit.ablation import moved
 from ropewalk.audit.drift import SHIFTS_AT_ONCE, cut_lengths
 from ropewalk.audit.first_token import placements
-from ropewalk.audit.layouts import documents_of
-from ropewalk.audit.mitigations import changes
+from ropewalk.audit.mitigations import changes, documents_of
 from tests.audit.precision_cases import (
     STORIES,
     dense_attention,
@@ -45,8 +44,8 @@ LOW = stock_arithmetic(torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def subject():
-    return Subject.of(sharp_llama())
+def audited_model():
+    return AuditedModel.of(sharp_llama())
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +54,8 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def runner(subject):
-    return Runner(subject, FAR + LENGTH)
+def runner(audited_model):
+    return Runner(audited_model, FAR + LENGTH)
 
 
 def drift_of(found, dtype, delta1, angles="model"):
@@ -72,7 +71,7 @@ def test_D_is_that_of_transformers_own_attention_weights(dtype):
     """Equation 4, written out over output_attentions of eager attention, which rounds at the same places."""
     model = sharp_llama()
     rows = token_rows(2, LENGTH)
-    found = measure_drift(Subject.of(model), rows, [Series(dtype)], [0, 1000])
+    found = measure_drift(AuditedModel.of(model), rows, [Series(dtype)], [0, 1000])
     # from_pretrained keeps inv_freq in float32 whatever the dtype is, and .to() does not.
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     model.to(getattr(torch, dtype))
@@ -98,33 +97,35 @@ def test_D_is_that_of_transformers_own_attention_weights(dtype):
         assert measured.moved == pytest.approx(np.mean(moved), rel=0.08)
 
 
-def test_no_shift_is_no_difference_to_the_last_bit(subject, rows):
-    found = measure_drift(subject, rows, [Series("bfloat16"), Series("float16"), Series("float32")], [16, 0])
+def test_no_shift_is_no_difference_to_the_last_bit(audited_model, rows):
+    found = measure_drift(
+        audited_model, rows, [Series("bfloat16"), Series("float16"), Series("float32")], [16, 0]
+    )
     for dtype in ("bfloat16", "float16", "float32"):
         assert drift_of(found, dtype, 16).D == 0.0
         assert drift_of(found, dtype, 0).D > 0
     # Nor because one pass stands for both: another run of the same pass is the same.
-    runner = Runner(subject, LENGTH)
+    runner = Runner(audited_model, LENGTH)
     first, second = (runner.run(rows[0], LOW, torch.arange(LENGTH)) for _ in range(2))
     assert torch.equal(first.received, second.received)
     assert torch.equal(first.hidden, second.hidden)
 
 
-def test_float64_does_not_drift(subject, rows):
-    found = measure_drift(subject, rows, [Series("float64")], [0, 1000, FAR])
+def test_float64_does_not_drift(audited_model, rows):
+    found = measure_drift(audited_model, rows, [Series("float64")], [0, 1000, FAR])
     assert all(0 < drift.D < FLOAT64_FLOOR for drift in found.drift)
 
 
-def test_exact_angles_keep_float32_from_drifting_further_with_distance(subject, rows):
-    found = measure_drift(subject, rows, [Series("float32"), Series("float32", "exact")], [0, FAR])
+def test_exact_angles_keep_float32_from_drifting_further_with_distance(audited_model, rows):
+    found = measure_drift(audited_model, rows, [Series("float32"), Series("float32", "exact")], [0, FAR])
     near, far = (drift_of(found, "float32", shift, "exact").D for shift in (0, FAR))
     assert near / 2 < far < 2 * near
     # The mutation: transformers' own angles, in float32.
     assert drift_of(found, "float32", FAR).D > 100 * drift_of(found, "float32", 0).D
 
 
-def test_shares_and_parts_add_up(subject, rows):
-    found = measure_drift(subject, rows, [Series("bfloat16")], [0])
+def test_shares_and_parts_add_up(audited_model, rows):
+    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0])
     (one,) = found.drift
     assert sum(found.per_token) == pytest.approx(one.D, rel=1e-12)
     assert 0 < one.first_token_share < 1
@@ -135,10 +136,10 @@ def test_shares_and_parts_add_up(subject, rows):
     assert heads.sum() == pytest.approx(one.D, rel=1e-12)
 
 
-def test_differences_by_length_are_those_of_shorter_rows(subject, rows):
-    whole = measure_drift(subject, rows, [Series("float32")], [0])
+def test_differences_by_length_are_those_of_shorter_rows(audited_model, rows):
+    whole = measure_drift(audited_model, rows, [Series("float32")], [0])
     assert [point.length for point in whole.lengths] == [32, 64]
-    short = measure_drift(subject, [row[:32] for row in rows], [Series("float32")], [0])
+    short = measure_drift(audited_model, [row[:32] for row in rows], [Series("float32")], [0])
     cut, alone = whole.lengths[0], short.lengths[-1]
     # The same sums in blocks of other sizes: float32 scores of ten, rounded by 6e-8, 32 queries.
     assert pytest.approx(alone.D, rel=0.2, abs=1e-4) == cut.D
@@ -172,7 +173,7 @@ def first_token_scores(model, row, shift):
 def test_D_logit_is_equation_5_summed_over_layers_and_heads_and_divided_by_the_length(rows):
     """At a million the angles' error in float32 is hundreds of times the rest of the rounding (see above)."""
     model = sharp_llama(num_hidden_layers=3)
-    found = measure_drift(Subject.of(model), rows, [Series("float32")], [FAR], delta2=16)
+    found = measure_drift(AuditedModel.of(model), rows, [Series("float32")], [FAR], delta2=16)
     changes = [
         (first_token_scores(model, row, FAR) - first_token_scores(model, row, 16)).abs() for row in rows
     ]
@@ -182,27 +183,27 @@ def test_D_logit_is_equation_5_summed_over_layers_and_heads_and_divided_by_the_l
         assert point.mean_logit_difference == pytest.approx(expected / (3 * 4), rel=0.01)
 
 
-def test_sweep_is_symmetric_and_agrees_with_the_drift(subject, rows):
-    found = measure_drift(subject, rows, [Series("bfloat16")], [0, 100, 1000], delta2=16)
+def test_sweep_is_symmetric_and_agrees_with_the_drift(audited_model, rows):
+    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0, 100, 1000], delta2=16)
     sweep = {(point.delta1, point.delta2): point.D for point in found.sweep}
     assert set(sweep) == {(a, b) for a in (0, 16, 100, 1000) for b in (0, 16, 100, 1000) if a != b}
     for (a, b), D in sweep.items():
         assert sweep[b, a] == pytest.approx(D, rel=1e-12)
         assert D > 0
     assert sweep[100, 16] == pytest.approx(drift_of(found, "bfloat16", 100).D, rel=1e-12)
-    against_1000 = measure_drift(subject, rows, [Series("bfloat16")], [0, 100], delta2=1000)
+    against_1000 = measure_drift(audited_model, rows, [Series("bfloat16")], [0, 100], delta2=1000)
     for shift in (0, 100):
         assert sweep[shift, 1000] == pytest.approx(drift_of(against_1000, "bfloat16", shift).D, rel=1e-12)
 
 
-def test_shifts_measured_together_drift_as_each_alone(subject, rows):
+def test_shifts_measured_together_drift_as_each_alone(audited_model, rows):
     """With delta2 among them, the sweep's rows and others, and more shifts than are held at once."""
     shifts = [0, 3, 16, 50, 100, 1000]
     assert len(shifts) > SHIFTS_AT_ONCE
     series = [Series("bfloat16"), Series("float32")]
-    together = measure_drift(subject, rows, series, shifts)
+    together = measure_drift(audited_model, rows, series, shifts)
     for shift in shifts:
-        alone = measure_drift(subject, rows, series, [shift])
+        alone = measure_drift(audited_model, rows, series, [shift])
         for one in series:
             a, b = drift_of(together, one.dtype, shift), drift_of(alone, one.dtype, shift)
             assert a.per_sample == pytest.approx(b.per_sample, rel=1e-12)
@@ -225,7 +226,7 @@ def test_the_sink_is_found_where_it_is():
     model = sharp_llama()
     rows = token_rows(2, LENGTH)
     # A key that every query likes: the bias of one token's embedding along a direction that all queries share.
-    found = measure_drift(Subject.of(model), rows, [Series("float32", "exact")], [0])
+    found = measure_drift(AuditedModel.of(model), rows, [Series("float32", "exact")], [0])
     by_hand = []
     for row in rows:
         received = dense_received(model, row, 16).mean((0, 1)) / (LENGTH - torch.arange(LENGTH))
@@ -239,7 +240,7 @@ def test_overflow_is_not_a_number_and_no_zero():
     model = sharp_llama()
     model.model.layers[0].mlp.down_proj.weight.data *= 1e7
     rows = token_rows(1, LENGTH)
-    found = measure_drift(Subject.of(model), rows, [Series("float16"), Series("float32")], [0])
+    found = measure_drift(AuditedModel.of(model), rows, [Series("float16"), Series("float32")], [0])
     assert math.isnan(drift_of(found, "float16", 0).D)
     assert math.isfinite(drift_of(found, "float32", 0).D)
 
@@ -259,9 +260,9 @@ def test_overflow_is_not_a_number_and_no_zero():
         (([torch.zeros(8, dtype=torch.long)], [Series("float32")], [3, 3]), "given once"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(subject, arguments, said):
+def test_what_cannot_be_measured_is_refused(audited_model, arguments, said):
     with pytest.raises(RopewalkError, match=said):
-        measure_drift(subject, *arguments)
+        measure_drift(audited_model, *arguments)
 
 
 def test_rows_that_are_not_the_same_elsewhere_are_refused():
@@ -274,7 +275,7 @@ def test_rows_that_are_not_the_same_elsewhere_are_refused():
     method = LongRope(8, 1e4, (1.0,) * 4, (2.0,) * 4, 1.0, 64, start_tokens=4)
     setattr(parent, attribute, RotaryEmbedding(method))
     with pytest.raises(RopewalkError, match="LlamaForCausalLM runs with start tokens"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 @pytest.fixture
@@ -289,19 +290,19 @@ def matmul_settings():
     torch.set_float32_matmul_precision(before)
 
 
-def test_an_allowed_bfloat16_product_changes_nothing(subject, rows, matmul_settings):
-    before = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift
+def test_an_allowed_bfloat16_product_changes_nothing(audited_model, rows, matmul_settings):
+    before = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
     torch.set_float32_matmul_precision("medium")
-    after = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift
+    after = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
     assert before[0].D == after[0].D
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_one_allowed_for_a_backend_alone_changes_nothing(subject, rows, matmul_settings):
-    before = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+def test_one_allowed_for_a_backend_alone_changes_nothing(audited_model, rows, matmul_settings):
+    before = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
     for backend, coarse in zip(matmul_settings, ("tf32", "bf16"), strict=True):
         backend.fp32_precision = coarse
-    after = measure_drift(subject, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    after = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
     assert before == after
     assert [backend.fp32_precision for backend in matmul_settings] == ["tf32", "bf16"]
 
@@ -311,33 +312,33 @@ def test_an_unknown_dtype_is_refused():
         Series("int8")
 
 
-# The ladder
+# The ablation
 
 
-def test_all_steps_together_are_the_audited_arithmetic(runner, rows, subject):
-    rungs = {rung.step: rung for rung in ladder(runner, rows, LOW, [0])}
-    found = measure_drift(subject, rows, [Series("bfloat16")], [0])
-    assert pytest.approx(found.drift[0].D, rel=1e-9) == rungs["all"].D
-    assert rungs["none"].D < FLOAT64_FLOOR
-    assert rungs["none"].logit_error == 0
-    assert set(rungs) == {"none", *STEPS, "all"}
+def test_all_steps_together_are_the_audited_arithmetic(runner, rows, audited_model):
+    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, LOW, [0])}
+    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0])
+    assert pytest.approx(found.drift[0].D, rel=1e-9) == ablations["all"].D
+    assert ablations["none"].D < FLOAT64_FLOOR
+    assert ablations["none"].logit_error == 0
+    assert set(ablations) == {"none", *STEPS, "all"}
     # Their errors are independent, so that the whole is between the largest of them and their sum.
-    singles = [rungs[step].D for step in STEPS]
-    assert max(singles) < 1.5 * rungs["all"].D
-    assert 1.5 * sum(singles) > rungs["all"].D
+    singles = [ablations[step].D for step in STEPS]
+    assert max(singles) < 1.5 * ablations["all"].D
+    assert 1.5 * sum(singles) > ablations["all"].D
 
 
 def test_what_the_shift_does_not_touch_does_not_drift(runner, rows):
     """Rounding what is the same at both shifts gives the same; it is an error all the same, and the logits say so."""
-    rungs = {rung.step: rung for rung in ladder(runner, rows, LOW, [0])}
+    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, LOW, [0])}
     for step in ("softmax", "rest"):
-        assert rungs[step].D < FLOAT64_FLOOR
-        assert rungs[step].logit_error > 1e-5
-        assert rungs[step].kl > 0
+        assert ablations[step].D < FLOAT64_FLOOR
+        assert ablations[step].logit_error > 1e-5
+        assert ablations[step].kl > 0
 
 
 PLANTED = {
-    # Exact but for one step, which is coarse: the ladder must name that step, and no other may show.
+    # Exact but for one step, which is coarse: the ablation must name that step, and no other may show.
     "cos_sin": replace(EXACT, cos_sin=torch.bfloat16),
     "rotation": replace(EXACT, rotation=torch.bfloat16),
     "product": replace(EXACT, product="bfloat16", scores=torch.bfloat16),
@@ -346,9 +347,9 @@ PLANTED = {
 
 @pytest.mark.parametrize("step", PLANTED)
 def test_a_planted_error_is_named(runner, rows, step):
-    rungs = ladder(runner, rows, PLANTED[step], [0])
-    assert dominant_step(rungs, 0).step == step
-    assert all(rung.D < FLOAT64_FLOOR for rung in rungs if rung.step in set(STEPS) - {step})
+    ablations = ablate_steps(runner, rows, PLANTED[step], [0])
+    assert dominant_step(ablations, 0).step == step
+    assert all(ablated.D < FLOAT64_FLOOR for ablated in ablations if ablated.step in set(STEPS) - {step})
 
 
 def test_bfloat16_angles_of_the_model_itself_are_named():
@@ -362,41 +363,43 @@ def test_bfloat16_angles_of_the_model_itself_are_named():
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
     rows = token_rows(2, 128)
-    healthy = ladder(Runner(Subject.of(model), 1000), rows, LOW, [300])
+    healthy = ablate_steps(Runner(AuditedModel.of(model), 1000), rows, LOW, [300])
     assert dominant_step(healthy, 300).step != "angles"
     rotary.forward = rounded
-    planted = ladder(Runner(Subject.of(model), 1000), rows, LOW, [300])
+    planted = ablate_steps(Runner(AuditedModel.of(model), 1000), rows, LOW, [300])
     assert dominant_step(planted, 300).step == "angles"
 
 
 def test_a_ladder_answers_for_its_own_shifts_alone(runner, rows):
     with pytest.raises(RopewalkError, match="shift of 5"):
-        dominant_step(ladder(runner, rows[:1], LOW, [0]), 5)
+        dominant_step(ablate_steps(runner, rows[:1], LOW, [0]), 5)
 
 
-# The mends
+# The mitigations
 
 
 @pytest.fixture(scope="module")
-def mends(runner, rows):
+def mitigations(runner, rows):
     layouts = [PackedLayout.from_lengths([20, 30, 14], "full", 0)] * len(rows)
-    return {mend.name: mend for mend in measure_mends(runner, rows, layouts, LOW, 0, FAR)}
+    return {
+        mitigation.name: mitigation for mitigation in measure_mitigations(runner, rows, layouts, LOW, 0, FAR)
+    }
 
 
-def test_each_mend_of_arithmetic_drifts_less_than_the_one_before(mends):
+def test_each_mend_of_arithmetic_drifts_less_than_the_one_before(mitigations):
     order = ["fused attention", "float32 rotation", "tf32 attention", "float32 attention"]
-    drifts = [mends[name].D for name in order]
+    drifts = [mitigations[name].D for name in order]
     assert drifts == sorted(drifts, reverse=True)
     assert drifts[-1] < drifts[0] / 5
-    errors = [mends[name].logit_error for name in ("fused attention", "float32 attention")]
+    errors = [mitigations[name].logit_error for name in ("fused attention", "float32 attention")]
     assert errors[0] > errors[1]
 
 
-def test_positions_that_restart_cannot_drift(mends):
-    reset = mends["positions reset"]
+def test_positions_that_restart_cannot_drift(mitigations):
+    reset = mitigations["positions reset"]
     assert reset.D == reset.far_D == 0
     # They are as wrong as any, only the same everywhere.
-    assert reset.logit_error > mends["float32 attention"].logit_error
+    assert reset.logit_error > mitigations["float32 attention"].logit_error
 
 
 def test_what_the_anchor_truly_changes_is_not_called_drift(runner, rows):
@@ -407,7 +410,7 @@ def test_what_the_anchor_truly_changes_is_not_called_drift(runner, rows):
     row_layouts = [PackedLayout.from_lengths([30, 34], "full", 0)]
     (anchor,) = [
         m
-        for m in measure_mends(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), 0, 100)
+        for m in measure_mitigations(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), 0, 100)
         if m.name == "anchor layout"
     ]
     assert true_change > 0.1
@@ -474,10 +477,10 @@ def test_an_error_of_the_first_token_alone_is_ascribed_to_it(rows):
         both = torch.cat((angles, angles), dim=-1)[None]
         return both.cos(), both.sin()
 
-    subject = Subject.of(model)
+    audited_model = AuditedModel.of(model)
     rotary.forward = broken
     planted = replace(EXACT, angles="model")
-    first, others, whole = first_token_effects(Runner(subject, 1000), rows, planted, 0, 1)
+    first, others, whole = first_token_effects(Runner(audited_model, 1000), rows, planted, 0, 1)
     assert whole.D > 1e-3
     assert first.D_rounding == pytest.approx(whole.D, rel=1e-4)
     assert first.share_of_D == pytest.approx(1, abs=1e-4)
@@ -491,9 +494,9 @@ def test_rounding_all_tokens_is_rounding_the_rotation(runner, rows):
     rotation_alone = replace(
         LOW, scores=torch.float64, softmax=torch.float64, weights=torch.float64, rest=torch.float64
     )
-    rungs = {rung.step: rung for rung in ladder(runner, rows, rotation_alone, [0])}
+    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, rotation_alone, [0])}
     # The same but for the sums of q·k, which run in float32 there.
-    assert whole.D_rounding == pytest.approx(rungs["all"].D, rel=1e-3)
+    assert whole.D_rounding == pytest.approx(ablations["all"].D, rel=1e-3)
 
 
 def test_placements():
@@ -527,7 +530,7 @@ TABLE = {
 def trained():
     model, rows = stories()
     series = [Series("bfloat16"), Series("float32"), Series("float32", "exact")]
-    return measure_drift(Subject.of(model), rows, series, [0, 1000, 100_000, FAR])
+    return measure_drift(AuditedModel.of(model), rows, series, [0, 1000, 100_000, FAR])
 
 
 def test_a_trained_checkpoint_drifts_as_published_for_it(trained):
@@ -549,12 +552,12 @@ def test_a_trained_checkpoint_drifts_as_published_for_it(trained):
     assert drift_of(found, "bfloat16", 0).first_token_share < 0.01
 
 
-def test_a_random_twin_of_it_drifts_a_thousand_times_less(trained):
+def test_a_random_control_of_it_drifts_a_thousand_times_less(trained):
     model, rows = stories()
     torch.manual_seed(0)
-    twin = transformers.AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()
+    control = transformers.AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()
     assert STORIES.is_dir()
-    random = measure_drift(Subject.of(twin), rows[:4], [Series("bfloat16")], [0]).drift[0].D
+    random = measure_drift(AuditedModel.of(control), rows[:4], [Series("bfloat16")], [0]).drift[0].D
     # The table has 0.0092 and 10.9 for other rows.
     assert 0.0085 < random < 0.0105
     assert 900 < np.mean(drift_of(trained, "bfloat16", 0).per_sample[:4]) / random < 1300

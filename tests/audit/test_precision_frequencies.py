@@ -16,7 +16,7 @@ from ropewalk import RopewalkError
 from ropewalk.audit import effective_frequencies as frequencies
 from ropewalk.audit.effective_frequencies import angle_error_with_turns, rope_findings, rope_stages
 from ropewalk.models import held_rope as stages_room
-from ropewalk.models.intercept import Subject
+from ropewalk.models.intercept import AuditedModel
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 COMMON: dict[str, Any] = {
@@ -65,8 +65,8 @@ def model_of(family: str = "llama", **changes: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def subject_of(family: str = "llama", **changes: Any) -> Subject:
-    return Subject.of(model_of(family, **changes))
+def subject_of(family: str = "llama", **changes: Any) -> AuditedModel:
+    return AuditedModel.of(model_of(family, **changes))
 
 
 def by_name(stages: Any, layer_type: str | None = None) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def plain(pairs: int = PAIRS, theta: float = THETA) -> np.ndarray:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("position", [100, 20_000])
 def test_only_a_cast_changes_what_a_model_rotates_with(family, position):
-    subject = subject_of(family)
-    stages = rope_stages(subject, position)
-    for layer_type, method in subject.methods.items():
+    audited_model = subject_of(family)
+    stages = rope_stages(audited_model, position)
+    for layer_type, method in audited_model.methods.items():
         named = by_name(stages, layer_type)
         assert list(named) == ["config", "loaded", "to bfloat16", "to float16", "saved and loaded"]
         truth = method.frequencies(position + 1).inv_freq.numpy()
@@ -124,9 +124,9 @@ def test_only_a_cast_changes_what_a_model_rotates_with(family, position):
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_a_cast_is_that_of_the_frequencies_held(family, dtype):
     position = 200
-    subject = subject_of(family)
-    stages = rope_stages(subject, position)
-    for layer_type in subject.methods:
+    audited_model = subject_of(family)
+    stages = rope_stages(audited_model, position)
+    for layer_type in audited_model.methods:
         named = by_name(stages, layer_type)
         held = np.array(named["loaded"].inv_freq)
         cast, truth = ROUNDED[dtype](held), np.array(named["config"].inv_freq)
@@ -139,30 +139,30 @@ def test_a_cast_is_that_of_the_frequencies_held(family, dtype):
 
 
 def test_a_length_dependent_method_is_compared_in_the_same_situation():
-    subject = subject_of("longrope")
+    audited_model = subject_of("longrope")
     for position, factors in ((100, SHORT), (1000, LONG)):
-        loaded = by_name(rope_stages(subject, position))["loaded"]
+        loaded = by_name(rope_stages(audited_model, position))["loaded"]
         np.testing.assert_allclose(loaded.inv_freq, plain() / factors, rtol=FLOAT32_FREQUENCY)
-    longer = by_name(rope_stages(subject, 100, total_length=1000))["loaded"]
+    longer = by_name(rope_stages(audited_model, 100, total_length=1000))["loaded"]
     np.testing.assert_allclose(longer.inv_freq, plain() / LONG, rtol=FLOAT32_FREQUENCY)
-    np.testing.assert_allclose(subject.rotary.inv_freq, plain() / SHORT, rtol=FLOAT32_FREQUENCY)
+    np.testing.assert_allclose(audited_model.rotary.inv_freq, plain() / SHORT, rtol=FLOAT32_FREQUENCY)
 
 
 @pytest.mark.parametrize("family", ["llama", "longrope", "dynamic", "gemma3"])
 def test_the_model_stays_as_it_is(family):
     model = model_of(family)
     model.config.architectures = ["SomethingElse"]
-    subject = Subject.of(model)
-    before, config = deepcopy(dict(subject.rotary.named_buffers())), deepcopy(model.config.to_dict())
-    attributes = set(subject.rotary.__dict__)
+    audited_model = AuditedModel.of(model)
+    before, config = deepcopy(dict(audited_model.rotary.named_buffers())), deepcopy(model.config.to_dict())
+    attributes = set(audited_model.rotary.__dict__)
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    rope_stages(subject, 5000)
-    after = dict(subject.rotary.named_buffers())
+    rope_stages(audited_model, 5000)
+    after = dict(audited_model.rotary.named_buffers())
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(value, after[name])
         assert value.dtype == after[name].dtype
-    assert set(subject.rotary.__dict__) == attributes
+    assert set(audited_model.rotary.__dict__) == attributes
     assert model.config.to_dict() == config
     assert model.config.architectures == ["SomethingElse"]
     assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
@@ -172,10 +172,10 @@ def test_the_model_stays_as_it_is(family):
 def test_loading_in_a_dtype_keeps_what_casting_to_it_rounds(dtype, tmp_path):
     model_of().save_pretrained(tmp_path)
     load = transformers.AutoModelForCausalLM.from_pretrained
-    loaded = by_name(rope_stages(Subject.of(load(tmp_path, dtype=getattr(torch, dtype)).eval()), 1000))
+    loaded = by_name(rope_stages(AuditedModel.of(load(tmp_path, dtype=getattr(torch, dtype)).eval()), 1000))
     assert (loaded["loaded"].dtype, loaded["loaded"].cos_sin_dtype) == ("float32", dtype)
     assert loaded["loaded"].frequency_error < FLOAT32_FREQUENCY
-    cast = rope_stages(Subject.of(load(tmp_path).to(getattr(torch, dtype)).eval()), 1000)
+    cast = rope_stages(AuditedModel.of(load(tmp_path).to(getattr(torch, dtype)).eval()), 1000)
     named = by_name(cast)
     assert named["loaded"].dtype == dtype
     assert named["loaded"].inv_freq == tuple(ROUNDED[dtype](plain()))
@@ -188,7 +188,7 @@ def test_loading_in_a_dtype_keeps_what_casting_to_it_rounds(dtype, tmp_path):
 @pytest.mark.parametrize("family", ["llama", "llama3", "gemma3"])
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_a_cast_there_and_back_is_found_in_float32(family, dtype):
-    stages = rope_stages(Subject.of(model_of(family).to(getattr(torch, dtype)).float()), 1000)
+    stages = rope_stages(AuditedModel.of(model_of(family).to(getattr(torch, dtype)).float()), 1000)
     findings = [finding for finding in rope_findings(stages) if "once rounded" in finding]
     assert len(findings) == len({stage.layer_type for stage in stages}) == len(rope_findings(stages))
     assert all(f"inv_freq in float32, once rounded to {dtype}" in finding for finding in findings)
@@ -206,11 +206,11 @@ def test_finding_tells_percent_and_angle_with_whole_turns():
 @pytest.mark.parametrize("layer_type", [None, "sliding_attention"])
 def test_a_wrong_base_in_the_module_is_found(layer_type):
     model = model_of("llama" if layer_type is None else "gemma3")
-    rotary = Subject.of(model).rotary
+    rotary = AuditedModel.of(model).rotary
     held = rotary.inv_freq if layer_type is None else rotary.sliding_attention_inv_freq
     wrong = plain(theta=5e5)
     held.copy_(torch.from_numpy(wrong))
-    stages = rope_stages(Subject.of(model), 1000)
+    stages = rope_stages(AuditedModel.of(model), 1000)
     named = by_name(stages, layer_type)
     truth = np.array(named["config"].inv_freq)
     assert named["loaded"].frequency_error == pytest.approx(np.abs(wrong / truth - 1).max(), abs=1e-6)
@@ -229,7 +229,7 @@ def test_a_model_that_runs_unscaled_is_found():
     model = model_of()
     model.config.rope_parameters = dict(YARN)
     model.config.max_position_embeddings = 4096
-    stages = rope_stages(Subject.of(model), 1000)
+    stages = rope_stages(AuditedModel.of(model), 1000)
     named = by_name(stages)
     np.testing.assert_allclose(named["loaded"].inv_freq, plain(), rtol=FLOAT32_FREQUENCY)
     # The slowest pair should turn 16 times slower.
@@ -246,11 +246,11 @@ def test_a_base_that_the_round_trip_loses_is_found(monkeypatch):
         own(self, folder, **options)
         config.rope_parameters = before
 
-    subject = subject_of()
-    config, before = subject.model.config, subject.model.config.rope_parameters
+    audited_model = subject_of()
+    config, before = audited_model.model.config, audited_model.model.config.rope_parameters
     own = transformers.LlamaForCausalLM.save_pretrained
     monkeypatch.setattr(transformers.LlamaForCausalLM, "save_pretrained", save)
-    stages = rope_stages(subject, 1000)
+    stages = rope_stages(audited_model, 1000)
     named = by_name(stages)
     np.testing.assert_allclose(named["saved and loaded"].inv_freq, plain(theta=1e6), rtol=FLOAT32_FREQUENCY)
     (finding,) = (found for found in rope_findings(stages) if "saved" in found)
@@ -265,7 +265,7 @@ def test_frequencies_among_the_weights_are_shown(theta):
         layer.register_module("old", torch.nn.Module())
         layer.old.register_buffer("inv_freq", torch.from_numpy(plain(theta=theta)).float())
         layer.old.register_buffer("original_inv_freq", torch.ones(PAIRS))
-    stages = rope_stages(Subject.of(model), 1000)
+    stages = rope_stages(AuditedModel.of(model), 1000)
     (stage,) = (stage for stage in stages if stage.stage == "weights")
     assert stage.dtype == "float32"
     np.testing.assert_allclose(stage.inv_freq, plain(theta=theta), rtol=FLOAT32_FREQUENCY)
@@ -276,7 +276,7 @@ def test_frequencies_among_the_weights_are_shown(theta):
 def test_frequencies_of_another_size_among_the_weights_are_shown():
     model = model_of("gemma3")
     model.model.register_buffer("inv_freq", torch.ones(5))
-    stages = rope_stages(Subject.of(model), 1000)
+    stages = rope_stages(AuditedModel.of(model), 1000)
     (stage,) = (stage for stage in stages if stage.stage == "weights")
     assert math.isnan(stage.frequency_error)
     assert math.isnan(stage.angle_error)
@@ -296,15 +296,15 @@ def test_the_module_is_believed_by_what_comes_out():
             both = torch.cat((angles, angles), -1)
             return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
-    subject = subject_of()
-    rotary = deepcopy(subject.rotary)
+    audited_model = subject_of()
+    rotary = deepcopy(audited_model.rotary)
     own = type(rotary).forward
     rotary.forward = types.MethodType(halved, rotary)
-    stages = rope_stages(replace(subject, rotary=rotary), 1000)
+    stages = rope_stages(replace(audited_model, rotary=rotary), 1000)
     np.testing.assert_allclose(by_name(stages)["loaded"].inv_freq, plain() / 2, rtol=1e-6)
     assert "does not compute what the config says" in rope_findings(stages)[0]
 
-    stages = rope_stages(replace(subject, rotary=BareRotaryEmbedding()), 1000)
+    stages = rope_stages(replace(audited_model, rotary=BareRotaryEmbedding()), 1000)
     loaded = by_name(stages)["loaded"]
     np.testing.assert_allclose(loaded.inv_freq, plain(), rtol=1e-6)
     assert loaded.dtype == "float32"
@@ -330,8 +330,8 @@ def test_right_frequencies_with_wrong_angles_are_found():
 
 @pytest.mark.parametrize("family", ["llama", "yarn", "longrope", "gemma3"])
 def test_the_exact_module_is_exact_at_every_stage(family):
-    subject = subject_of(family)
-    ours = replace(subject, rotary=RotaryEmbedding(subject.methods))
+    audited_model = subject_of(family)
+    ours = replace(audited_model, rotary=RotaryEmbedding(audited_model.methods))
     stages = rope_stages(ours, 1_000_000)
     assert rope_findings(stages) == ()
     for stage in stages:
@@ -343,10 +343,10 @@ def test_the_exact_module_is_exact_at_every_stage(family):
 
 
 def test_positions_kept_unscaled_by_the_exact_module_are_no_error():
-    subject = subject_of("longrope")
-    method = subject.methods[None]
+    audited_model = subject_of("longrope")
+    method = audited_model.methods[None]
     assert isinstance(method, LongRope)
-    ours = replace(subject, rotary=RotaryEmbedding(replace(method, start_tokens=4)))
+    ours = replace(audited_model, rotary=RotaryEmbedding(replace(method, start_tokens=4)))
     assert rope_findings(rope_stages(ours, 1000)) == ()
 
 
@@ -354,9 +354,9 @@ def test_positions_kept_unscaled_by_the_exact_module_are_no_error():
 def test_a_large_model_is_judged_by_its_saved_config(family, monkeypatch):
     monkeypatch.setattr(frequencies, "LARGEST_ROUND_TRIP", 0)
     monkeypatch.setattr(stages_room, "save_model", None)
-    subject = subject_of(family)
-    stages = rope_stages(subject, 1000)
-    for layer_type in subject.methods:
+    audited_model = subject_of(family)
+    stages = rope_stages(audited_model, 1000)
+    for layer_type in audited_model.methods:
         named = by_name(stages, layer_type)
         assert "saved and loaded" not in named
         stage = named["config saved and loaded"]
@@ -402,7 +402,7 @@ def test_the_first_position_has_no_angle_to_be_wrong():
 
 def test_a_real_checkpoint(stories260k):
     model = transformers.AutoModelForCausalLM.from_pretrained(stories260k, dtype=torch.bfloat16)
-    named = by_name(rope_stages(Subject.of(model), 1_000_000))
+    named = by_name(rope_stages(AuditedModel.of(model), 1_000_000))
     truth = np.array([1, 0.1, 0.01, 0.001])
     np.testing.assert_allclose(named["config"].inv_freq, truth, rtol=1e-15)
     assert named["loaded"].dtype == named["saved and loaded"].dtype == "float32"
@@ -413,9 +413,9 @@ def test_a_real_checkpoint(stories260k):
 
 
 def test_a_lost_attention_factor_is_named():
-    subject = subject_of("yarn")
-    subject.rotary.attention_scaling = 1.0  # what a port of yarn forgets: 0.1 ln s + 1
-    stages = rope_stages(subject, 1000)
+    audited_model = subject_of("yarn")
+    audited_model.rotary.attention_scaling = 1.0  # what a port of yarn forgets: 0.1 ln s + 1
+    stages = rope_stages(audited_model, 1000)
     lost, meant = by_name(stages)["loaded"], by_name(stages)["config"]
     assert lost.attention_factor == pytest.approx(1.0, abs=1e-6)
     assert meant.attention_factor == pytest.approx(0.1 * np.log(YARN["factor"]) + 1, rel=1e-12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.audit import AuditSettings, Runner, Series, Subject, audit, measure_drift, stock_arithmetic
+from ropewalk.audit import AuditedModel, AuditSettings, Runner, Series, audit, measure_drift, stock_arithmetic
 from ropewalk.audit.passes import logit_difference, shifted
 from tests.audit.precision_cases import sharp_llama, token_rows
 
@@ -18,7 +18,7 @@ def test_drift_on_cuda_is_that_of_the_cpu():
     rows = token_rows(3, 128)
     series = [Series("bfloat16"), Series("float32"), Series("float32", "exact"), Series("float64")]
     cpu, cuda = (
-        measure_drift(Subject.of(sharp_llama().to(device)), rows, series, [0, 16, 100_000])
+        measure_drift(AuditedModel.of(sharp_llama().to(device)), rows, series, [0, 16, 100_000])
         for device in ("cpu", "cuda")
     )
     for here, there in zip(cpu.drift, cuda.drift, strict=True):
@@ -33,9 +33,9 @@ def test_drift_on_cuda_is_that_of_the_cpu():
 
 def test_a_whole_audit_on_cuda():
     found = audit(
-        sharp_llama().to("cuda"), token_rows(2, 128), AuditSettings(shifts=(0, 16, 1000), ladder_samples=1)
+        sharp_llama().to("cuda"), token_rows(2, 128), AuditSettings(shifts=(0, 16, 1000), ablation_samples=1)
     )
-    measured = {mend.name for mend in found.mends if mend.time_ratio is not None}
+    measured = {mitigation.name for mitigation in found.mitigations if mitigation.time_ratio is not None}
     assert {"fused attention", "float32 rotation", "float32 attention", "split product"} <= measured
 
 
@@ -51,7 +51,7 @@ def test_4096_tokens_of_seven_billion_parameters_fit_in_24_gib():
     )
     with torch.device("cuda"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    runner = Runner(Subject.of(model), 2_000_000)
+    runner = Runner(AuditedModel.of(model), 2_000_000)
     ids = torch.randint(0, 32000, (4096,))
     torch.cuda.reset_peak_memory_stats()
     found = [

@@ -5,13 +5,12 @@ import torch
 import transformers
 
 from ropewalk.attention.layout import PackedLayout
-from ropewalk.audit.ablation import RUNGS, rung_arithmetic
+from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.blockwise import streamed_attention
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
-from ropewalk.audit.passes import Runner
-from ropewalk.models.intercept import AttentionCall, LayerRotation, Subject
+from ropewalk.audit.passes import Runner, streamed_attention
+from ropewalk.models.intercept import AttentionCall, AuditedModel, LayerRotation
 
 CPU = torch.device("cpu")
 BLOCK = 2**18
@@ -24,14 +23,14 @@ BLOCKS = 4
 LAYER_TENSORS = 10
 """Tensors ``[length, hidden]`` that may be held at once: residual, queries, keys, values and their rotation."""
 
-KEPT = 2 * HEADS + 4
-"""Values a token that are kept of each layer: attention received and first score by head, two cuts of the row, and
-what every head of the layer sees and would give evenly."""
+KEPT = 2 * HEADS + 2
+"""Values a token that are kept of each layer: attention received and first score by head, and what every head of the
+layer sees and would give evenly."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-def runner(block_bytes=BLOCK, lengths=(LENGTH // 4, LENGTH // 2)):
+def runner(block_bytes=BLOCK):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=128,
@@ -42,7 +41,7 @@ def runner(block_bytes=BLOCK, lengths=(LENGTH // 4, LENGTH // 2)):
         max_position_embeddings=LENGTH,
     )
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    return Runner(Subject.of(model), LENGTH, lengths, block_bytes)
+    return Runner(AuditedModel.of(model), LENGTH, block_bytes)
 
 
 def peak(of, dtype, length):
@@ -68,7 +67,7 @@ def test_the_peak_of_a_pass_grows_with_the_row_and_not_with_its_square(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_without_blocks_the_same_pass_holds_a_whole_layers_scores(dtype):
     """The ruler sees what blocks avoid, so that the bounds above say something."""
-    whole = peak(runner(block_bytes=2**40, lengths=()), dtype, LENGTH)
+    whole = peak(runner(block_bytes=2**40), dtype, LENGTH)
     scores = HEADS * LENGTH**2 * stock_arithmetic(dtype).wide.itemsize
     assert whole >= 2 * scores
     assert whole > 5 * bound(dtype, LENGTH)
@@ -76,7 +75,7 @@ def test_without_blocks_the_same_pass_holds_a_whole_layers_scores(dtype):
 
 def test_a_layer_adds_what_is_kept_of_it_and_no_scores():
     of = runner()
-    decoder = of.subject.model.model
+    decoder = of.audited_model.model.model
     peaks = []
     for layers in (LAYERS, LAYERS - 1):
         decoder.layers = decoder.layers[:layers]
@@ -87,9 +86,9 @@ def test_a_layer_adds_what_is_kept_of_it_and_no_scores():
 def arithmetics():
     layout = PackedLayout.from_lengths([8, 8], "full", 0)
     for dtype in (torch.bfloat16, torch.float32):
-        for step in RUNGS:
+        for step in ABLATED:
             yield pytest.param(
-                rung_arithmetic(step, stock_arithmetic(dtype)), id=f"{str(dtype)[6:]} {step} alone"
+                ablation_arithmetic(step, stock_arithmetic(dtype)), id=f"{str(dtype)[6:]} {step} alone"
             )
         for name, change in changes(stock_arithmetic(dtype), layout).items():
             yield pytest.param(change.arithmetic, id=f"{str(dtype)[6:]} {name}")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ropewalk import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
-from ropewalk.audit.blockwise import block_edges, rotated, streamed_attention
 from ropewalk.audit.mitigation_costs import peak_bytes
+from ropewalk.audit.passes import block_edges, rotated, streamed_attention
 from ropewalk.models.intercept import AttentionCall, LayerRotation
 
 EPS = 2.0**-52
@@ -120,8 +120,7 @@ def cases(draw):
         draw(st.none() | st.floats(0.5, 30)),
         draw(st.sampled_from([0.3, 1.0, 3.0])),
     )
-    lengths = tuple(sorted(draw(st.sets(st.integers(1, length), max_size=3))))
-    return call, rotation, draw(layouts(length)), lengths, draw(st.integers(0, 10**6))
+    return call, rotation, draw(layouts(length)), draw(st.integers(0, 10**6))
 
 
 @st.composite
@@ -146,10 +145,10 @@ BLOCKS = st.sampled_from([1, 100, 1000, 5000, 2**40])
 @given(case=cases(), block_bytes=BLOCKS)
 @settings(max_examples=150)
 def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
-    call, rotation, layout, lengths, seed = case
+    call, rotation, layout, seed = case
     length = call.query.shape[1]
     angles = random_angles(seed, length, rotation.rotary_dim)
-    output, trace = streamed_attention(call, *tables(angles), rotation, EXACT, layout, lengths, block_bytes)
+    output, trace = streamed_attention(call, *tables(angles), rotation, EXACT, layout, block_bytes)
     expected, weights, scores = dense(call, angles, rotation, layout)
     allowed = weight_error(call, scores)
     largest = float(call.value.abs().max())
@@ -163,25 +162,7 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     assert trace.seen_by.tolist() == seen.sum(0).tolist()
     # Evenly: each query gives every token that it sees the same. Quotients of whole numbers, in float32.
     np.testing.assert_allclose(trace.even.numpy(), (seen / seen.sum(1)[:, None]).sum(0), rtol=length * 1.2e-7)
-    assert trace.received_by.shape == (len(lengths), length)
-    for n, row in zip(lengths, trace.received_by.numpy(), strict=True):
-        np.testing.assert_allclose(row, weights[:, :n].sum(1).mean(0), rtol=0, atol=length * allowed)
-        assert not row[n:].any()
     assert output.dtype == trace.received.dtype == trace.first_scores.dtype == torch.float64
-
-
-@given(case=cases(), name=st.sampled_from(sorted(ARITHMETICS)))
-def test_a_cut_row_receives_what_the_row_cut_off_there_does(case, name):
-    call, rotation, _, lengths, seed = case
-    arithmetic = ARITHMETICS[name]
-    angles = random_angles(seed, call.query.shape[1], rotation.rotary_dim)
-    _, whole = streamed_attention(call, *tables(angles), rotation, arithmetic, None, lengths)
-    for n, row in zip(lengths, whole.received_by, strict=True):
-        short = replace(call, query=call.query[:, :n], key=call.key[:, :n], value=call.value[:, :n])
-        _, alone = streamed_attention(short, *tables(angles[:n]), rotation, arithmetic, None, (n,))
-        atol = n * rounding_of(call, arithmetic)
-        torch.testing.assert_close(row[:n], alone.received.mean(0), rtol=0, atol=atol)
-        torch.testing.assert_close(alone.received_by[0], alone.received.mean(0), rtol=0, atol=n * EPS)
 
 
 def rounding_of(call, arithmetic):
@@ -199,17 +180,16 @@ def rounding_of(call, arithmetic):
 @given(case=cases(), name=st.sampled_from(sorted(ARITHMETICS)), block_bytes=BLOCKS)
 @settings(max_examples=150)
 def test_the_size_of_a_block_changes_no_more_than_the_order_of_sums(case, name, block_bytes):
-    call, rotation, layout, lengths, seed = case
+    call, rotation, layout, seed = case
     arithmetic = ARITHMETICS[name]
     length = call.query.shape[1]
     angles = random_angles(seed, length, rotation.rotary_dim)
     (a, one), (b, other) = (
-        streamed_attention(call, *tables(angles), rotation, arithmetic, layout, lengths, size)
+        streamed_attention(call, *tables(angles), rotation, arithmetic, layout, size)
         for size in (block_bytes, 2**40)
     )
     allowed = rounding_of(call, arithmetic)
     torch.testing.assert_close(one.received, other.received, rtol=0, atol=length * allowed)
-    torch.testing.assert_close(one.received_by, other.received_by, rtol=0, atol=length * allowed)
     largest = float(call.value.abs().max())
     atol = (allowed + torch.finfo(arithmetic.rest).eps) * largest
     torch.testing.assert_close(a, b, rtol=0, atol=2 * atol)
@@ -260,9 +240,9 @@ def test_a_first_token_out_of_sight_has_no_score(name, hidden):
 
 
 @given(case=cases())
-@example(case=(random_call(1, 2, 1, 5, 4), LayerRotation(None, 4, "interleaved"), None, (), 1))
+@example(case=(random_call(1, 2, 1, 5, 4), LayerRotation(None, 4, "interleaved"), None, 1))
 def test_a_rotation_is_a_product_of_complex_numbers(case):
-    call, rotation, _, _, seed = case
+    call, rotation, _, seed = case
     angles = random_angles(seed, call.query.shape[1], rotation.rotary_dim)
     found = rotated(call.query, *tables(angles), rotation, EXACT).numpy()
     largest = float(call.query.abs().max())
@@ -355,7 +335,7 @@ def test_blocks_are_of_a_size_that_suits_the_device(device, length, block_bytes,
     assert edges == sorted({*range(0, length, queries), 33, length})
 
 
-def held_at_once(length, arithmetic, block_bytes, lengths=()):
+def held_at_once(length, arithmetic, block_bytes):
     """Bytes at the peak, and the bytes of what is as long as the row: a dozen tensors like the queries."""
     heads, head_dim = 2, 4
     call = random_call(0, heads, heads, length, head_dim)
@@ -364,9 +344,7 @@ def held_at_once(length, arithmetic, block_bytes, lengths=()):
     )
     angles = tables(random_angles(0, length, head_dim))
     rotation = LayerRotation(None, head_dim, "halves")
-    peak = peak_bytes(
-        lambda: streamed_attention(call, *angles, rotation, arithmetic, None, lengths, block_bytes), CPU
-    )
+    peak = peak_bytes(lambda: streamed_attention(call, *angles, rotation, arithmetic, None, block_bytes), CPU)
     return peak, 12 * heads * length * head_dim * 8
 
 

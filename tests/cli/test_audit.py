@@ -12,8 +12,8 @@ import transformers
 from ropewalk.cli.app import main
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
-FEW = ("--samples", "2", "--ladder-samples", "1", "--shifts", "0,16,1000")
-PICTURES = {"drift", "samples", "tokens", "lengths", "heads", "first-token", "ladder", "mends"}
+FEW = ("--samples", "2", "--ablation-samples", "1", "--shifts", "0,16,1000")
+PICTURES = {"drift", "samples", "tokens", "lengths", "heads", "first-token", "ablation", "mitigations"}
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,22 @@ def audited(
 
 def test_json_has_the_lists_that_were_promised(audited: tuple[dict[str, Any], Path]) -> None:
     said, _ = audited
-    assert {"drift", "ladder", "mends", "rope", "first_token", "lengths", "sweep", "heads", "finding"} <= set(
-        said
-    )
+    assert {
+        "drift",
+        "ablation",
+        "mitigations",
+        "rope",
+        "first_token",
+        "lengths",
+        "sweep",
+        "heads",
+        "finding",
+    } <= set(said)
     assert {"dtype", "parameters", "delta1", "delta2", "D", "first_token_share"} <= set(said["drift"][0])
     assert {"delta1", "delta2", "D"} == set(said["sweep"][0])
     assert (said["near"], said["far"], said["delta2"]) == (0, 1000, 16)
-    assert {"step", "D", "logit_error"} <= set(said["ladder"][0])
-    assert {"name", "D", "logit_error", "time_ratio", "memory_ratio"} <= set(said["mends"][0])
+    assert {"step", "D", "logit_error"} <= set(said["ablation"][0])
+    assert {"name", "D", "logit_error", "time_ratio", "memory_ratio"} <= set(said["mitigations"][0])
     assert {"stage", "inv_freq", "dtype"} <= set(said["rope"][0])
     of_drift = {(d["dtype"], d["angles"], d["parameters"], d["delta1"]) for d in said["drift"]}
     assert of_drift == {
@@ -75,10 +83,10 @@ def test_figures_are_those_of_one_audit(audited: tuple[dict[str, Any], Path]) ->
     said, _ = audited
     same = [d for d in said["drift"] if d["delta1"] == d["delta2"]]
     assert all(d["D"] == 0 and d["first_token_share"] is None for d in same)
-    whole = next(r for r in said["ladder"] if r["step"] == "all" and r["delta1"] == 0)
-    eager = next(m for m in said["mends"] if m["name"] == "eager attention")
+    whole = next(r for r in said["ablation"] if r["step"] == "all" and r["delta1"] == 0)
+    eager = next(m for m in said["mitigations"] if m["name"] == "eager attention")
     assert whole["D"] == pytest.approx(eager["D"], rel=1e-6)
-    assert next(m for m in said["mends"] if m["name"] == "fused attention")["time_ratio"] == 1
+    assert next(m for m in said["mitigations"] if m["name"] == "fused attention")["time_ratio"] == 1
     stages = {stage["stage"]: stage for stage in said["rope"]}
     assert {"config", "loaded", "to bfloat16", "to float16", "saved and loaded"} == set(stages)
     assert stages["to bfloat16"]["frequency_error"] > 1e-4 > stages["loaded"]["frequency_error"]
@@ -93,7 +101,9 @@ def test_every_picture_is_drawn(audited: tuple[dict[str, Any], Path]) -> None:
 def test_tables_and_sentences_for_people(
     checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["audit", str(checkpoint), "--text", str(text), *FEW, "--no-twin", "--no-costs"]) == 0
+    assert (
+        main(["audit", str(checkpoint), "--text", str(text), *FEW, "--no-random-control", "--no-costs"]) == 0
+    )
     said = capsys.readouterr()
     assert said.out.startswith("In bfloat16, a row of 96 tokens attends otherwise at position 0 than at 16: ")
     assert "of all attention lands on other tokens (D = " in said.out

@@ -13,7 +13,7 @@ from ropewalk import EngineError, RopewalkError
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.passes import Runner, shifted
 from ropewalk.models import intercept
-from ropewalk.models.intercept import Subject, intercepted, kept_in_float32, random_parameters
+from ropewalk.models.intercept import AuditedModel, intercepted, kept_in_float32, random_parameters
 from ropewalk.models.rotary import rotary_module
 from tests.models.families import COMMON, FAMILIES, tiny_model
 
@@ -84,20 +84,20 @@ def loaded_as(model, dtype):
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def subject(request):
-    return Subject.of(tiny(request.param))
+def audited_model(request):
+    return AuditedModel.of(tiny(request.param))
 
 
 @pytest.fixture(scope="module")
-def exact_logits(subject):
+def exact_logits(audited_model):
     """For each shift the logits of a float64 pass, computed once."""
-    return cache(lambda shift: logits(Runner(subject, 1024), row(), EXACT, shift))
+    return cache(lambda shift: logits(Runner(audited_model, 1024), row(), EXACT, shift))
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_float32_logits_are_those_of_eager_attention(subject, shift):
-    model, ids = subject.model, row()
-    found = logits(Runner(subject, 1024), ids, stock_arithmetic(torch.float32), shift)
+def test_float32_logits_are_those_of_eager_attention(audited_model, shift):
+    model, ids = audited_model.model, row()
+    found = logits(Runner(audited_model, 1024), ids, stock_arithmetic(torch.float32), shift)
     expected = stock_logits(model, ids, shift)
     largest = float(expected.abs().max())
     assert largest > 0.1
@@ -106,13 +106,13 @@ def test_float32_logits_are_those_of_eager_attention(subject, shift):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_half_precision_errs_as_eager_attention_does(subject, exact_logits, dtype, shift):
+def test_half_precision_errs_as_eager_attention_does(audited_model, exact_logits, dtype, shift):
     """No more than twice the deviation of the model itself from float64, and no less than half of it."""
     ids = row()
-    runner = Runner(subject, 1024)
+    runner = Runner(audited_model, 1024)
     exact = exact_logits(shift)
     ours = logits(runner, ids, stock_arithmetic(dtype), shift)
-    eager = stock_logits(loaded_as(subject.model, dtype), ids, shift).double()
+    eager = stock_logits(loaded_as(audited_model.model, dtype), ids, shift).double()
     deviation, stock = (float((x - exact).square().mean().sqrt()) for x in (ours, eager))
     # The model rounds its logits once more than we do.
     rounding = torch.finfo(dtype).eps * float(exact.square().mean().sqrt())
@@ -122,14 +122,16 @@ def test_half_precision_errs_as_eager_attention_does(subject, exact_logits, dtyp
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_attention_received_is_the_column_sum_of_the_models_own(subject, shift):
-    model, ids = subject.model, row()
+def test_attention_received_is_the_column_sum_of_the_models_own(audited_model, shift):
+    model, ids = audited_model.model, row()
     with torch.no_grad():
         out = model(
             ids[None], position_ids=shifted(LENGTH, shift)[None], use_cache=False, output_attentions=True
         )
     expected = torch.stack([attention[0].double().sum(-2) for attention in out.attentions])
-    found = Runner(subject, 1024).run(ids, stock_arithmetic(torch.float32), shifted(LENGTH, shift)).received
+    found = (
+        Runner(audited_model, 1024).run(ids, stock_arithmetic(torch.float32), shifted(LENGTH, shift)).received
+    )
     # Each of LENGTH weights of at most 1.
     assert (found - expected).abs().max() <= LENGTH * units(model, torch.float32)
     assert (expected - expected.mean(-1, keepdim=True)).abs().max() > 1
@@ -149,7 +151,7 @@ def test_attention_received_is_the_column_sum_of_the_models_own(subject, shift):
 )
 def test_a_sliding_window_shorter_than_the_row_is_the_models_own(family, more):
     model, ids = tiny(family, **more), row()
-    runner = Runner(Subject.of(model), LENGTH)
+    runner = Runner(AuditedModel.of(model), LENGTH)
     expected = stock_logits(model, ids)
     found = logits(runner, ids, stock_arithmetic(torch.float32))
     assert (found - expected).abs().max() <= units(model, torch.float32) * expected.abs().max()
@@ -159,7 +161,7 @@ def test_a_sliding_window_shorter_than_the_row_is_the_models_own(family, more):
 
 
 def rotations(family):
-    return [(one.rotary_dim, one.style) for one in Subject.of(tiny_model(family)).layers]
+    return [(one.rotary_dim, one.style) for one in AuditedModel.of(tiny_model(family)).layers]
 
 
 def test_layers_without_positions_are_found():
@@ -185,9 +187,9 @@ def test_rotated_dimensions_and_their_pairs_are_found(family, expected):
 
 
 def test_each_layer_has_the_frequencies_of_its_type():
-    subject = Subject.of(tiny_model("gemma3"))
-    assert [one.layer_type for one in subject.layers] == subject.model.config.layer_types
-    assert len(set(subject.model.config.layer_types)) == 2
+    audited_model = AuditedModel.of(tiny_model("gemma3"))
+    assert [one.layer_type for one in audited_model.layers] == audited_model.model.config.layer_types
+    assert len(set(audited_model.model.config.layer_types)) == 2
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_each_layer_has_the_frequencies_of_its_type():
 def test_a_config_may_name_layer_types_that_no_layer_has(name, more):
     model = other(name, num_hidden_layers=2, **more)
     expected = stock_logits(model, row())
-    found = logits(Runner(Subject.of(model), LENGTH), row(), stock_arithmetic(torch.float32))
+    found = logits(Runner(AuditedModel.of(model), LENGTH), row(), stock_arithmetic(torch.float32))
     assert (found - expected).abs().max() <= units(model, torch.float32) * expected.abs().max()
 
 
@@ -232,10 +234,10 @@ TRACED = {
 
 @pytest.fixture(scope="module", params=sorted(TRACED))
 def traced(request):
-    """A subject with a padding token, under the attention that transformers takes by default."""
+    """A audited_model with a padding token, under the attention that transformers takes by default."""
     model = tiny(request.param, **TRACED[request.param])
     model.set_attn_implementation("sdpa")
-    return Subject.of(model)
+    return AuditedModel.of(model)
 
 
 @contextmanager
@@ -255,7 +257,7 @@ def test_looking_at_a_model_changes_nothing(family):
     model = tiny(family, **TRACED[family]).eval()
     model.set_attn_implementation("sdpa")
     before = state_of(model)
-    Subject.of(model)
+    AuditedModel.of(model)
     assert state_of(model) == before
 
 
@@ -304,7 +306,7 @@ def test_an_embedding_called_by_keyword_keeps_its_padding_token():
 
 def test_the_models_own_attention_outside_of_an_audit_is_not_ours():
     model = tiny("llama")
-    Subject.of(model)
+    AuditedModel.of(model)
     expected = stock_logits(model, row())
     model.set_attn_implementation(intercept.NAME)
     with pytest.raises(EngineError, match="LlamaAttention was called with the audit's attention outside"):
@@ -322,7 +324,7 @@ def far(runner, ids, near=0, distant=1_000_003):
 def test_float64_logits_do_not_depend_on_where_the_row_stands(family):
     """Norms and routers of these families compute in float32 whatever the model's dtype, unless told otherwise."""
     model, ids = tiny(family), row()
-    runner = Runner(Subject.of(model), 1_100_000)
+    runner = Runner(AuditedModel.of(model), 1_100_000)
     # An angle of a million radians is off by 1e6 * 2^-53 = 1e-10; norms of small queries amplify it.
     assert far(runner, ids) <= 1e-9
     if family != "qwen3_moe":  # The experts' grouped product has no float64.
@@ -334,7 +336,7 @@ def test_float64_logits_do_not_depend_on_where_the_row_stands(family):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "qwen3_moe"])
 def test_without_the_rule_that_keeps_float64_the_norms_would_round(family, monkeypatch):
     model, ids = tiny(family), row()
-    runner = Runner(Subject.of(model), 1024)
+    runner = Runner(AuditedModel.of(model), 1024)
     # One position further: angles lose nothing, so only float64 roundings are left, some of them amplified.
     assert far(runner, ids, 0, 1) <= 2**14 * torch.finfo(torch.float64).eps
     kept = logits(runner, ids, EXACT)
@@ -364,7 +366,7 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
 
 def test_gpt_oss_is_refused_for_its_sinks():
     with pytest.raises(EngineError, match="GptOssForCausalLM has learned attention sinks"):
-        Subject.of(other("GptOssConfig", head_dim=8, num_local_experts=2, rope_parameters=PLAIN))
+        AuditedModel.of(other("GptOssConfig", head_dim=8, num_local_experts=2, rope_parameters=PLAIN))
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
@@ -387,26 +389,26 @@ LATENT = {
 
 def test_latent_attention_is_refused():
     with pytest.raises(RopewalkError, match="multi-head latent attention"):
-        Subject.of(other("DeepseekV3Config", **LATENT))
+        AuditedModel.of(other("DeepseekV3Config", **LATENT))
 
 
 def test_norms_after_the_rotation_are_refused():
     with pytest.raises(
         EngineError, match="layer 0 of HunYuanDenseV1ForCausalLM does more to queries and keys"
     ):
-        Subject.of(other("HunYuanDenseV1Config", head_dim=8))
+        AuditedModel.of(other("HunYuanDenseV1Config", head_dim=8))
 
 
 def test_a_model_without_rope_is_refused():
     config = transformers.GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=97)
     with pytest.raises(RopewalkError, match="does not use RoPE"):
-        Subject.of(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+        AuditedModel.of(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
 
 def test_complex_frequencies_are_refused_by_name():
     model = other("Llama4TextConfig", head_dim=8, num_local_experts=2, intermediate_size_mlp=48)
     with pytest.raises(EngineError, match="Llama4"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def test_a_model_that_takes_no_attention_from_outside_is_refused_by_name():
@@ -415,34 +417,34 @@ def test_a_model_that_takes_no_attention_from_outside_is_refused_by_name():
     )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with pytest.raises(EngineError, match="FalconForCausalLM"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def test_layers_that_are_no_attention_and_cannot_run_in_float64_are_refused_by_name():
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16}
     model = other("Qwen3NextConfig", head_dim=8, moe_intermediate_size=16, **experts)
     with pytest.raises(EngineError, match="Qwen3NextForCausalLM"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def test_a_quantised_model_is_refused():
     model = tiny_model("llama")
     model.is_quantized = True
     with pytest.raises(EngineError, match="LlamaForCausalLM is quantised"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def test_a_config_that_is_not_causal_is_refused():
     model = tiny_model("llama")
     model.config.is_causal = False
     with pytest.raises(EngineError, match="LlamaForCausalLM attends in both directions"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def test_bidirectional_attention_is_refused_however_the_config_says_it():
     model = other("Gemma3TextConfig", head_dim=8, num_hidden_layers=6, use_bidirectional_attention=True)
     with pytest.raises(EngineError, match=r"Gemma3.* attends in both directions"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def refused_or_right(model, length=LENGTH, shift=0):
@@ -450,7 +452,7 @@ def refused_or_right(model, length=LENGTH, shift=0):
     ids = row(length)
     name, found, message = type(model).__name__, None, ""
     try:
-        runner = Runner(Subject.of(model), 4096)
+        runner = Runner(AuditedModel.of(model), 4096)
         found = logits(runner, ids, stock_arithmetic(torch.float32), shift)
     except EngineError as error:
         message = str(error)
@@ -465,7 +467,7 @@ def refused_or_right(model, length=LENGTH, shift=0):
 def test_stablelm_runs_as_it_is():
     for norms in (False, True):
         model = other("StableLmConfig", qk_layernorm=norms)
-        assert {(one.rotary_dim, one.style) for one in Subject.of(model).layers} == {(2, "halves")}
+        assert {(one.rotary_dim, one.style) for one in AuditedModel.of(model).layers} == {(2, "halves")}
         refused_or_right(model, shift=137)
 
 
@@ -502,7 +504,7 @@ def test_a_model_with_a_rotary_module_a_layer_is_refused():
     model = tiny_model("llama")
     model.model.layers[0].rotary = type(model.model.rotary_emb)(model.config)
     with pytest.raises(RopewalkError, match="LlamaForCausalLM has not exactly one rotary module"):
-        Subject.of(model)
+        AuditedModel.of(model)
 
 
 def parameters_of(model):
@@ -515,7 +517,7 @@ def equal(a, b):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_random_twin_lasts_as_long_as_its_context(dtype, fails):
+def test_a_random_control_lasts_as_long_as_its_context(dtype, fails):
     model = tiny_model("qwen2", dtype)
     before, logits_before = parameters_of(model), stock_logits(model, row())
     try:
@@ -536,7 +538,7 @@ def test_a_random_twin_lasts_as_long_as_its_context(dtype, fails):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_random_twin_leaves_config_and_attention_as_they_were(fails):
+def test_a_random_control_leaves_config_and_attention_as_they_were(fails):
     model = tiny("llama", pad_token_id=0)
     model.set_attn_implementation("sdpa")
     before = state_of(model)
@@ -549,7 +551,7 @@ def test_a_random_twin_leaves_config_and_attention_as_they_were(fails):
     assert state_of(model) == before
 
 
-def test_a_seed_has_one_random_twin():
+def test_a_seed_has_one_random_control():
     model = tiny_model("llama")
     drawn = []
     for seed in (1, 1, 2):
@@ -559,7 +561,7 @@ def test_a_seed_has_one_random_twin():
     assert not equal(drawn[0], drawn[2])
 
 
-def test_a_random_twin_draws_nothing_from_the_generator():
+def test_a_random_control_draws_nothing_from_the_generator():
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     with random_parameters(tiny_without_drawing(), 1):
@@ -572,7 +574,7 @@ def tiny_without_drawing():
         return tiny_model("llama")
 
 
-def test_tied_embeddings_stay_tied_in_a_random_twin():
+def test_tied_embeddings_stay_tied_in_a_random_control():
     model = tiny("gemma2", tie_word_embeddings=True)
     before = model.model.embed_tokens.weight
     assert model.lm_head.weight is before
@@ -584,9 +586,9 @@ def test_tied_embeddings_stay_tied_in_a_random_twin():
     assert before.data_ptr() == place
 
 
-def test_a_random_twin_attends_almost_evenly_where_the_model_does_not():
+def test_a_random_control_attends_almost_evenly_where_the_model_does_not():
     model = tiny("llama")
-    runner = Runner(Subject.of(model), LENGTH)
+    runner = Runner(AuditedModel.of(model), LENGTH)
     even = (1 / torch.arange(1, LENGTH + 1, dtype=torch.float64)).sum()
 
     def unevenness():
@@ -597,7 +599,7 @@ def test_a_random_twin_attends_almost_evenly_where_the_model_does_not():
         assert unevenness() < trained / 10
 
 
-def test_a_model_that_its_config_does_not_make_has_no_random_twin():
+def test_a_model_that_its_config_does_not_make_has_no_random_control():
     model = tiny_model("llama")
     model.model.layers[0].extra = torch.nn.Parameter(torch.zeros(3))
     with pytest.raises(
@@ -608,23 +610,23 @@ def test_a_model_that_its_config_does_not_make_has_no_random_twin():
 
 def test_blocks_do_not_change_a_pass():
     """One query a block or all in one: float64 sums differ by their order alone."""
-    subject = Subject.of(tiny("gemma2"))
-    a, b = (logits(Runner(subject, LENGTH, (), size), row(), EXACT) for size in (1, 2**30))
+    audited_model = AuditedModel.of(tiny("gemma2"))
+    a, b = (logits(Runner(audited_model, LENGTH, size), row(), EXACT) for size in (1, 2**30))
     assert (a - b).abs().max() <= 2**12 * torch.finfo(torch.float64).eps * a.abs().max()
 
 
 @pytest.mark.parametrize("step", ["cos_sin", "rotation", "scores", "softmax", "weights", "rest"])
 def test_every_step_alone_changes_the_logits_by_its_own_rounding(step):
-    subject = Subject.of(tiny("llama"))
-    runner = Runner(subject, LENGTH)
+    audited_model = AuditedModel.of(tiny("llama"))
+    runner = Runner(audited_model, LENGTH)
     exact = logits(runner, row(), EXACT)
     errors = [
         float((logits(runner, row(), replace(EXACT, **{step: dtype})) - exact).abs().max())
         for dtype in (torch.float32, torch.bfloat16)
     ]
     # 16 bits lie between the two dtypes; logits are near 1.
-    assert 0 < errors[0] <= units(subject.model, torch.float32)
-    assert 2**10 * errors[0] < errors[1] <= units(subject.model, torch.bfloat16)
+    assert 0 < errors[0] <= units(audited_model.model, torch.float32)
+    assert 2**10 * errors[0] < errors[1] <= units(audited_model.model, torch.bfloat16)
 
 
 def test_what_transformers_keeps_in_float32_is_kept(tmp_path):
@@ -655,7 +657,7 @@ def test_what_transformers_keeps_in_float32_is_kept(tmp_path):
     assert kept_in_float32(loaded[torch.float32], torch.float32) == set()
 
 
-def test_the_random_twin_has_no_learned_buffer():
+def test_the_random_control_has_no_learned_buffer():
     """Routers keep what they learned of balance in a buffer that is saved."""
     config = transformers.Glm4MoeConfig(
         vocab_size=97,

@@ -1,4 +1,4 @@
-"""How far arithmetic breaks relative positions in a model, in which step, and what mends it.
+"""How far arithmetic breaks relative positions in a model, in which step, and what mitigates it.
 
 Names are imported on first use: reading results needs no torch.
 """
@@ -8,42 +8,53 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.audit.ablation import dominant_step, ladder
-    from ropewalk.audit.arithmetic import EXACT, STEPS, Arithmetic, stock_arithmetic
+    from ropewalk.audit.ablation import ablate_steps
+    from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
     from ropewalk.audit.drift import Series, measure_drift
     from ropewalk.audit.effective_frequencies import angle_error_with_turns, rope_findings, rope_stages
     from ropewalk.audit.first_token import first_token_effects
-    from ropewalk.audit.mitigations import measure_mends
-    from ropewalk.audit.passes import Runner, Subject, logit_difference
-    from ropewalk.audit.results import Audit, Drift, FirstTokenEffect, Mend, RopeStage, Rung, Sink
+    from ropewalk.audit.mitigations import measure_mitigations
+    from ropewalk.audit.passes import Runner, logit_difference
+    from ropewalk.audit.results import (
+        STEPS,
+        Audit,
+        Drift,
+        FirstTokenEffect,
+        Mitigation,
+        RopeStage,
+        Sink,
+        StepAblation,
+        dominant_step,
+        finding,
+    )
     from ropewalk.audit.run import AuditSettings, audit, forward_passes
-    from ropewalk.audit.summary import finding
+    from ropewalk.models.intercept import AuditedModel
 
 _HOMES = {
     "EXACT": "arithmetic",
-    "STEPS": "arithmetic",
+    "STEPS": "results",
     "Arithmetic": "arithmetic",
     "Audit": "results",
     "AuditSettings": "run",
     "Drift": "results",
     "FirstTokenEffect": "results",
-    "Mend": "results",
+    "Mitigation": "results",
     "RopeStage": "results",
-    "Rung": "results",
+    "StepAblation": "results",
     "Runner": "passes",
     "Series": "drift",
     "Sink": "results",
-    "Subject": "passes",
+    "AuditedModel": "passes",
     "angle_error_with_turns": "effective_frequencies",
     "audit": "run",
-    "dominant_step": "ablation",
-    "finding": "summary",
+    "dominant_step": "results",
+    "finding": "results",
     "first_token_effects": "first_token",
     "forward_passes": "run",
-    "ladder": "ablation",
+    "ablate_steps": "ablation",
     "logit_difference": "passes",
     "measure_drift": "drift",
-    "measure_mends": "mitigations",
+    "measure_mitigations": "mitigations",
     "rope_findings": "effective_frequencies",
     "rope_stages": "effective_frequencies",
     "stock_arithmetic": "arithmetic",
@@ -55,25 +66,25 @@ __all__ = [
     "Arithmetic",
     "Audit",
     "AuditSettings",
+    "AuditedModel",
     "Drift",
     "FirstTokenEffect",
-    "Mend",
+    "Mitigation",
     "RopeStage",
-    "Rung",
     "Runner",
     "Series",
     "Sink",
-    "Subject",
+    "StepAblation",
+    "ablate_steps",
     "angle_error_with_turns",
     "audit",
     "dominant_step",
     "finding",
     "first_token_effects",
     "forward_passes",
-    "ladder",
     "logit_difference",
     "measure_drift",
-    "measure_mends",
+    "measure_mitigations",
     "rope_findings",
     "rope_stages",
     "stock_arithmetic",

@@ -1,4 +1,4 @@
-"""The ladder: the error of each step alone, by computing everything in float64 except that step."""
+"""The ablation: the error of each step alone, by computing everything in float64 except that step."""
 
 from __future__ import annotations
 
@@ -9,84 +9,65 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
-from ropewalk.audit.arithmetic import EXACT, STEPS, Arithmetic
-from ropewalk.audit.difference import Term, differences
+from ropewalk.audit.arithmetic import EXACT, Arithmetic
 from ropewalk.audit.drift import Advance
-from ropewalk.audit.passes import LogitDifference, Pass, Runner, logit_difference, shifted
-from ropewalk.audit.results import Rung
-from ropewalk.errors import RopewalkError
+from ropewalk.audit.passes import LogitDifference, Pass, Runner, Term, differences, logit_difference, shifted
+from ropewalk.audit.results import STEPS, StepAblation
 
-RUNGS = ("none", *STEPS, "all")
-"""The rows of a ladder: all in float64, each step alone in the audited arithmetic, and all of it."""
+ABLATED = ("none", *STEPS, "all")
+"""The rows of a ablation: all in float64, each step alone in the audited arithmetic, and all of it."""
 
 
-def rung_arithmetic(step: str, audited: Arithmetic) -> Arithmetic:
-    """The arithmetic of a rung by its name in ``RUNGS``."""
+def ablation_arithmetic(step: str, audited: Arithmetic) -> Arithmetic:
+    """The arithmetic of a ablated by its name in ``ABLATED``."""
     if step == "none":
         return EXACT
     return audited if step == "all" else EXACT.with_step(step, of=audited)
 
 
-def ladder(
+def ablate_steps(
     runner: Runner,
     rows: Sequence[Tensor],
     audited: Arithmetic,
     shifts: Sequence[int],
     delta2: int = 16,
     advance: Advance | None = None,
-) -> tuple[Rung, ...]:
+) -> tuple[StepAblation, ...]:
     """D and the error of the logits with one step at a time in the audited arithmetic.
 
     Args:
         runner: of the model.
         rows: int64 ``[length]`` each.
         audited: the arithmetic to explain.
-        shifts: delta1 of each ladder, tokens; near and far, since angles fail far away only.
+        shifts: delta1 of each ablation, tokens; near and far, since angles fail far away only.
         delta2: the shift compared with.
         advance: called after each forward pass.
 
     Returns:
-        A rung for each of ``RUNGS`` and shift, means over rows.
+        A row for each of ``ABLATED`` and shift, means over rows.
 
     Raises:
         RopewalkError: if a shift is beyond the runner's ``total_length``.
     """
-    sums = {(step, shift): Comparison() for shift in shifts for step in RUNGS}
+    sums = {(step, shift): Comparison() for shift in shifts for step in ABLATED}
     for row in rows:
         exact: dict[int, Pass] = {}
-        for step in RUNGS:
-            used = rung_arithmetic(step, audited)
+        for step in ABLATED:
+            used = ablation_arithmetic(step, audited)
             found = run_shifts(runner, row, used, [*shifts, delta2], advance)
             exact = exact or found
             changes = shift_changes(runner, found, shifts, delta2)
             for shift in shifts:
                 sums[step, shift].add(runner, changes[shift], found[shift], found[delta2], exact[shift])
     return tuple(
-        Rung(step, shift, delta2, total.D, total.logit_error, total.logit_difference, total.kl)
+        StepAblation(step, shift, delta2, total.D, total.logit_error, total.logit_difference, total.kl)
         for (step, shift), total in sums.items()
     )
 
 
-def passes_of_ladder(shifts: Sequence[int], delta2: int, rows: int) -> int:
-    """Forward passes that :func:`ladder` makes."""
-    return len(RUNGS) * len({*shifts, delta2}) * rows
-
-
-def dominant_step(rungs: Sequence[Rung], delta1: int) -> Rung:
-    """The step with the largest D of its own at a shift; one that overflows before all others.
-
-    Args:
-        rungs: of :func:`ladder`.
-        delta1: the shift, tokens.
-
-    Raises:
-        RopewalkError: if the ladder has no such shift.
-    """
-    single = [rung for rung in rungs if rung.delta1 == delta1 and rung.step in STEPS]
-    if not single:
-        raise RopewalkError(f"the ladder was not measured at a shift of {delta1}")
-    # What overflows is the worst of all.
-    return max(single, key=lambda rung: rung.D if math.isfinite(rung.D) else math.inf)
+def passes_of_ablation(shifts: Sequence[int], delta2: int, rows: int) -> int:
+    """Forward passes that :func:`ablate_steps` makes."""
+    return len(ABLATED) * len({*shifts, delta2}) * rows
 
 
 def run_shifts(
@@ -137,7 +118,7 @@ def moved(layout: PackedLayout, shift: int) -> Tensor:
 
 @dataclass
 class Comparison:
-    """Sums over rows of what :class:`Rung` and :class:`~ropewalk.audit.results.Mend` report."""
+    """Sums over rows of what :class:`StepAblation` and :class:`~ropewalk.audit.results.Mitigation` report."""
 
     rows: int = 0
     sum_D: float = 0.0

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ropewalk.audit.results import STEPS
 from ropewalk.errors import RopewalkError
 
 Angles = Literal["exact", "model"]
@@ -22,9 +23,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 """The dtypes that can be audited, by name."""
-
-STEPS = ("angles", "cos_sin", "rotation", "product", "softmax", "rest")
-"""The steps of a forward pass in order, as the ladder takes them one by one."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,21 @@ import torch
 from torch import Tensor
 
 from ropewalk.audit.arithmetic import DTYPES, Angles, Arithmetic
-from ropewalk.audit.difference import Difference, attention_sink, differences, logit_differences, mean_sink
-from ropewalk.audit.passes import Pass, Runner, longest, shifted
+from ropewalk.audit.passes import (
+    AttentionDifference,
+    Pass,
+    Runner,
+    attention_sink,
+    differences,
+    logit_differences,
+    longest,
+    mean_sink,
+    shifted,
+)
 from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.models.intercept import Subject
+from ropewalk.models.intercept import AuditedModel
 
 Advance = Callable[[], None]
 """Called after each forward pass."""
@@ -85,7 +94,7 @@ def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int
 
 
 def measure_drift(
-    subject: Subject,
+    audited_model: AuditedModel,
     rows: Sequence[Tensor],
     series: Sequence[Series],
     shifts: Sequence[int],
@@ -96,7 +105,7 @@ def measure_drift(
     """Measure D between each shift and ``delta2``.
 
     Args:
-        subject: the model.
+        audited_model: the model.
         rows: int64 ``[length]`` each, all of one length.
         series: dtypes and angles, the most interesting one first.
         shifts: positions of the first token, tokens; distinct.
@@ -118,7 +127,7 @@ def measure_drift(
         raise RopewalkError("a drift needs at least one dtype, got none")
     length = len(rows[0])
     cuts = cut_lengths(length)
-    runner = Runner(subject, longest([*shifts, delta2], length), cuts)
+    runner = Runner(audited_model, longest([*shifts, delta2], length))
     found: list[_Rows] = []
     for one in series:
         collected = _Rows(one, tuple(shifts), delta2)
@@ -199,7 +208,7 @@ class _Rows:
 
         reference = run(self.delta2)
         sink = attention_sink(reference)
-        changes: dict[int, Difference] = {}
+        changes: dict[int, AttentionDifference] = {}
         # For a sweep all together, since each is compared with each.
         size = len(self.shifts) if sweep else SHIFTS_AT_ONCE
         for some in (self.shifts[first : first + size] for first in range(0, len(self.shifts), size)):

@@ -26,7 +26,7 @@ from ropewalk.models.held_rope import (
     rotary_saved_and_loaded,
     weight_bytes,
 )
-from ropewalk.models.intercept import Subject
+from ropewalk.models.intercept import AuditedModel
 from ropewalk.rope import RotaryEmbedding
 
 log = logging.getLogger("ropewalk")
@@ -102,7 +102,10 @@ class _Truth:
 
 
 def rope_stages(
-    subject: Subject, position: int, total_length: int | None = None, progress: Progress | None = None
+    audited_model: AuditedModel,
+    position: int,
+    total_length: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[RopeStage, ...]:
     """What a model's rotary module computes at each stage of its life; the model stays as it is.
 
@@ -133,9 +136,9 @@ def rope_stages(
         raise RopewalkError(f"position must be at least 0 and below {total_length} tokens, got {position}")
     truths = {
         kind: _Truth(kind, *method.frequencies(total_length), position, total_length)
-        for kind, method in subject.methods.items()
+        for kind, method in audited_model.methods.items()
     }
-    dtype = subject.model.dtype
+    dtype = audited_model.model.dtype
     stages: list[RopeStage] = []
     steps = 4 + len(CASTS)
 
@@ -145,23 +148,27 @@ def rope_stages(
             progress(done, steps)
 
     add(1, (true.stage("config", true.inv_freq, "float64", "float64") for true in truths.values()))
-    add(2, _measured("loaded", subject, subject.rotary, truths, dtype))
-    add(3, _in_weights(subject, truths, stages[-1].cos_sin_dtype))
+    add(2, _measured("loaded", audited_model, audited_model.rotary, truths, dtype))
+    add(3, _in_weights(audited_model, truths, stages[-1].cos_sin_dtype))
     for done, cast in enumerate(CASTS, start=4):
-        copy = deepcopy(subject.rotary).to(cast)
-        add(done, _measured(f"to {_name(cast)}", subject, copy, truths, cast))
-    add(steps, _saved_and_loaded(subject, truths))
+        copy = deepcopy(audited_model.rotary).to(cast)
+        add(done, _measured(f"to {_name(cast)}", audited_model, copy, truths, cast))
+    add(steps, _saved_and_loaded(audited_model, truths))
     return tuple(stages)
 
 
 def _measured(
-    name: str, subject: Subject, rotary: nn.Module, truths: dict[str | None, _Truth], dtype: torch.dtype
+    name: str,
+    audited_model: AuditedModel,
+    rotary: nn.Module,
+    truths: dict[str | None, _Truth],
+    dtype: torch.dtype,
 ) -> Iterator[RopeStage]:
     """What comes out of a rotary module for activations of a dtype."""
     for true in truths.values():
         # A copy: a long sequence changes what the module of a length-dependent method holds.
         module = deepcopy(rotary)
-        there = replace(subject, rotary=module)
+        there = replace(audited_model, rotary=module)
         where = torch.cat([torch.tensor([1]), true.positions])
         cos, sin = there.cos_sin(where, torch.float32, true.layer_type, true.total_length)
         cos, sin, came_as = cos.cpu().double(), sin.cpu().double(), _name(cos.dtype)
@@ -189,9 +196,9 @@ def _effective(rotary: nn.Module, true: _Truth, seen: Tensor, seen_as: str) -> t
 
 
 def _in_weights(
-    subject: Subject, truths: dict[str | None, _Truth], cos_sin_dtype: str
+    audited_model: AuditedModel, truths: dict[str | None, _Truth], cos_sin_dtype: str
 ) -> Iterator[RopeStage]:
-    for kind, held in inv_freq_in_weights(subject.model):
+    for kind, held in inv_freq_in_weights(audited_model.model):
         inv_freq = held.cpu().double().flatten()
         # Old names know no layer type: then it is the one that fits best.
         for_kind = [truths[kind]] if kind in truths else list(truths.values())
@@ -199,15 +206,15 @@ def _in_weights(
         yield true.stage("weights", inv_freq, _name(held.dtype), cos_sin_dtype)
 
 
-def _saved_and_loaded(subject: Subject, truths: dict[str | None, _Truth]) -> Iterator[RopeStage]:
-    model = subject.model
+def _saved_and_loaded(audited_model: AuditedModel, truths: dict[str | None, _Truth]) -> Iterator[RopeStage]:
+    model = audited_model.model
     if weight_bytes(model) <= LARGEST_ROUND_TRIP:
         try:
-            rotary = rotary_saved_and_loaded(model).to(subject.device)
+            rotary = rotary_saved_and_loaded(model).to(audited_model.device)
         except RopewalkError as error:
             log.warning("%s; its config is saved and loaded alone", error)
         else:
-            yield from _measured("saved and loaded", subject, rotary, truths, model.dtype)
+            yield from _measured("saved and loaded", audited_model, rotary, truths, model.dtype)
             return
     try:
         held = rope_of_saved_config(model)
@@ -217,9 +224,9 @@ def _saved_and_loaded(subject: Subject, truths: dict[str | None, _Truth]) -> Ite
     for kind, true in truths.items():
         if kind not in held:
             continue
-        if subject.methods[kind].length_dependent:
+        if audited_model.methods[kind].length_dependent:
             # What a load leaves there is for the original length; any sequence of one token is within it.
-            within = subject.methods[kind].frequencies(1)
+            within = audited_model.methods[kind].frequencies(1)
             true = replace(true, inv_freq=within.inv_freq, attention_factor=within.attention_factor)
         yield true.stage(
             "config saved and loaded",

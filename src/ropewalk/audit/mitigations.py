@@ -1,20 +1,21 @@
-"""What mends the drift: changes of arithmetic and of layout, each measured on the same rows."""
+"""What mitigates the drift: changes of arithmetic and of layout, each measured on the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.layout import PackedLayout, Positions
 from ropewalk.audit.ablation import Comparison, run_shifts, shift_changes
 from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
 from ropewalk.audit.drift import Advance
-from ropewalk.audit.layouts import anchored, documents_of, separated
 from ropewalk.audit.passes import Pass, Runner
-from ropewalk.audit.results import Mend
+from ropewalk.audit.results import Mitigation
+from ropewalk.errors import RopewalkError
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class Change:
 
 
 def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
-    """The ways that are compared, by name: two of stock transformers, then the mends.
+    """The ways that are compared, by name: two of stock transformers, then the mitigations.
 
     Each is an arithmetic that can be run: fused kernels take queries, keys and values in one dtype, so a product in
-    float32 is attention in float32, its weights and values too. Each mend of arithmetic after ``exact angles`` contains
-    those before it up to there: a rotation in float32 uses exact angles, and a better product the rotation in float32.
+    float32 is attention in float32, its weights and values too. Each change of arithmetic after ``exact angles``
+    contains those before it up to there: a rotation in float32 uses exact angles, and a better product the rotation
+    in float32.
 
     Args:
         eager: what transformers does with the model, under eager attention.
@@ -73,7 +75,7 @@ def changes(eager: Arithmetic, layout: PackedLayout) -> dict[str, Change]:
     return found
 
 
-def measure_mends(
+def measure_mitigations(
     runner: Runner,
     rows: Sequence[Tensor],
     layouts: Sequence[PackedLayout],
@@ -82,7 +84,7 @@ def measure_mends(
     far: int,
     delta2: int = 16,
     advance: Advance | None = None,
-) -> tuple[Mend, ...]:
+) -> tuple[Mitigation, ...]:
     """D near and far, and the error of the logits, for each way of running the model.
 
     D is what arithmetic causes: where a layout itself changes relative positions with the shift (documents move, the
@@ -120,12 +122,60 @@ def measure_mends(
             for shift, at in ((near, at_near), (far, at_far)):
                 at.add(runner, D[shift], found[shift], found[delta2], exact[shift])
     return tuple(
-        Mend(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
+        Mitigation(name, near, delta2, a.D, far, b.D, a.logit_error, a.kl) for name, (a, b) in sums.items()
     )
 
 
-def passes_of_mends(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
-    """Forward passes that :func:`measure_mends` makes."""
+def passes_of_mitigations(dtype: torch.dtype, near: int, far: int, delta2: int, rows: int) -> int:
+    """Forward passes that :func:`measure_mitigations` makes."""
     ways = changes(stock_arithmetic(dtype), PackedLayout.from_lengths([2, 2], "full", 0))
     exact = 1 + sum(change.layout is not None for change in ways.values())
     return (len(ways) + exact) * len({near, far, delta2}) * rows
+
+
+QUARTERS = 4
+"""Documents that a row of one long document is cut into, to have something to lay out."""
+
+
+def documents_of(layout: PackedLayout) -> PackedLayout:
+    """A row's documents in one plain causal sequence; a row of one document counts as four quarters of it.
+
+    Raises:
+        RopewalkError: if there are not tokens enough for that.
+    """
+    lengths, documents = layout.cu_seqlens.diff().tolist(), layout.segment_documents.tolist()
+    lengths[0] += layout.anchor_length
+    if len(set(documents)) == 1:
+        total = layout.total_length
+        if total < 2 * QUARTERS:
+            raise RopewalkError(f"a row of {total} tokens is too short to lay out {QUARTERS} documents")
+        quarter = total // QUARTERS
+        lengths, documents = (
+            [quarter] * (QUARTERS - 1) + [total - quarter * (QUARTERS - 1)],
+            list(range(QUARTERS)),
+        )
+    return PackedLayout.from_segments(lengths, documents, "full", 0)
+
+
+def anchored(layout: PackedLayout) -> PackedLayout:
+    """The same documents under the pattern ``anchor``; a row without an anchor lends its first token as one."""
+    return _again(layout, "anchor", max(1, layout.anchor_length))
+
+
+def separated(layout: PackedLayout) -> PackedLayout:
+    """The same documents each by itself, at positions from 0; an anchor belongs to the first."""
+    return _again(layout, "intra_document", 0)
+
+
+def _again(
+    layout: PackedLayout, pattern: Literal["anchor", "intra_document"], anchor_length: int
+) -> PackedLayout:
+    lengths = layout.cu_seqlens.diff().tolist()
+    lengths[0] += layout.anchor_length - anchor_length
+    # A document of one token is gone where that token became the anchor; the others are numbered from 0 again.
+    kept = [(n, doc) for n, doc in zip(lengths, layout.segment_documents.tolist(), strict=True) if n]
+    numbers = {doc: number for number, doc in enumerate(sorted({doc for _, doc in kept}))}
+    positions: Positions = "reset" if pattern == "intra_document" else "continuous"
+    return PackedLayout.from_segments(
+        [n for n, _ in kept], [numbers[doc] for _, doc in kept], pattern, anchor_length, positions
+    )

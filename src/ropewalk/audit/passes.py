@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
-from ropewalk.audit.arithmetic import EXACT, Angles, Arithmetic, stock_arithmetic
-from ropewalk.audit.blockwise import LayerTrace, Prepared, RoundedTokens, rotated, streamed_attention
+from ropewalk.audit.arithmetic import (
+    EXACT,
+    Angles,
+    Arithmetic,
+    multiplied,
+    operands,
+    rounded,
+    stock_arithmetic,
+)
+from ropewalk.audit.results import Sink
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.intercept import AttentionCall, LayerRotation, intercepted
-from ropewalk.models.intercept import Subject as Subject
+from ropewalk.models.intercept import (
+    AttentionCall,
+    AuditedModel,
+    LayerRotation,
+    float32_products,
+    intercepted,
+    joined,
+    rotate,
+)
 from ropewalk.models.losses import decoder_of
 
 LARGEST_MISMATCH = 0.01
@@ -30,7 +48,6 @@ class Pass:
 
     Attributes:
         received: float64 ``[layers, heads, length]``: attention that each token received, summed over queries.
-        received_by: float64 ``[layers, lengths, length]``: mean over heads, for the row cut off at each length.
         first_scores: float64 ``[layers, heads, length]``: each query's score of the first token; 0 if unseen.
         seen_by: float64 ``[layers, length]``: queries that see each token.
         even: float64 ``[layers, length]``: what each token would receive of queries that attend evenly.
@@ -44,7 +61,6 @@ class Pass:
     """
 
     received: Tensor
-    received_by: Tensor
     first_scores: Tensor
     seen_by: Tensor
     even: Tensor
@@ -61,17 +77,15 @@ class Runner:
     """Runs passes of one model.
 
     Attributes:
-        subject: the model.
+        audited_model: the model.
         total_length: tokens of the longest sequence that positions are taken from; RoPE methods that depend on the
             length (longrope, dynamic) take their frequencies for it in every pass, so that two passes differ in
             arithmetic alone.
-        lengths: row lengths at which ``received_by`` is kept.
         block_bytes: size of the attention scores held at once; what suits the device if None.
     """
 
-    subject: Subject
+    audited_model: AuditedModel
     total_length: int
-    lengths: tuple[int, ...] = ()
     block_bytes: int | None = None
 
     def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
@@ -86,7 +100,7 @@ class Runner:
         if dtype == torch.float64:
             return EXACT
         choices = {dtype, torch.float32}
-        positions, calls = self.subject.with_and_without_rotation(dtype)
+        positions, calls = self.audited_model.with_and_without_rotation(dtype)
         fits = {
             (cos_sin, rotation): self._mismatch(
                 stock_arithmetic(dtype, "model", cos_sin, rotation), positions, calls
@@ -96,9 +110,10 @@ class Runner:
         }
         best = min(fits, key=lambda each: fits[each])
         if fits[best] > LARGEST_MISMATCH:
+            name = type(self.audited_model.model).__name__
             raise EngineError(
-                f"{type(self.subject.model).__name__} rotates in {str(dtype).removeprefix('torch.')} in a way that the "
-                f"audit does not know: {fits[best]:.0%} of the rotated values come out otherwise"
+                f"{name} rotates in {str(dtype).removeprefix('torch.')} in a way that the audit does not know: "
+                f"{fits[best]:.0%} of the rotated values come out otherwise"
             )
         return stock_arithmetic(dtype, angles, *best)
 
@@ -108,7 +123,7 @@ class Runner:
         """The share of rotated values that come out otherwise than the model's own."""
         wrong = total = 0
         for plain, own in calls:
-            rotation = self.subject.layers[plain.layer]
+            rotation = self.audited_model.layers[plain.layer]
             cos, sin = self._cos_sin(positions, rotation, arithmetic)
             for before, after in ((plain.query, own.query), (plain.key, own.key)):
                 ours = rotated(before, cos, sin, rotation, arithmetic).to(after.dtype)
@@ -151,14 +166,14 @@ class Runner:
                 f"positions must be 0 to {self.total_length - 1}, got {int(position_ids.min())} to "
                 f"{int(position_ids.max())}"
             )
-        subject = self.subject
+        audited_model = self.audited_model
         traces: list[LayerTrace] = []
         kept: list[AttentionCall] = []
         tables: dict[LayerRotation, tuple[Tensor, Tensor]] = {}
         tokens: dict[LayerRotation, RoundedTokens] = {}
 
         def answer(call: AttentionCall) -> Tensor:
-            rotation = subject.layers[call.layer]
+            rotation = audited_model.layers[call.layer]
             if rotation not in tables:
                 tables[rotation] = self._cos_sin(position_ids, rotation, arithmetic)
                 if apart is not None:
@@ -169,7 +184,6 @@ class Runner:
                 rotation,
                 arithmetic,
                 layout,
-                self.lengths,
                 self.block_bytes,
                 tokens.get(rotation),
             )
@@ -179,18 +193,17 @@ class Runner:
                 kept.append(replace(call, query=call.query.cpu(), key=call.key.cpu(), value=nothing))
             return output
 
-        with intercepted(subject.model, answer, arithmetic.rest):
-            ids = input_ids[None].to(subject.device)
+        with intercepted(audited_model.model, answer, arithmetic.rest):
+            ids = input_ids[None].to(audited_model.device)
             # Some models use positions beside RoPE too. A mask of ones says that nothing is packed where they restart.
-            hidden = decoder_of(subject.model)(
+            hidden = decoder_of(audited_model.model)(
                 ids,
-                position_ids=position_ids[None].to(subject.device),
+                position_ids=position_ids[None].to(audited_model.device),
                 attention_mask=torch.ones_like(ids),
                 use_cache=False,
             ).last_hidden_state[0]
         return Pass(
             torch.stack([trace.received for trace in traces]),
-            torch.stack([trace.received_by for trace in traces]),
             torch.stack([trace.first_scores for trace in traces]),
             torch.stack([trace.seen_by for trace in traces]),
             torch.stack([trace.even for trace in traces]),
@@ -202,24 +215,28 @@ class Runner:
             tokens if keep_layers else {},
         )
 
-    def prepared(self, found: Pass, layer: int) -> Prepared:
+    def prepared(self, found: Pass, layer: int) -> LayerAttention:
         """A layer of a pass whose queries and keys were kept, to compute its attention again."""
         call = found.layers[layer]
-        device, rotation = self.subject.device, self.subject.layers[layer]
+        device, rotation = self.audited_model.device, self.audited_model.layers[layer]
         moved = replace(call, query=call.query.to(device), key=call.key.to(device))
         cos, sin = found.tables[rotation]
-        return Prepared(moved, cos, sin, rotation, found.arithmetic, found.layout, found.apart.get(rotation))
+        return LayerAttention(
+            moved, cos, sin, rotation, found.arithmetic, found.layout, found.apart.get(rotation)
+        )
 
     def _cos_sin(
         self, position_ids: Tensor, rotation: LayerRotation, arithmetic: Arithmetic
     ) -> tuple[Tensor, Tensor]:
-        subject = self.subject
+        audited_model = self.audited_model
         if rotation.rotary_dim == 0:
             nothing = torch.zeros(0)
             return nothing, nothing
         if arithmetic.angles == "model":
-            return subject.cos_sin(position_ids, arithmetic.cos_sin, rotation.layer_type, self.total_length)
-        return exact_cos_sin(subject, position_ids, rotation.layer_type, self.total_length)
+            return audited_model.cos_sin(
+                position_ids, arithmetic.cos_sin, rotation.layer_type, self.total_length
+            )
+        return exact_cos_sin(audited_model, position_ids, rotation.layer_type, self.total_length)
 
     def logits(self, found: Pass, chunk_bytes: int = LOGITS_BYTES) -> Iterator[Tensor]:
         """Logits of a pass, computed in its own arithmetic.
@@ -231,13 +248,13 @@ class Runner:
         Returns:
             float64 ``[tokens, vocab_size]`` for some tokens after the other, in order.
         """
-        vocab, width = self.subject.head.linear.weight.shape
+        vocab, width = self.audited_model.head.linear.weight.shape
         for hidden in found.hidden.split(max(1, chunk_bytes // (8 * vocab))):
             yield self._logits_of(hidden, max(1, chunk_bytes // (8 * width)))
 
     def _logits_of(self, hidden: Tensor, columns: int) -> Tensor:
         # Not in the generator: it would hold its parts while it waits, and eight of them wait at once.
-        head = self.subject.head
+        head = self.audited_model.head
         vocab, bias = head.linear.weight.shape[0], head.linear.bias
         logits = hidden.new_empty(len(hidden), vocab, dtype=torch.float64)
         for first in range(0, vocab, columns):
@@ -252,11 +269,11 @@ class Runner:
 
 
 def exact_cos_sin(
-    subject: Subject, position_ids: Tensor, layer_type: str | None, total_length: int
+    audited_model: AuditedModel, position_ids: Tensor, layer_type: str | None, total_length: int
 ) -> tuple[Tensor, Tensor]:
     """cos and sin in float64 from the config's RoPE method: ``[length, rotary_dim / 2]`` each."""
-    inv_freq, attention_factor = subject.methods[layer_type].frequencies(total_length)
-    angles = position_ids.to(subject.device, torch.float64)[:, None] * inv_freq.to(subject.device)
+    inv_freq, attention_factor = audited_model.methods[layer_type].frequencies(total_length)
+    angles = position_ids.to(audited_model.device, torch.float64)[:, None] * inv_freq.to(audited_model.device)
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
@@ -301,3 +318,420 @@ def shifted(length: int, shift: int) -> Tensor:
 def longest(shifts: Sequence[int], length: int) -> int:
     """Tokens of the sequence that the furthest shifted row ends."""
     return max(shifts) + length
+
+
+# Shapes: H query heads, K key/value heads, G = H / K, T row length, Q queries of a block, S keys seen, D head dim.
+
+BLOCK_BYTES = 64 * 2**20
+"""Size of the scores of one block of queries; the peak is at most four times this, beside the layer's own tensors."""
+
+CPU_BLOCK_BYTES = 4 * 2**20
+"""The same on a CPU: a block of this size stays in memory that the process has already, much of it in the cache. Larger
+ones take twice the time, most of it for new pages."""
+
+CPU_QUERIES = 64
+"""Queries of a block on a CPU, if ``BLOCK_BYTES`` hold so many: products of fewer are slower than new pages."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """What is kept of one layer's attention; float64 on the CPU.
+
+    Attributes:
+        received: ``[heads, length]``: the attention that each token received, summed over queries.
+        first_scores: ``[heads, length]``: each query's score (logit) of the row's first token; 0 if unseen.
+        seen_by: ``[length]``: queries that see each token.
+        even: ``[length]``: what each token would receive if every query attended evenly to what it sees.
+    """
+
+    received: Tensor
+    first_scores: Tensor
+    seen_by: Tensor
+    even: Tensor
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotation: LayerRotation, arithmetic: Arithmetic) -> Tensor:
+    """Queries or keys ``[heads, length, head_dim]`` at their positions, in the arithmetic's wide dtype."""
+    wide, width = arithmetic.wide, rotation.rotary_dim
+    x = x.to(wide)
+    if width == 0:
+        return x
+    cos, sin = (rounded(part.to(wide), arithmetic.cos_sin) for part in (cos, sin))
+    a, b, c, d = (
+        rounded(part, arithmetic.rotation) for part in rotate(x[..., :width], cos, sin, rotation.style)
+    )
+    return torch.cat((joined(a - b, c + d, rotation.style), x[..., width:]), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedTokens:
+    """Tokens whose queries and keys are rotated and rounded in an arithmetic of their own.
+
+    Attributes:
+        tokens: bool ``[length]``.
+        arithmetic: for the steps up to what the product reads.
+        cos, sin: ``[length, rotary_dim / 2]`` in that arithmetic.
+    """
+
+    tokens: Tensor
+    arithmetic: Arithmetic
+    cos: Tensor
+    sin: Tensor
+
+    def among(self, x: Tensor, exact: Tensor, rotation: LayerRotation) -> Tensor:
+        """Queries or keys ``[heads, length, head_dim]``: ``exact`` but for these tokens."""
+        parts = operands(rotated(x, self.cos, self.sin, rotation, self.arithmetic), self.arithmetic.product)
+        found = torch.stack([part.to(exact.dtype) for part in parts]).sum(0)
+        return torch.where(self.tokens.to(x.device)[:, None], found, exact)
+
+
+class LayerAttention:
+    """Queries and keys of one layer, rotated and rounded, from which attention comes block by block."""
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        cos: Tensor,
+        sin: Tensor,
+        rotation: LayerRotation,
+        arithmetic: Arithmetic,
+        layout: PackedLayout | None = None,
+        apart: RoundedTokens | None = None,
+    ) -> None:
+        self.call, self.arithmetic, self.layout = call, arithmetic, layout
+        q_HTD, k_KTD = (rotated(x, cos, sin, rotation, arithmetic) for x in (call.query, call.key))
+        if apart is not None:
+            q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
+        kv_heads = k_KTD.shape[0]
+        self.q_KGTD = q_HTD.unflatten(0, (kv_heads, q_HTD.shape[0] // kv_heads))
+        self.keys = operands(k_KTD, arithmetic.product)
+        self.documents = None if layout is None else layout.document_ids.to(call.query.device)
+
+    def scores(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Scores ``[K, G, Q, S]`` of some queries, not masked yet, and bool ``[Q, S]``: which keys they see."""
+        seen = [k_KTD[:, :end] for k_KTD in self.keys]
+        scores = _scores(self.q_KGTD[:, :, start:end], seen, self.call, self.arithmetic)
+        return scores, _visible(start, end, self.call.window, self.layout, self.documents, scores.device)
+
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Attention weights ``[K, G, Q, S]``; the scores are masked in place."""
+        # Keys before the block are hidden by a window or a layout alone.
+        some = self.call.window is not None or (self.layout is not None and self.layout.pattern != "full")
+        first = 0 if some else visible.shape[1] - visible.shape[0]
+        scores[..., first:].masked_fill_(~visible[:, first:], -torch.inf)
+        return scores.to(self.arithmetic.softmax).softmax(-1).to(self.arithmetic.weights)
+
+
+def block_edges(
+    length: int,
+    heads: int,
+    itemsize: int,
+    lengths: Sequence[int],
+    block_bytes: int | None,
+    device: torch.device,
+) -> list[int]:
+    """Where blocks of queries begin and end: each holds ``block_bytes`` of scores, and ends at each of the lengths.
+
+    With None, as many as suit the device.
+    """
+    a_query = heads * length * itemsize
+    size = (BLOCK_BYTES if block_bytes is None else block_bytes) // a_query
+    if block_bytes is None and device.type == "cpu":
+        size = min(size, max(CPU_BLOCK_BYTES // a_query, CPU_QUERIES))
+    return sorted({*range(0, length, max(1, size)), *(n for n in lengths if n < length), length})
+
+
+def streamed_attention(
+    call: AttentionCall,
+    cos: Tensor,
+    sin: Tensor,
+    rotation: LayerRotation,
+    arithmetic: Arithmetic,
+    layout: PackedLayout | None = None,
+    block_bytes: int | None = None,
+    apart: RoundedTokens | None = None,
+) -> tuple[Tensor, LayerTrace]:
+    """Causal attention of one row.
+
+    Args:
+        call: queries and keys before rotation, values.
+        cos, sin: ``[length, rotary_dim / 2]``.
+        rotation: how the layer rotates.
+        arithmetic: the precision of each step.
+        layout: which tokens see each other; None for all earlier ones.
+        block_bytes: size of the scores held at once; what suits the device if None.
+        apart: tokens that are rotated in another arithmetic than the others.
+
+    Returns:
+        The output ``[heads, length, value_dim]`` in ``arithmetic.rest``, and the trace.
+    """
+    heads, length, _ = call.query.shape
+    prepared = LayerAttention(call, cos, sin, rotation, arithmetic, layout, apart)
+    # Once a layer: every block of queries sees most values.
+    v_KTV = call.value.to(_sums_in(arithmetic))
+    edges = block_edges(length, heads, arithmetic.wide.itemsize, (), block_bytes, call.query.device)
+    received = torch.zeros(heads, length, dtype=torch.float64, device=call.query.device)
+    seen_by, even = torch.zeros_like(received[0]), torch.zeros_like(received[0])
+    outputs, first_scores = [], []
+    for start, end in pairwise(edges):
+        scores, visible = prepared.scores(start, end)
+        # A new tensor, also where the scores are float64: a view would keep the whole block.
+        first_scores.append(torch.where(visible[:, 0], scores[..., 0].flatten(0, 1).double(), 0.0))
+        seen_by[:end] += visible.sum(0)
+        even[:end] += (visible / visible.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
+        weights = prepared.weights(scores, visible)
+        # Each block is let go before the next one is made.
+        del scores
+        received[:, :end] += _summed_over_queries(weights.flatten(0, 1))
+        outputs.append(_weighted(weights, v_KTV[:, :end], arithmetic).flatten(0, 1))
+        del weights
+    trace = LayerTrace(
+        received.cpu(),
+        torch.cat(first_scores, dim=-1).cpu(),
+        seen_by.cpu(),
+        even.cpu(),
+    )
+    return torch.cat(outputs, dim=1), trace
+
+
+def _scores(q_KGQD: Tensor, k_KSD: Sequence[Tensor], call: AttentionCall, arithmetic: Arithmetic) -> Tensor:
+    # The queries of one key head in one product: broadcast, the keys would be copied for each of its heads.
+    products = multiplied(operands(q_KGQD.flatten(1, 2), arithmetic.product), k_KSD)
+    scores: Tensor = products.unflatten(1, q_KGQD.shape[1:3]).to(arithmetic.wide)
+    _round(_round(scores, arithmetic.scores).mul_(call.scale), arithmetic.scores)
+    if call.softcap is not None:
+        _round(_round(scores.div_(call.softcap), arithmetic.scores).tanh_(), arithmetic.scores)
+        _round(scores.mul_(call.softcap), arithmetic.scores)
+    return scores
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As :func:`rounded`, in place."""
+    return x if x.dtype == dtype else x.copy_(x.to(dtype))
+
+
+def _summed_over_queries(weights_HQS: Tensor) -> Tensor:
+    """float64 ``[H, S]``, head by head: a sum in a wider dtype first makes a copy of all that it sums."""
+    return torch.stack([weights_QS.sum(0, dtype=torch.float64) for weights_QS in weights_HQS])
+
+
+def _visible(
+    start: int,
+    end: int,
+    window: int | None,
+    layout: PackedLayout | None,
+    documents: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    """bool ``[end - start, end]``: the rule of visibility, for some queries."""
+    i = torch.arange(start, end, device=device)[:, None]
+    j = torch.arange(end, device=device)[None, :]
+    visible: Tensor = j <= i
+    if window is not None:
+        visible = visible & (i - j < window)
+    if layout is not None and documents is not None and layout.pattern != "full":
+        allowed = documents[start:end, None] == documents[None, :end]
+        if layout.pattern == "anchor":
+            allowed = allowed | (j < layout.anchor_length)
+        visible = visible & allowed
+    return visible
+
+
+def _sums_in(arithmetic: Arithmetic) -> torch.dtype:
+    """Sums of values run in float32, or in float64 where weights or values are wider than that."""
+    return torch.float64 if torch.float64 in (arithmetic.weights, arithmetic.rest) else torch.float32
+
+
+def _weighted(weights_KGQS: Tensor, v_KSV: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """The mean of the values, ``[K, G, Q, V]``."""
+    mean: Tensor = weights_KGQS.to(v_KSV.dtype).flatten(1, 2) @ v_KSV
+    found: Tensor = mean.unflatten(1, weights_KGQS.shape[1:3])
+    return found.to(arithmetic.rest)
+
+
+Term = tuple[float, Pass]
+"""A factor and a pass whose attention it multiplies."""
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionDifference:
+    """A difference of attention, on the CPU in float64.
+
+    Attributes:
+        sums: ``[layers, heads, length]``: for each token, the sum over queries of the absolute difference.
+        sums_at: ``[lengths, length]``: the same for the row cut off at each length, summed over layers and heads.
+        lengths: of ``sums_at``.
+    """
+
+    sums: Tensor
+    sums_at: Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def heads(self) -> Tensor:
+        """``[layers, heads]``: each head's part of D."""
+        return (self.sums / queries_from(self.sums.shape[-1])).sum(-1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """``[length]``: each token's part of D."""
+        return (self.sums / queries_from(self.sums.shape[-1])).sum((0, 1))
+
+    @property
+    def D(self) -> float:
+        return float(self.heads.sum())
+
+    @property
+    def moved(self) -> float:
+        """The share of all attention that lands on other tokens, 0 to 1: what one token loses another wins."""
+        return float(self.sums.sum()) / 2 / self.sums.numel()
+
+    @property
+    def D_at(self) -> list[float]:
+        """D of the row cut off at each length."""
+        found = []
+        for length, sums in zip(self.lengths, self.sums_at, strict=True):
+            found.append(float((sums[:length] / queries_from(length)).sum()))
+        return found
+
+    def share_of(self, token: int) -> float:
+        """How much of D falls on one token, 0 to 1; NaN where D is 0."""
+        return float(self.tokens[token]) / self.D if self.D else math.nan
+
+
+def queries_from(length: int) -> Tensor:
+    """float64 ``[length]``: how many queries stand at each token or after it, whatever a layout lets them see."""
+    return length - torch.arange(length, dtype=torch.float64)
+
+
+def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> AttentionDifference:
+    """The absolute value of a weighted sum of passes' attention, summed over queries.
+
+    Args:
+        runner: that made the passes.
+        terms: factors and passes of one row with ``keep_layers``: ``(1, a), (-1, b)`` for a difference.
+        lengths: tokens, increasing, for ``sums_at``.
+    """
+    return differences(runner, {0: terms}, lengths)[0]
+
+
+def differences(
+    runner: Runner, wanted: Mapping[Name, Sequence[Term]], lengths: tuple[int, ...] = ()
+) -> dict[Name, AttentionDifference]:
+    """Several differences of one row, for which each pass's attention is computed once.
+
+    Args:
+        runner: that made the passes.
+        wanted: by name the terms of each, as in :func:`difference`.
+        lengths: tokens, increasing, for ``sums_at``.
+    """
+    passes = _passes(*wanted.values())
+    layers, heads, length = passes[0].received.shape
+    sums = {name: torch.zeros(layers, heads, length, dtype=torch.float64) for name in wanted}
+    sums_at = {name: torch.zeros(len(lengths), length, dtype=torch.float64) for name in wanted}
+    # New memory costs more than a sum: what nobody needs afterwards is overwritten.
+    once = sum(map(len, wanted.values())) == len(passes) and len(wanted) == 1
+    for layer, end, weights in _blocks(runner, passes, lengths):
+        scratch = weights[passes[0]] if once else torch.empty_like(weights[passes[0]])
+        for name, terms in wanted.items():
+            found = sums[name]
+            found[layer, :, :end] += _weighted_sum(terms, weights, scratch).abs_().sum(-2).cpu()
+            for number, cut in enumerate(lengths):
+                if end == cut:
+                    sums_at[name][number] += found[layer].sum(0)
+    return {name: AttentionDifference(sums[name], sums_at[name], lengths) for name in wanted}
+
+
+def share(runner: Runner, whole: Sequence[Term], part: Sequence[Term]) -> tuple[float, float]:
+    """What a part of a change of attention adds to the D of the whole change, and that D.
+
+    Parts that add up to the whole have shares that add up to D.
+    """
+    passes = _passes(whole, part)
+    added = total = 0.0
+    for _, end, weights in _blocks(runner, passes, ()):
+        first, second = (
+            _weighted_sum(terms, weights, torch.empty_like(weights[passes[0]])) for terms in (whole, part)
+        )
+        seen = queries_from(passes[0].received.shape[-1])[:end].to(first.device)
+        total += float((first.abs() / seen).sum())
+        added += float((first.sign() * second / seen).sum())
+    return added, total
+
+
+def _passes(*terms: Sequence[Term]) -> list[Pass]:
+    """Each pass of some terms once, in their order."""
+    return list(dict.fromkeys(found for each in terms for _, found in each))
+
+
+def _weighted_sum(terms: Sequence[Term], weights: Mapping[Pass, Tensor], into: Tensor) -> Tensor:
+    """The sum, in memory that may be the first term's own."""
+    (factor, first), *others = terms
+    torch.mul(weights[first], factor, out=into)
+    for factor, each in others:
+        into.add_(weights[each], alpha=factor)
+    return into
+
+
+def _blocks(
+    runner: Runner, passes: Sequence[Pass], lengths: tuple[int, ...]
+) -> Iterator[tuple[int, int, dict[Pass, Tensor]]]:
+    """Layer, end of the block of queries, and each pass's attention ``[heads, queries, keys]`` in float64."""
+    layers, heads, length = passes[0].received.shape
+    edges = block_edges(
+        length, heads, 8 * len(passes), lengths, runner.block_bytes, runner.audited_model.device
+    )
+    for layer in range(layers):
+        prepared = {found: runner.prepared(found, layer) for found in passes}
+        for start, end in pairwise(edges):
+            with float32_products(), torch.no_grad():
+                weights = {
+                    found: one.weights(*one.scores(start, end)).flatten(0, 1).double()
+                    for found, one in prepared.items()
+                }
+            yield layer, end, weights
+
+
+def logit_differences(first: Pass, second: Pass, lengths: tuple[int, ...]) -> list[float]:
+    """D_logit of the row cut off at each length T: Σ_layers Σ_heads 1/T Σ_i | S^{Δ1}_i0 − S^{Δ2}_i0 |.
+
+    S_i0 is the score, before softmax, that query i gives the row's first token.
+    """
+    scores = (first.first_scores - second.first_scores).abs().sum((0, 1)).cumsum(-1)
+    return [float(scores[length - 1]) / length for length in lengths]
+
+
+def attention_sink(found: Pass) -> Sink:
+    """Which token of a row receives most attention of the queries that see it.
+
+    Only the first half of the row is looked at: what few queries see has no meaning as a mean.
+    """
+    # Layers with a sliding window let fewer queries see a token.
+    by_query = found.received / found.seen_by[:, None]
+    mean = by_query.mean((0, 1))[: max(1, found.received.shape[-1] // 2)]
+    index = int(mean.argmax())
+    return Sink(
+        index=index,
+        attention=float(mean[index]),
+        first_attention=float(mean[0]),
+        even_attention=float((found.even / found.seen_by).mean(0)[0]),
+        strongest_head=float(by_query[..., 0].max()),
+    )
+
+
+def mean_sink(sinks: list[Sink]) -> Sink:
+    """Over rows: the most frequent index, and mean values."""
+    indices = [sink.index for sink in sinks]
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(sink, name) for sink in sinks)) / len(sinks)
+
+    return Sink(
+        max(sorted(set(indices)), key=indices.count),
+        mean("attention"),
+        mean("first_attention"),
+        mean("even_attention"),
+        mean("strongest_head"),
+    )

@@ -1,4 +1,4 @@
-"""The whole audit of one model: drift, its causes, what mends it, and the frequencies it really runs with."""
+"""The whole audit of one model: drift, its causes, what mitigates it, and the frequencies it really runs with."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
-from ropewalk.audit.ablation import ladder, passes_of_ladder
+from ropewalk.audit.ablation import ablate_steps, passes_of_ablation
 from ropewalk.audit.arithmetic import DTYPES
 from ropewalk.audit.drift import Series, check_rows, check_shifts, measure_drift, passes_of_drift
 from ropewalk.audit.effective_frequencies import rope_stages
 from ropewalk.audit.first_token import PASSES as FIRST_TOKEN_PASSES
 from ropewalk.audit.first_token import first_token_effects
-from ropewalk.audit.layouts import documents_of
-from ropewalk.audit.mitigation_costs import mend_costs
-from ropewalk.audit.mitigations import measure_mends, passes_of_mends
+from ropewalk.audit.mitigation_costs import mitigation_costs
+from ropewalk.audit.mitigations import documents_of, measure_mitigations, passes_of_mitigations
 from ropewalk.audit.passes import Runner, longest
-from ropewalk.audit.results import Audit, Drift, Mend
+from ropewalk.audit.results import Audit, Drift, Mitigation
 from ropewalk.errors import RopewalkError
-from ropewalk.models.intercept import Subject, random_parameters
+from ropewalk.models.intercept import AuditedModel, random_parameters
 from ropewalk.models.rotary import rotary_module
 from ropewalk.rope import RotaryEmbedding
 
 LOW = ("bfloat16", "float16", "float32")
-"""Dtypes whose ladder and mends can be measured: the first of them that is audited."""
+"""Dtypes whose ablation and mitigations can be measured: the first of them that is audited."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the forward passes that are done, how many there are, and what they are for."""
@@ -37,21 +36,21 @@ class AuditSettings:
     """What to audit.
 
     Attributes:
-        dtypes: names of dtypes; the first is the one that ladder, mends and first-token experiment explain.
+        dtypes: names of dtypes; the first is the one that ablation, mitigations and first-token experiment explain.
         shifts: delta1, tokens. The largest should be the context that the model is meant for.
         delta2: what they are compared with, tokens.
-        ladder_samples: rows of the ladder, the mends and the first-token experiment, which run in float64, and of
-            the random twin.
-        twin: whether the drift of a randomly initialised twin is measured.
-        costs: whether time and memory of the mends are measured.
-        seed: of the twin.
+        ablation_samples: rows of ablation, mitigations and first-token experiment, which run in float64, and of
+            the random control.
+        random_control: whether the drift of a randomly initialised control is measured.
+        costs: whether time and memory of the mitigations are measured.
+        seed: of the random_control.
     """
 
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     shifts: tuple[int, ...] = (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000)
     delta2: int = 16
-    ladder_samples: int = 4
-    twin: bool = True
+    ablation_samples: int = 4
+    random_control: bool = True
     costs: bool = True
     seed: int = 0
 
@@ -66,8 +65,8 @@ class AuditSettings:
             raise RopewalkError(
                 f"give each dtype once, and at least one; got {', '.join(self.dtypes) or 'none'}"
             )
-        if self.ladder_samples < 1:
-            raise RopewalkError(f"the ladder needs at least 1 row, got {self.ladder_samples}")
+        if self.ablation_samples < 1:
+            raise RopewalkError(f"the ablation needs at least 1 row, got {self.ablation_samples}")
 
     @property
     def near(self) -> int:
@@ -100,7 +99,7 @@ def audit(
         rows: int64 ``[length]`` token ids each, all of one length; each begins as the model's rows begin (BOS, where
             it has one).
         settings: what to audit.
-        layouts: which documents each row holds, for the mends that lay them out; one document a row if None.
+        layouts: which documents each row holds, for the mitigations that lay them out; one document a row if None.
         progress: called after each forward pass.
 
     Returns:
@@ -123,42 +122,46 @@ def audit(
     if [layout.total_length for layout in layouts] != [length] * len(rows):
         raise RopewalkError(f"each of the {len(rows)} rows of {length} tokens needs a layout of that length")
     for layout in layouts:
-        # The mends come last and could not lay them out: better said before the work.
+        # The mitigations come last and could not lay them out: better said before the work.
         documents_of(layout)
-    subject = Subject.of(model)
-    few, few_layouts = rows[: settings.ladder_samples], layouts[: settings.ladder_samples]
+    audited_model = AuditedModel.of(model)
+    few, few_layouts = rows[: settings.ablation_samples], layouts[: settings.ablation_samples]
     dtype = DTYPES[settings.dtypes[0]]
     near, far, delta2 = settings.near, settings.far, settings.delta2
-    runner = Runner(subject, longest([*settings.shifts, delta2], length))
+    runner = Runner(audited_model, longest([*settings.shifts, delta2], length))
     counter = _Counter(progress, forward_passes(settings, len(rows)))
 
     # First, since it is quick: what is wrong with the frequencies is wrong with all that follows.
-    rope = rope_stages(subject, far + length - 1, runner.total_length)
+    rope = rope_stages(audited_model, far + length - 1, runner.total_length)
     counter.label = "drift"
-    drift = measure_drift(subject, rows, settings.series, settings.shifts, delta2, "pretrained", counter)
+    drift = measure_drift(
+        audited_model, rows, settings.series, settings.shifts, delta2, "pretrained", counter
+    )
     random: tuple[Drift, ...] = ()
-    if settings.twin:
-        counter.label = "drift of the random twin"
+    if settings.random_control:
+        counter.label = "drift of the random control"
         with random_parameters(model, settings.seed):
             random = measure_drift(
-                subject, few, settings.series, settings.shifts, delta2, "random", counter
+                audited_model, few, settings.series, settings.shifts, delta2, "random", counter
             ).drift
-    counter.label = "ladder"
+    counter.label = "ablation"
     audited = runner.stock(dtype)
-    rungs = ladder(runner, few, audited, sorted({near, far}), delta2, counter)
+    ablations = ablate_steps(runner, few, audited, sorted({near, far}), delta2, counter)
     counter.label = "first token"
     effects = first_token_effects(runner, few, audited, near, delta2, counter)
-    counter.label = "mends"
-    mends = measure_mends(runner, few, few_layouts, audited, near, far, delta2, counter)
+    counter.label = "mitigations"
+    mitigations = measure_mitigations(runner, few, few_layouts, audited, near, far, delta2, counter)
     if settings.costs:
-        counter.tell("cost of the mends")
-        mends = _with_costs(model, mends, few[0], few_layouts[0], settings)
+        counter.tell("cost of the mitigations")
+        mitigations = _with_costs(model, mitigations, few[0], few_layouts[0], settings)
     else:
-        mends = tuple(replace(mend, reason="costs were not asked for") for mend in mends)
+        mitigations = tuple(
+            replace(mitigation, reason="costs were not asked for") for mitigation in mitigations
+        )
     return Audit(
         length=length,
         samples=len(rows),
-        ladder_samples=len(few),
+        ablation_samples=len(few),
         dtype=settings.dtypes[0],
         near=near,
         far=far,
@@ -170,8 +173,8 @@ def audit(
         heads=drift.heads,
         sink=drift.sink,
         first_token=effects,
-        ladder=rungs,
-        mends=mends,
+        ablation=ablations,
+        mitigations=mitigations,
         rope=rope,
     )
 
@@ -183,30 +186,38 @@ def forward_passes(settings: AuditSettings, rows: int) -> int:
         settings: what is audited.
         rows: how many rows.
     """
-    few = min(rows, settings.ladder_samples)
+    few = min(rows, settings.ablation_samples)
     near, far, delta2 = settings.near, settings.far, settings.delta2
     of_drift = passes_of_drift(settings.series, settings.shifts, delta2, rows)
-    of_twin = passes_of_drift(settings.series, settings.shifts, delta2, few) if settings.twin else 0
-    of_ladder = passes_of_ladder([near, far], delta2, few)
-    of_mends = passes_of_mends(DTYPES[settings.dtypes[0]], near, far, delta2, few)
-    return of_drift + of_twin + of_ladder + of_mends + FIRST_TOKEN_PASSES * few
+    of_control = (
+        passes_of_drift(settings.series, settings.shifts, delta2, few) if settings.random_control else 0
+    )
+    of_ladder = passes_of_ablation([near, far], delta2, few)
+    of_mends = passes_of_mitigations(DTYPES[settings.dtypes[0]], near, far, delta2, few)
+    return of_drift + of_control + of_ladder + of_mends + FIRST_TOKEN_PASSES * few
 
 
 def _with_costs(
-    model: Any, mends: tuple[Mend, ...], row: Tensor, layout: PackedLayout, settings: AuditSettings
-) -> tuple[Mend, ...]:
+    model: Any,
+    mitigations: tuple[Mitigation, ...],
+    row: Tensor,
+    layout: PackedLayout,
+    settings: AuditSettings,
+) -> tuple[Mitigation, ...]:
     if isinstance(rotary_module(model)[2], RotaryEmbedding):
         reason = "the model runs ropewalk's rotary module already; load it with exact_rope=False"
-        return tuple(replace(mend, reason=reason) for mend in mends)
+        return tuple(replace(mitigation, reason=reason) for mitigation in mitigations)
     dtype = DTYPES[settings.dtypes[0]]
-    costs = mend_costs(model, row, documents_of(layout), dtype, names=tuple(mend.name for mend in mends))
+    costs = mitigation_costs(
+        model, row, documents_of(layout), dtype, names=tuple(mitigation.name for mitigation in mitigations)
+    )
     found = []
-    for mend in mends:
-        cost = costs[mend.name]
+    for mitigation in mitigations:
+        cost = costs[mitigation.name]
         if isinstance(cost, str):
-            found.append(replace(mend, reason=cost))
+            found.append(replace(mitigation, reason=cost))
         else:
-            found.append(replace(mend, time_ratio=cost.time_ratio, memory_ratio=cost.memory_ratio))
+            found.append(replace(mitigation, time_ratio=cost.time_ratio, memory_ratio=cost.memory_ratio))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""``ropewalk audit``: how far arithmetic breaks a checkpoint's relative positions, where, and what mends it."""
+"""``ropewalk audit``: how far arithmetic breaks a checkpoint's relative positions, where, and what mitigates it."""
 
 from __future__ import annotations
 
@@ -43,19 +43,21 @@ def audit_command(
     delta2: Annotated[str, typer.Option(help="The position that they are compared with.")] = "16",
     dtypes: Annotated[
         str,
-        typer.Option(help="Dtypes with commas between; ladder, mends and first token are the first one's."),
+        typer.Option(
+            help="Dtypes with commas between; ablation, mitigations and first token are the first one's."
+        ),
     ] = "bfloat16,float16,float32",
-    ladder_samples: Annotated[
-        int, typer.Option(help="Most rows of what runs in float64, and of the random twin.", min=1)
+    ablation_samples: Annotated[
+        int, typer.Option(help="Most rows of what runs in float64, and of the random control.", min=1)
     ] = 4,
-    twin: Annotated[bool, typer.Option(help="Measure a randomly initialised twin too.")] = True,
-    costs: Annotated[bool, typer.Option(help="Measure time and memory of the mends.")] = True,
+    random_control: Annotated[bool, typer.Option(help="Measure a randomly initialised control too.")] = True,
+    costs: Annotated[bool, typer.Option(help="Measure time and memory of the mitigations.")] = True,
     device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the random twin.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random control.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the pictures into DIR.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how far arithmetic breaks relative positions in a model, which step does it, and what mends it."""
+    """Measure how far arithmetic breaks relative positions in a model, which step does it, and what mitigates it."""
     from ropewalk.audit import AuditSettings, audit, finding, forward_passes, rope_findings
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.data import load_tokenizer
@@ -69,8 +71,8 @@ def audit_command(
         dtypes=tuple(_parts(dtypes)),
         shifts=tuple(_shift(part, "--shifts") for part in _parts(shifts)),
         delta2=_shift(delta2, "--delta2"),
-        ladder_samples=ladder_samples,
-        twin=twin,
+        ablation_samples=ablation_samples,
+        random_control=random_control,
         costs=costs,
         seed=seed,
     )

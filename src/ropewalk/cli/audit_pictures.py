@@ -23,7 +23,7 @@ STEP_LABELS = {
     "rest": "rest of the model",
     "all": "all together",
 }
-"""The ladder's steps on an axis."""
+"""The ablation's steps on an axis."""
 
 HEADS = "How far attention drifts in each head, the darker the further; together they are D."
 
@@ -80,13 +80,15 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     }
     effects = [(SHIFTED_NAMES[e.shifted], e.D, e.D_exact, e.D_arithmetic) for e in found.first_token]
     sweep = [(point.delta1, point.delta2, point.D) for point in found.sweep]
-    shifts = list(dict.fromkeys(rung.delta1 for rung in found.ladder))
-    by = {(rung.step, rung.delta1): rung.D for rung in found.ladder}
-    rungs = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
+    shifts = list(dict.fromkeys(ablated.delta1 for ablated in found.ablation))
+    by = {(ablated.step, ablated.delta1): ablated.D for ablated in found.ablation}
+    ablations = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
     # What the others are compared with first.
-    mends = [
-        (mend.name, mend.D, mend.far_D, mend.time_ratio)
-        for mend in sorted(found.mends, key=lambda mend: mend.name != "fused attention")
+    mitigations = [
+        (mitigation.name, mitigation.D, mitigation.far_D, mitigation.time_ratio)
+        for mitigation in sorted(
+            found.mitigations, key=lambda mitigation: mitigation.name != "fused attention"
+        )
     ]
     return {
         "drift": lambda: drift_figure(
@@ -103,19 +105,19 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
         "first-token": lambda: first_token_figure(
             effects, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
         ),
-        "ladder": lambda: ablation_figure(
-            rungs,
+        "ablation": lambda: ablation_figure(
+            ablations,
             [f"Δ₁ = {shift:,}" for shift in shifts],
             f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
         ),
-        "mends": lambda: mitigations_figure(
-            mends, f"{name}: what mends {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
+        "mitigations": lambda: mitigations_figure(
+            mitigations, f"{name}: what mitigates {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
         ),
     }
 
 
 def _series(found: Audit) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Curves of the drift by name, those of the random twin in the audited dtype alone: they crowd each other."""
+    """Curves of the drift by name, those of the random control in the audited dtype alone: they crowd each other."""
     series: dict[str, list[tuple[int, float, float, float]]] = {}
     for drift in found.drift:
         if drift.parameters == "random" and (drift.dtype, drift.angles) != (found.dtype, "model"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ropewalk.audit.summary import STEP_NAMES
+from ropewalk.audit.results import STEP_NAMES
 
 if TYPE_CHECKING:
     from ropewalk.audit import Audit
@@ -15,8 +15,8 @@ SHIFTED_NAMES = {"first": "the first token", "others": "all others", "all": "the
 
 
 def tables(found: Audit) -> list[ResultTable]:
-    """Drift, ladder, first-token experiment, mends and frequencies, in this order."""
-    return [_drift(found), _ladder(found), _first_token(found), _mends(found), _rope(found)]
+    """Drift, ablation, first-token experiment, mitigations and frequencies, in this order."""
+    return [_drift(found), _ladder(found), _first_token(found), _mitigations(found), _rope(found)]
 
 
 def series_name(dtype: str, angles: str, parameters: str) -> str:
@@ -45,11 +45,11 @@ def _drift(found: Audit) -> ResultTable:
 def _ladder(found: Audit) -> ResultTable:
     from ropewalk.reporting import ResultTable
 
-    shifts = list(dict.fromkeys(rung.delta1 for rung in found.ladder))
-    near, steps = shifts[0], list(dict.fromkeys(rung.step for rung in found.ladder))
-    by = {(rung.step, rung.delta1): rung for rung in found.ladder}
+    shifts = list(dict.fromkeys(ablated.delta1 for ablated in found.ablation))
+    near, steps = shifts[0], list(dict.fromkeys(ablated.step for ablated in found.ablation))
+    by = {(ablated.step, ablated.delta1): ablated for ablated in found.ablation}
     return ResultTable(
-        f"Each step in {found.dtype} by itself, everything else in float64; {_rows(found.ladder_samples)}",
+        f"Each step in {found.dtype} by itself, everything else in float64; {_rows(found.ablation_samples)}",
         ("step", *(f"D at {shift:,}" for shift in shifts), "logit error", "logit difference", "KL (nats)"),
         tuple(
             (
@@ -88,7 +88,7 @@ def _first_token(found: Audit) -> ResultTable:
     )
 
 
-def _mends(found: Audit) -> ResultTable:
+def _mitigations(found: Audit) -> ResultTable:
     from ropewalk.reporting import ResultTable
     from ropewalk.reporting.style import MISSING
 
@@ -96,20 +96,20 @@ def _mends(found: Audit) -> ResultTable:
         return MISSING if value is None else f"{value:.2f}x"
 
     by_reason: dict[str, list[str]] = {}
-    for mend in found.mends:
-        if mend.reason is not None:
-            by_reason.setdefault(mend.reason, []).append(mend.name)
+    for mitigation in found.mitigations:
+        if mitigation.reason is not None:
+            by_reason.setdefault(mitigation.reason, []).append(mitigation.name)
     # The same for all needs no names.
     reasons = [
-        reason if len(names) == len(found.mends) else f"{', '.join(names)}: {reason}"
+        reason if len(names) == len(found.mitigations) else f"{', '.join(names)}: {reason}"
         for reason, names in by_reason.items()
     ]
     far = found.far != found.near
     return ResultTable(
-        f"What mends {found.dtype}; time and memory of a forward pass over fused attention"
+        f"What mitigates {found.dtype}; time and memory of a forward pass over fused attention"
         + (f" ({'; '.join(reasons)})" if reasons else ""),
         (
-            "mend",
+            "mitigation",
             f"D at {found.near:,}",
             *([f"D at {found.far:,}"] if far else []),
             "logit error",
@@ -119,15 +119,15 @@ def _mends(found: Audit) -> ResultTable:
         ),
         tuple(
             (
-                mend.name,
-                figure(mend.D),
-                *([figure(mend.far_D)] if far else []),
-                figure(mend.logit_error),
-                figure(mend.kl),
-                ratio(mend.time_ratio),
-                ratio(mend.memory_ratio),
+                mitigation.name,
+                figure(mitigation.D),
+                *([figure(mitigation.far_D)] if far else []),
+                figure(mitigation.logit_error),
+                figure(mitigation.kl),
+                ratio(mitigation.time_ratio),
+                ratio(mitigation.memory_ratio),
             )
-            for mend in found.mends
+            for mitigation in found.mitigations
         ),
     )
 

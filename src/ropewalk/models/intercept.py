@@ -330,7 +330,7 @@ class LayerRotation:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class AuditedModel:
     """A model made ready for :func:`intercepted`.
 
     Attributes:
@@ -348,7 +348,7 @@ class Subject:
     head: OutputHead
 
     @classmethod
-    def of(cls, model: Any) -> Subject:
+    def of(cls, model: Any) -> AuditedModel:
         """Look at how a model rotates, on a few tokens.
 
         Args:
@@ -575,19 +575,19 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
         # A copy of the config: building a model writes into the one that it is given.
-        twin = AutoModelForCausalLM.from_config(
+        fresh = AutoModelForCausalLM.from_config(
             deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
         )
-    drawn, own = _learned(twin), _learned(model)
+    drawn, own = _learned(fresh), _learned(model)
     unlike = {
         name for name, parameter in own.items() if name not in drawn or drawn[name].shape != parameter.shape
     }
     if unlike or drawn.keys() - own.keys():
         raise RopewalkError(
             f"a new {type(model).__name__} of this config has other parameters than the model "
-            f"({min(unlike or drawn.keys() - own.keys())}), so there is no random twin to compare with"
+            f"({min(unlike or drawn.keys() - own.keys())}), so there is no random control to compare with"
         )
-    del twin
+    del fresh
     kept = {name: parameter.data.to("cpu") for name, parameter in own.items()}
     devices = {name: parameter.device for name, parameter in own.items()}
     try:

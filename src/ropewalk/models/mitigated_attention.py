@@ -1,6 +1,6 @@
-"""Attention that mends RoPE's precision as a user would run it: over PyTorch's fused attention, nothing emulated.
+"""Attention that mitigates RoPE's precision as a user would run it: over PyTorch's fused attention, nothing emulated.
 
-A mend is a registered attention function and a rotary module, both in place for as long as a context is open. All
+A mitigation is a registered attention function and a rotary module, both in place for as long as a context is open. All
 functions end in transformers' own ``sdpa`` function with transformers' own masks, so grouped heads, sliding windows
 and the choice of a kernel are those of a stock model.
 """
@@ -23,17 +23,17 @@ from ropewalk.rope import RotaryEmbedding
 FLASH_HEAD_DIM = 256
 """The widest head that flash attention takes on CUDA."""
 
-FUSED_MENDS = (
+FUSED_MITIGATIONS = (
     "exact angles",
     "float32 rotation",
     "tf32 attention",
     "split product",
     "float32 attention",
 )
-"""Mends that run over fused attention with the exact rotary module."""
+"""Mitigations that run over fused attention with the exact rotary module."""
 
 
-def twin_of(model: Any, dtype: torch.dtype) -> Any:
+def copy_in_dtype(model: Any, dtype: torch.dtype) -> Any:
     """A copy of a model to experiment on, as transformers would load it in a dtype: the model itself never changes.
 
     Weights that are in ``dtype`` already are shared, not copied. The rotary module keeps the frequencies that it has,
@@ -41,10 +41,10 @@ def twin_of(model: Any, dtype: torch.dtype) -> Any:
 
     Args:
         model: a causal decoder from transformers with its own rotary module.
-        dtype: of the twin's parameters and saved buffers.
+        dtype: of the copy's parameters and saved buffers.
 
     Returns:
-        The twin, in evaluation mode.
+        The copy, in evaluation mode.
 
     Raises:
         RopewalkError: if the model has not one rotary module of transformers' own.
@@ -55,15 +55,15 @@ def twin_of(model: Any, dtype: torch.dtype) -> Any:
         )
     with torch.no_grad():
         memo: dict[int, Any] = {id(p): _in_dtype(p, dtype) for p in model.parameters()}
-    twin = copy.deepcopy(model, memo)
-    saved = twin.state_dict().keys()
-    for path, module in twin.named_modules():
+    copied = copy.deepcopy(model, memo)
+    saved = copied.state_dict().keys()
+    for path, module in copied.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             # What is not saved, the frequencies among it, the class computes in float32 whatever is loaded.
             is_saved = (f"{path}.{name}" if path else name) in saved
             if is_saved and buffer.is_floating_point():
                 setattr(module, name, buffer.to(dtype))
-    return twin.eval()
+    return copied.eval()
 
 
 def _in_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
@@ -138,22 +138,22 @@ def attending(model: Any, implementation: str) -> Iterator[None]:
 
 
 @contextmanager
-def mended(model: Any, name: str, exact: RotaryEmbedding) -> Iterator[set[torch.dtype]]:
-    """Run a model with one of :data:`FUSED_MENDS` while the context is open.
+def mitigated(model: Any, name: str, exact: RotaryEmbedding) -> Iterator[set[torch.dtype]]:
+    """Run a model with one of :data:`FUSED_MITIGATIONS` while the context is open.
 
     Args:
-        model: a causal decoder whose weights are in the dtype that the mend is for.
-        name: of the mend.
+        model: a causal decoder whose weights are in the dtype that the mitigation is for.
+        name: of the mitigation.
         exact: of :func:`exact_rotary`.
 
     Yields:
         The dtypes in which queries arrived at the attention function so far; stays empty for ``exact angles``.
 
     Raises:
-        RopewalkError: if there is no such mend.
+        RopewalkError: if there is no such mitigation.
     """
-    if name not in FUSED_MENDS:
-        raise RopewalkError(f"unknown mend {name!r}; choose one of {', '.join(FUSED_MENDS)}")
+    if name not in FUSED_MITIGATIONS:
+        raise RopewalkError(f"unknown mitigation {name!r}; choose one of {', '.join(FUSED_MITIGATIONS)}")
     _register()
     parent, attribute, own = rotary_module(model)
     arrived: set[torch.dtype] = set()
@@ -174,7 +174,7 @@ def _registered(name: str) -> str:
 
 
 def _register() -> None:
-    """Make the mends known to transformers, with the mask function of its fused attention."""
+    """Make the mitigations known to transformers, with the mask function of its fused attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -277,7 +277,7 @@ def _in_float32(
     _arrives(module, query, options)
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    # Around the attention alone: the projections of a float32 model are not what is mended.
+    # Around the attention alone: the projections of a float32 model are not what is mitigated.
     matmul.fp32_precision = precision
     try:
         output = _fused(module, query.float(), key.float(), value.float(), attention_mask, **options)
