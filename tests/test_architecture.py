@@ -26,7 +26,7 @@ ALLOWED = {
     "evaluation": {"attention", "data", "models", "parallel", "rope"},
     "search": {"attention", "data", "evaluation", "models", "parallel", "rope"},
     "planning": {"data", "models", "parallel", "rope"},
-    "audit": {"attention", "evaluation", "models", "rope"},
+    "audit": {"attention", "data", "evaluation", "models", "parallel", "rope"},
     "reporting": {"evaluation"},
     "training": {
         "attention",

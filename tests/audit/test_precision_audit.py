@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.audit import AuditSettings, audit, finding, forward_passes
+from ropewalk.audit import AuditSettings, audit_model, finding, forward_passes
 from ropewalk.audit.results import best_mitigation
 from ropewalk.models.intercept import AuditedModel
 from ropewalk.models.rotary import swap_rotary
@@ -17,6 +17,10 @@ from tests.audit.precision_cases import sharp_llama, token_rows
 SETTINGS = AuditSettings(shifts=(0, 16, 1000), ablation_samples=2)
 
 
+def changed(settings, **values):
+    return settings.model_copy(update=values)
+
+
 @pytest.fixture(scope="module")
 def rows():
     return token_rows(3, 48)
@@ -24,15 +28,19 @@ def rows():
 
 @pytest.fixture(scope="module")
 def found(rows):
-    return audit(sharp_llama(), rows, SETTINGS)
+    return audit_model(sharp_llama(), rows, SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def again(rows):
     """The same audit once more without costs, and what it told of its progress."""
     told = []
-    settings = replace(SETTINGS, costs=False)
-    return audit(sharp_llama(), rows, settings, progress=lambda *each: told.append(each)), settings, told
+    settings = changed(SETTINGS, costs=False)
+    return (
+        audit_model(sharp_llama(), rows, settings, progress=lambda *each: told.append(each)),
+        settings,
+        told,
+    )
 
 
 def test_progress_counts_every_forward_pass(again):
@@ -47,7 +55,7 @@ def test_the_model_is_the_same_afterwards(rows):
     model = sharp_llama()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     logits = model(rows[0][None]).logits
-    audit(model, rows[:1], replace(SETTINGS, ablation_samples=1))
+    audit_model(model, rows[:1], changed(SETTINGS, ablation_samples=1))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert torch.equal(model(rows[0][None]).logits, logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -67,7 +75,7 @@ def _same(a, b):
 def test_a_model_with_exact_angles_has_none_to_mend(rows):
     model = sharp_llama()
     swap_rotary(model, methods_from_config(model.config.to_dict()))
-    found = audit(model, rows[:2], replace(SETTINGS, random_control=False, ablation_samples=1))
+    found = audit_model(model, rows[:2], changed(SETTINGS, random_control=False, ablation_samples=1))
     by = {(d.angles, d.delta1): d.D for d in found.drift if d.dtype == "float32"}
     # Its cos and sin are float32 too: the roundings of the two are other ones, of the same size.
     assert by["model", 1000] < 3 * by["exact", 1000]
@@ -91,7 +99,7 @@ def test_qwen_without_bos_and_with_biases_and_tied_embeddings():
     )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    found = audit(model, token_rows(2, 48), replace(SETTINGS, costs=False, ablation_samples=1))
+    found = audit_model(model, token_rows(2, 48), changed(SETTINGS, costs=False, ablation_samples=1))
     assert found.drift[0].D > 0
     assert found.ablation[0].D < 1e-7
 
@@ -114,7 +122,7 @@ def test_soft_capping_and_layer_types(family):
     name = {"gemma2": "Gemma2Config", "gemma3": "Gemma3TextConfig"}[family]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**common)).eval()
-    found = audit(model, token_rows(2, 48), replace(SETTINGS, ablation_samples=1))
+    found = audit_model(model, token_rows(2, 48), changed(SETTINGS, ablation_samples=1))
     assert found.ablation[0].D < 1e-7
     fused = next(mitigation for mitigation in found.mitigations if mitigation.name == "fused attention")
     assert (fused.reason is not None) == (family == "gemma2")
@@ -188,10 +196,10 @@ def test_weights_that_nobody_trained_are_not_said_to_be(found):
 
 
 def test_the_finding_of_float32_alone():
-    found = audit(
+    found = audit_model(
         sharp_llama(),
         token_rows(2, 48),
-        replace(SETTINGS, dtypes=("float32",), random_control=False, costs=False),
+        changed(SETTINGS, dtypes=("float32",), random_control=False, costs=False),
     )
     size, cause, mitigation = finding(found)
     assert size.startswith("In float32")
@@ -216,17 +224,17 @@ def test_the_finding_of_float32_alone():
         ({"dtypes": ("float64",)}, "'float64'"),
         ({"dtypes": ()}, "got none"),
         ({"dtypes": ("bfloat16", "bfloat16")}, "each dtype once"),
-        ({"ablation_samples": 0}, "got 0"),
+        ({"ablation_samples": 0}, "greater than or equal to 1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(values, said):
-    with pytest.raises(RopewalkError, match=said):
+    with pytest.raises(ValueError, match=said):
         AuditSettings(**values)
 
 
 def test_layouts_must_be_of_the_rows(rows):
     with pytest.raises(RopewalkError, match="each of the 3 rows of 48 tokens needs a layout"):
-        audit(sharp_llama(), rows, SETTINGS, [PackedLayout.from_lengths([47], "full", 0)] * 3)
+        audit_model(sharp_llama(), rows, SETTINGS, [PackedLayout.from_lengths([47], "full", 0)] * 3)
 
 
 def test_a_model_that_normalises_after_rotation_is_refused_by_name():
@@ -254,9 +262,9 @@ def test_the_random_control_is_random(rows, found):
     """And is the control that its seed gives: not the trained model, nor another one each time."""
     by = {d.parameters: d.D for d in found.drift if (d.dtype, d.angles, d.delta1) == ("bfloat16", "model", 0)}
     assert by["random"] < by["pretrained"] / 10
-    brief = replace(SETTINGS, dtypes=("bfloat16",), shifts=(0, 16), ablation_samples=2, costs=False)
+    brief = changed(SETTINGS, dtypes=("bfloat16",), shifts=(0, 16), ablation_samples=2, costs=False)
     for seed in (SETTINGS.seed, 7):
-        other = audit(sharp_llama(), rows[:2], replace(brief, seed=seed))
+        other = audit_model(sharp_llama(), rows[:2], changed(brief, seed=seed))
         (control,) = [
             d.D for d in other.drift if (d.dtype, d.parameters, d.delta1) == ("bfloat16", "random", 0)
         ]

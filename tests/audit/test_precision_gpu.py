@@ -4,7 +4,15 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.audit import AuditedModel, AuditSettings, Runner, Series, audit, measure_drift, stock_arithmetic
+from ropewalk.audit import (
+    AuditedModel,
+    AuditSettings,
+    Runner,
+    Series,
+    audit_model,
+    measure_drift,
+    stock_arithmetic,
+)
 from ropewalk.audit.passes import logit_difference, shifted
 from tests.audit.precision_cases import sharp_llama, token_rows
 
@@ -32,7 +40,7 @@ def test_drift_on_cuda_is_that_of_the_cpu():
 
 
 def test_a_whole_audit_on_cuda():
-    found = audit(
+    found = audit_model(
         sharp_llama().to("cuda"), token_rows(2, 128), AuditSettings(shifts=(0, 16, 1000), ablation_samples=1)
     )
     measured = {mitigation.name for mitigation in found.mitigations if mitigation.time_ratio is not None}

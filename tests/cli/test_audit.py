@@ -152,7 +152,7 @@ def test_a_file_in_place_of_the_folder_is_refused_before_the_work(
     checkpoint: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["audit", str(checkpoint), "--text", str(text), "--plot", str(text)]) == 2
-    assert "is a file; --plot names a folder" in capsys.readouterr().err
+    assert "--plot" in capsys.readouterr().err
     assert main(["audit", str(checkpoint), "--text", str(text), "--plot", str(text / "below")]) == 2
     assert "below for --plot: Not a directory" in capsys.readouterr().err
 

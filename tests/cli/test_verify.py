@@ -8,7 +8,7 @@ import tempfile
 import pytest
 import yaml
 
-import ropewalk.verification
+import ropewalk.verification.run
 from ropewalk.cli.app import main
 from tests.cli.verify_command_cases import command, run_with_a_cast
 
@@ -53,7 +53,7 @@ def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
 
 def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(ropewalk.verification, "run_planned", run_with_a_cast)
+    monkeypatch.setattr(ropewalk.verification.run, "run_planned", run_with_a_cast)
     assert main(["verify", recipe, *SMALL, *NARROW]) == 1
     captured = capsys.readouterr()
     assert "failed: RoPE as loaded: in bfloat16 the model rotates by other angles" in captured.out
@@ -76,7 +76,7 @@ def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
         raise AssertionError("the signal is handled before the next line")
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ropewalk.verification, "planned_checks", told_to_end)
+    monkeypatch.setattr(ropewalk.verification.run, "planned_checks", told_to_end)
     assert main(["verify", recipe, *SMALL]) == 1
     assert capfd.readouterr().err.splitlines()[-1] == (
         "error: verify was told to end by SIGTERM, and left nothing behind"

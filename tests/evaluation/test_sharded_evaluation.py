@@ -9,7 +9,6 @@ import torch
 
 from ropewalk.attention.layout import IGNORED
 from ropewalk.cli.evaluate_sharded import check_processes, degrees_in, shape_for
-from ropewalk.cli.text import documents_of
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import EngineError, RopewalkError
@@ -23,6 +22,7 @@ from ropewalk.evaluation.sharded_rows import row_losses_of
 from ropewalk.evaluation.tasks.needle import forced_ids
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.evaluation.tasks.perplexity import row_losses
+from ropewalk.evaluation.text import documents_of
 from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape

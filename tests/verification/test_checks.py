@@ -11,7 +11,16 @@ from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RunFailure
 from ropewalk.parallel import MeshShape
 from ropewalk.testing.ranks import RankFailure
-from ropewalk.verification import Check, Outcome, Planned, planned_checks, run_planned, summary, verify
+from ropewalk.verification import (
+    Check,
+    Outcome,
+    Planned,
+    VerifyResult,
+    planned_checks,
+    run_checks,
+    run_planned,
+)
+from ropewalk.verification.checks import claims
 from ropewalk.verification.checks.documents import packed_equals_separate
 from ropewalk.verification.checks.effective_rope import rope_as_loaded
 from ropewalk.verification.checks.labels import labels_of_rows
@@ -124,14 +133,26 @@ def test_a_check_that_raises_has_failed_and_the_others_still_run():
             )
         return Check(each.name, "", 0.0, 0.0, True, 0.0)
 
-    checks = verify(planned, call)
+    checks = run_checks(planned, call)
     assert [check.passed for check in checks] == [False, False, True]
     assert [check.note for check in checks] == [
         "stopped: no engine for this",
         "stopped: the disk is full",
         "",
     ]
-    assert summary(checks) == {"passed": 1, "failed": 2, "not_run": 0}
+    result = VerifyResult("", None, 2, 32, 64, "full", "float32", "cpu", {}, "", None, 0.0, tuple(checks))
+    assert result.failed == ["first", "second"]
+    counts = {name: result.to_json()[name] for name in ("passed", "failed", "not_run")}
+    assert counts == {"passed": 1, "failed": 2, "not_run": 0}
+
+
+def test_every_check_has_a_kind_and_a_place_of_its_own(case):
+    found = claims()
+    assert len({claim.place for claim in found.values() if not claim.kind.startswith("engine")}) == len(
+        [kind for kind in found if not kind.startswith("engine")]
+    )
+    assert [each.kind for each in planned_checks(case, 2)][:2] == ["labels", "documents"]
+    assert {each.kind for each in planned_checks(case, 2)} == set(found)
 
 
 def test_reasons_are_one_line():

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ropewalk.parallel import MeshShape
-from ropewalk.verification import Planned, planned_checks, verify
+from ropewalk.verification import Planned, planned_checks, run_checks
 from tests.verification.verification_cases import FAULTS, reached_by, run_with, shifted_rows
 
 
 def failing(ranks, case, planned, fault=None):
     """{name: note} of the checks that fail."""
     case = replace(case, key=uuid.uuid4().hex)
-    checks = verify(planned, lambda each: ranks.run(run_with, fault, each, case)[0])
+    checks = run_checks(planned, lambda each: ranks.run(run_with, fault, each, case)[0])
     for check in checks:
         print(check.name, check.error, check.budget, check.passed, check.note)
     return {check.name: check.note for check in checks if check.passed is False}

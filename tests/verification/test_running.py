@@ -11,8 +11,9 @@ import torch
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, World
 from ropewalk.testing.ranks import _serve
-from ropewalk.verification import Planned, run_in, verify
+from ropewalk.verification import Planned, run_checks, run_in
 from ropewalk.verification import run as running
+from ropewalk.verification.checks import Claim
 from tests.verification.verification_cases import (
     failing_alone,
     failing_on_all,
@@ -49,7 +50,7 @@ def test_what_rank_0_does_alone_may_fail_in_any_way(monkeypatch):
     def check(case):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(running, "ALONE", {"labels": check})
+    monkeypatch.setattr(running, "claims", lambda: {"labels": Claim("labels", 0, "", "", check)})
     found = run_in(Planned("labels", "", ""), None, World(), "cpu")
     assert (found.passed, found.note) == (False, "stopped: MemoryError: too large")
 
@@ -59,7 +60,7 @@ def test_an_error_that_is_no_pools_leaves_verify():
         raise RopewalkError("one rank alone")
 
     with pytest.raises(RopewalkError, match=r"one rank alone"):
-        verify([Planned("labels", "", "")], call)
+        run_checks([Planned("labels", "", "")], call)
 
 
 def test_what_ranks_compute_together_all_of_them_compute(two_ranks, case):

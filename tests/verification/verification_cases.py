@@ -25,6 +25,7 @@ from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joine
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.training.step import Batch
 from ropewalk.verification import Outcome, Planned, run_in
+from ropewalk.verification.checks import Claim, every_mesh
 from ropewalk.verification.computing import once, once_together
 from ropewalk.verification.run import run_planned
 
@@ -321,7 +322,7 @@ def _ended(check, case):
     """The note of rank 0's check, or what left run_in; a barrier that nobody joins is told and not waited for."""
     waited = []
     with pytest.MonkeyPatch.context() as patch, joined("cpu") as world:
-        patch.setattr(running, "TOGETHER", {"ranks": check})
+        patch.setattr(running, "claims", lambda: {"ranks": Claim("ranks", 0, "", "", check, every_mesh)})
         patch.setattr(World, "barrier", lambda world: waited.append(world.rank))
         try:
             outcome = run_in(Planned("ranks", "", "", MeshShape(shard=world.size)), case, world, "cpu")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ropewalk.audit.results import (
         STEPS,
         Audit,
+        AuditResult,
         Drift,
         FirstTokenEffect,
         Mitigation,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
         dominant_step,
         finding,
     )
-    from ropewalk.audit.run import AuditSettings, audit, forward_passes
+    from ropewalk.audit.run import audit, audit_model, forward_passes
+    from ropewalk.audit.settings import AuditSettings
     from ropewalk.models.intercept import AuditedModel
 
 _HOMES = {
@@ -35,7 +37,8 @@ _HOMES = {
     "STEPS": "results",
     "Arithmetic": "arithmetic",
     "Audit": "results",
-    "AuditSettings": "run",
+    "AuditSettings": "settings",
+    "AuditResult": "results",
     "Drift": "results",
     "FirstTokenEffect": "results",
     "Mitigation": "results",
@@ -47,6 +50,7 @@ _HOMES = {
     "AuditedModel": "passes",
     "angle_error_with_turns": "effective_frequencies",
     "audit": "run",
+    "audit_model": "run",
     "dominant_step": "results",
     "finding": "results",
     "first_token_effects": "first_token",
@@ -65,6 +69,7 @@ __all__ = [
     "STEPS",
     "Arithmetic",
     "Audit",
+    "AuditResult",
     "AuditSettings",
     "AuditedModel",
     "Drift",
@@ -78,6 +83,7 @@ __all__ = [
     "ablate_steps",
     "angle_error_with_turns",
     "audit",
+    "audit_model",
     "dominant_step",
     "finding",
     "first_token_effects",

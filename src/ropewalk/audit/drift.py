@@ -23,6 +23,7 @@ from ropewalk.audit.passes import (
     shifted,
 )
 from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPoint
+from ropewalk.audit.settings import check_shifts
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.models.intercept import AuditedModel
@@ -159,21 +160,6 @@ def check_rows(rows: Sequence[Tensor]) -> None:
         )
     if min(lengths) < 2:
         raise RopewalkError(f"a row needs 2 tokens or more, got {min(lengths)}")
-
-
-LARGEST_SHIFT = 2**40
-"""Tokens up to which float64 angles are off by less than 1e-3 rad."""
-
-
-def check_shifts(shifts: Sequence[int], delta2: int) -> None:
-    """Refuse no shifts, negative, repeated, and senselessly large ones."""
-    if not shifts:
-        raise RopewalkError("an audit needs at least one shift, got none")
-    for shift in (*shifts, delta2):
-        if not 0 <= shift <= LARGEST_SHIFT:
-            raise RopewalkError(f"a shift must be 0 to {LARGEST_SHIFT} tokens, got {shift}")
-    if len(set(shifts)) < len(shifts):
-        raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
 
 
 class _Rows:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import Interval
+from ropewalk.io.results import Result
 
 Parameters = Literal["pretrained", "random"]
 Shifted = Literal["first", "others", "all"]
@@ -247,6 +248,39 @@ class Audit:
     ablation: tuple[StepAblation, ...]
     mitigations: tuple[Mitigation, ...]
     rope: tuple[RopeStage, ...]
+
+
+@dataclass(frozen=True)
+class AuditResult(Result):
+    """An audit of a checkpoint on text.
+
+    Attributes:
+        model, text, seed: as of :class:`~ropewalk.audit.settings.AuditSettings`.
+        trained_length: of the checkpoint, tokens.
+        checkpoint_dtype: of its weights.
+        device: that it ran on.
+        finding: how large the drift is, which step causes it, and what mitigates it, a sentence each.
+        rope_findings: a sentence for each step of the model's life at which its frequencies are wrong.
+        audit: all figures.
+        versions: of the software.
+    """
+
+    model: str
+    text: str
+    trained_length: int
+    checkpoint_dtype: str
+    device: str
+    seed: int
+    finding: tuple[str, str, str]
+    rope_findings: tuple[str, ...]
+    audit: Audit
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures stand beside the rest, not in a mapping of their own."""
+        plain = super().to_json()
+        figures, versions = plain.pop("audit"), plain.pop("versions")
+        return {**plain, **figures, "versions": versions}
 
 
 STEPS = ("angles", "cos_sin", "rotation", "product", "softmax", "rest")

@@ -3,95 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.layout import PackedLayout, Row
 from ropewalk.audit.ablation import ablate_steps, passes_of_ablation
 from ropewalk.audit.arithmetic import DTYPES
-from ropewalk.audit.drift import Series, check_rows, check_shifts, measure_drift, passes_of_drift
-from ropewalk.audit.effective_frequencies import rope_stages
+from ropewalk.audit.drift import Series, check_rows, measure_drift, passes_of_drift
+from ropewalk.audit.effective_frequencies import rope_findings, rope_stages
 from ropewalk.audit.first_token import PASSES as FIRST_TOKEN_PASSES
 from ropewalk.audit.first_token import first_token_effects
 from ropewalk.audit.mitigation_costs import mitigation_costs
 from ropewalk.audit.mitigations import documents_of, measure_mitigations, passes_of_mitigations
 from ropewalk.audit.passes import Runner, longest
-from ropewalk.audit.results import Audit, Drift, Mitigation
+from ropewalk.audit.results import Audit, AuditResult, Drift, Mitigation, finding
+from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
+from ropewalk.data import load_tokenizer
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.text import rows_of
+from ropewalk.io.progress import Reporter
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.intercept import AuditedModel, random_parameters
+from ropewalk.models.load import choose_device, load_model, read_config
 from ropewalk.models.rotary import rotary_module
+from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RotaryEmbedding
-
-LOW = ("bfloat16", "float16", "float32")
-"""Dtypes whose ablation and mitigations can be measured: the first of them that is audited."""
+from ropewalk.versions import software_versions
 
 Progress = Callable[[int, int, str], None]
 """Called with the forward passes that are done, how many there are, and what they are for."""
 
 
-@dataclass(frozen=True)
-class AuditSettings:
-    """What to audit.
+def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResult:
+    """Audit a checkpoint's positions on text.
 
-    Attributes:
-        dtypes: names of dtypes; the first is the one that ablation, mitigations and first-token experiment explain.
-        shifts: delta1, tokens. The largest should be the context that the model is meant for.
-        delta2: what they are compared with, tokens.
-        ablation_samples: rows of ablation, mitigations and first-token experiment, which run in float64, and of
-            the random control.
-        random_control: whether the drift of a randomly initialised control is measured.
-        costs: whether time and memory of the mitigations are measured.
-        seed: of the random_control.
+    Args:
+        config: the checkpoint, the text, and what to measure.
+        context: where to run; its ``device`` is asked, its reporter is told of rows and progress.
+
+    Raises:
+        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks.
+        RopewalkError: if there is no such checkpoint or text, or the text does not fill a row.
+
+    Example:
+        >>> settings = {"length": 64, "samples": 1, "ablation_samples": 1, "shifts": (0, 1000), "dtypes": ("float32",)}
+        >>> found = audit(AuditSettings(model="embedded", **settings, random_control=False, costs=False))
+        >>> [drift.delta1 for drift in found.audit.drift if drift.angles == "model"]
+        [0, 1000]
     """
-
-    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
-    shifts: tuple[int, ...] = (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000)
-    delta2: int = 16
-    ablation_samples: int = 4
-    random_control: bool = True
-    costs: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_shifts(self.shifts, self.delta2)
-        if not any(shift != self.delta2 for shift in self.shifts):
-            raise RopewalkError(f"give a shift other than delta2, {self.delta2} tokens, to compare with it")
-        for name in self.dtypes:
-            if name not in LOW:
-                raise RopewalkError(f"cannot audit dtype {name!r}; choose from {', '.join(LOW)}")
-        if not self.dtypes or len(set(self.dtypes)) < len(self.dtypes):
-            raise RopewalkError(
-                f"give each dtype once, and at least one; got {', '.join(self.dtypes) or 'none'}"
-            )
-        if self.ablation_samples < 1:
-            raise RopewalkError(f"the ablation needs at least 1 row, got {self.ablation_samples}")
-
-    @property
-    def near(self) -> int:
-        """The first shift that is not delta2."""
-        return next(shift for shift in self.shifts if shift != self.delta2)
-
-    @property
-    def far(self) -> int:
-        """The largest shift that is not delta2."""
-        return max(shift for shift in self.shifts if shift != self.delta2)
-
-    @property
-    def series(self) -> list[Series]:
-        """The audited dtypes, and float32 with exact angles, the control."""
-        return [*(Series(name) for name in self.dtypes), Series("float32", "exact")]
+    context = context or RunContext()
+    path = resolve_model(config.model)
+    trained = ModelConfig.of(read_config(path)).trained_length
+    device = choose_device(context.device)
+    rows = _rows(config, load_tokenizer(path), trained, context.told)
+    model = load_model(path, exact_rope=False, device=device)
+    with context.told.bar("audit", forward_passes(config, len(rows))) as advance:
+        found = audit_model(
+            model,
+            [row.input_ids for row in rows],
+            config,
+            [row.layout for row in rows],
+            lambda done, _, label: advance(done, label),
+        )
+    return AuditResult(
+        model=config.model,
+        text=config.text,
+        trained_length=trained,
+        checkpoint_dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        seed=config.seed,
+        finding=finding(found),
+        rope_findings=tuple(rope_findings(found.rope)),
+        audit=found,
+        versions=software_versions(),
+    )
 
 
-def audit(
+def _rows(config: AuditSettings, tokenizer: Any, trained: int, reporter: Reporter) -> list[Row]:
+    """Rows of the text, and remarks where they are not what was asked for."""
+    length = min(LONGEST_DEFAULT, trained) if config.length is None else config.length
+    rows = rows_of(config.text, tokenizer, length, config.samples)
+    if config.length is None and length < LONGEST_DEFAULT:
+        reporter.note(f"rows of {length:,} tokens, what the model is trained for")
+    if length > trained:
+        reporter.note(
+            f"rows of {length:,} tokens are longer than the {trained:,} that the model is trained for"
+        )
+    if len(rows) < config.samples:
+        reporter.note(
+            f"the text fills {len(rows)} rows of {length:,} tokens, fewer than the {config.samples} asked for"
+        )
+    return rows
+
+
+def audit_model(
     model: Any,
     rows: Sequence[Tensor],
     settings: AuditSettings | None = None,
     layouts: Sequence[PackedLayout] | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Audit a model's positions on some rows of text.
+    """Audit a model in memory on rows of its own tokens.
 
     Args:
         model: a causal decoder from transformers with its own rotary module, as ``load_model(path, exact_rope=False)``
@@ -110,7 +125,7 @@ def audit(
         RopewalkError: if rows, settings or layouts do not fit each other.
 
     Example:
-        >>> found = audit(model, rows, AuditSettings(shifts=(0, 16, 131072)))  # doctest: +SKIP
+        >>> found = audit_model(model, rows, AuditSettings(shifts=(0, 16, 131072)))  # doctest: +SKIP
         >>> found.drift[0].D  # doctest: +SKIP
         11.6
     """
@@ -135,14 +150,14 @@ def audit(
     rope = rope_stages(audited_model, far + length - 1, runner.total_length)
     counter.label = "drift"
     drift = measure_drift(
-        audited_model, rows, settings.series, settings.shifts, delta2, "pretrained", counter
+        audited_model, rows, _series(settings), settings.shifts, delta2, "pretrained", counter
     )
     random: tuple[Drift, ...] = ()
     if settings.random_control:
         counter.label = "drift of the random control"
         with random_parameters(model, settings.seed):
             random = measure_drift(
-                audited_model, few, settings.series, settings.shifts, delta2, "random", counter
+                audited_model, few, _series(settings), settings.shifts, delta2, "random", counter
             ).drift
     counter.label = "ablation"
     audited = runner.stock(dtype)
@@ -180,7 +195,7 @@ def audit(
 
 
 def forward_passes(settings: AuditSettings, rows: int) -> int:
-    """How many forward passes :func:`audit` makes, those that measure cost left out.
+    """How many forward passes :func:`audit_model` makes, those that measure cost left out.
 
     Args:
         settings: what is audited.
@@ -188,13 +203,18 @@ def forward_passes(settings: AuditSettings, rows: int) -> int:
     """
     few = min(rows, settings.ablation_samples)
     near, far, delta2 = settings.near, settings.far, settings.delta2
-    of_drift = passes_of_drift(settings.series, settings.shifts, delta2, rows)
+    of_drift = passes_of_drift(_series(settings), settings.shifts, delta2, rows)
     of_control = (
-        passes_of_drift(settings.series, settings.shifts, delta2, few) if settings.random_control else 0
+        passes_of_drift(_series(settings), settings.shifts, delta2, few) if settings.random_control else 0
     )
     of_ladder = passes_of_ablation([near, far], delta2, few)
     of_mends = passes_of_mitigations(DTYPES[settings.dtypes[0]], near, far, delta2, few)
     return of_drift + of_control + of_ladder + of_mends + FIRST_TOKEN_PASSES * few
+
+
+def _series(settings: AuditSettings) -> list[Series]:
+    """The audited dtypes, and float32 with exact angles, the control."""
+    return [*(Series(name) for name in settings.dtypes), Series("float32", "exact")]
 
 
 def _with_costs(

@@ -85,6 +85,7 @@ class Setting:
             metavar=next((each.metavar for each in said if each.metavar), None),
             text=next((each.text for each in said if each.text), None),
             repeated=any(each.repeated for each in said),
+            formerly=tuple(name for each in said for name in each.formerly),
         )
 
     @property
@@ -261,7 +262,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     grouped: dict[str, Any] = {} if group is None else {"group": group}
     shown = Parameter(
         **grouped,
-        name=None if setting.positional else setting.name,
+        name=None if setting.positional else (setting.name, *setting.option.formerly),
         help=(field.description or "") + _bounds(field),
         negative=_negative(setting),
         metavar=_metavar(setting),
@@ -293,7 +294,8 @@ def _choices(annotation: Any) -> list[str] | None:
 def _negative(setting: Setting) -> tuple[str, ...]:
     """``--no-racing``, for flags that are on, or neither on nor off, if not given."""
     if setting.is_flag and setting.field.default is not False:
-        return (f"--no-{setting.name.removeprefix('--')}",)
+        names = (setting.name, *setting.option.formerly)
+        return tuple(f"--no-{name.removeprefix('--')}" for name in names)
     return ()
 
 

@@ -22,11 +22,13 @@ COMMANDS = {
 """One line on each command, in the order of the help."""
 
 HOMES = {
+    "audit": "ropewalk.cli.audit:app",
     "data": "ropewalk.cli.data:app",
     "inspect": "ropewalk.cli.inspect:app",
     "search": "ropewalk.cli.search:app",
     "export": "ropewalk.cli.export:app",
     "eval": "ropewalk.cli.evaluate:app",
+    "verify": "ropewalk.cli.verify:app",
 }
 TYPER_COMMANDS = frozenset(COMMANDS) - frozenset(HOMES)
 
@@ -43,7 +45,7 @@ def register(app: App) -> None:
 @cache
 def typer_program() -> Any:
     """The commands that typer runs."""
-    from ropewalk.cli import audit, extend, rope, verify
+    from ropewalk.cli import extend, rope
 
     app = typer.Typer(
         name="ropewalk",
@@ -52,6 +54,6 @@ def typer_program() -> Any:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for module in (rope, audit, extend, verify):
+    for module in (rope, extend):
         module.register(app)
     return typer.main.get_command(app)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import notes
-from ropewalk.cli.text import documents_of
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.text import documents_of
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import Stores, Subject

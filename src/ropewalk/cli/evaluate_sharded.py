@@ -185,10 +185,10 @@ def _prepared(
 ) -> Prepared:
     """All that can be refused without the model is refused here."""
     from ropewalk.cli.evaluate_run import reads_text, table_of, with_lengths
-    from ropewalk.cli.text import documents_of
     from ropewalk.data import load_tokenizer
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation.sharded import check_sharded, chosen_suites
+    from ropewalk.evaluation.text import documents_of
     from ropewalk.models.load import choose_device, read_config
     from ropewalk.planning.inspection import read_checkpoint as read_values
 

@@ -12,8 +12,8 @@ import typer
 from ropewalk.cli.evaluate import DTYPES
 from ropewalk.cli.options import PlotOption, check_plot
 from ropewalk.cli.output import JsonOption, notes, print_json, print_whole, results
-from ropewalk.cli.text import rows_of
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.text import rows_of
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import ProbeResult

@@ -84,7 +84,7 @@ def beginning(row: Row, length: int) -> Row:
 def _documents(
     text: str, tokenizer: Any, length: int, count: int, held_out: int
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
-    from ropewalk.cli.text import documents_of
+    from ropewalk.evaluation.text import documents_of
     from ropewalk.search.documents import search_rows
 
     documents = documents_of(text, tokenizer, length, count + held_out)

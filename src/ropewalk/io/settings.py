@@ -41,6 +41,7 @@ class Option:
         metavar: what stands for the value in the help; derived from the type if None.
         text: how a default is written as people would; ``str`` if None.
         repeated: whether the option is given once for each value.
+        formerly: names that it had, which are still taken.
         hidden: whether it is a setting of recipes and of the Python API alone.
     """
 
@@ -49,6 +50,7 @@ class Option:
     metavar: str | None = None
     text: Callable[[Any], str] | None = None
     repeated: bool = False
+    formerly: tuple[str, ...] = ()
     hidden: bool = False
 
 

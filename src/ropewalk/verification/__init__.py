@@ -6,32 +6,40 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.verification.case import Case, prepare
-    from ropewalk.verification.result import Check, Outcome
-    from ropewalk.verification.run import Planned, planned_checks, run_in, run_planned, summary, verify
+    from ropewalk.verification.checks import Claim, Planned, planned_checks
+    from ropewalk.verification.result import Check, Outcome, VerifyResult
+    from ropewalk.verification.run import run_checks, run_in, run_planned, verify
+    from ropewalk.verification.settings import VerifySettings
 
 _HOMES = {
     "Case": "case",
     "Check": "result",
+    "Claim": "checks",
     "Outcome": "result",
-    "Planned": "run",
-    "planned_checks": "run",
+    "Planned": "checks",
+    "VerifyResult": "result",
+    "VerifySettings": "settings",
+    "planned_checks": "checks",
     "prepare": "case",
+    "run_checks": "run",
     "run_in": "run",
     "run_planned": "run",
-    "summary": "run",
     "verify": "run",
 }
 
 __all__ = [
     "Case",
     "Check",
+    "Claim",
     "Outcome",
     "Planned",
+    "VerifyResult",
+    "VerifySettings",
     "planned_checks",
     "prepare",
+    "run_checks",
     "run_in",
     "run_planned",
-    "summary",
     "verify",
 ]
 

@@ -1,141 +1,171 @@
-"""Which checks there are for a case and a number of ranks, and how they run: each by itself, on all ranks at once."""
+"""Verify a recipe: which processes compute, and how its checks run, each by itself, on all ranks at once."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
-from ropewalk.attention import ENGINES
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.io.progress import Reporter, Silent
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
-from ropewalk.testing.ranks import RankFailure
-from ropewalk.verification.case import Case
-from ropewalk.verification.checks import (
-    checkpoints,
-    documents,
-    effective_rope,
-    engines,
-    labels,
-    meshes,
-    saved_model,
-    sharded_attention,
-)
-from ropewalk.verification.result import Check, Outcome
+from ropewalk.parallel.context import RunContext
+from ropewalk.testing.ranks import RankFailure, Ranks
+from ropewalk.training import load_recipe
+from ropewalk.training.recipe.recipe import Parallel, Recipe
+from ropewalk.verification.case import Case, prepare
+from ropewalk.verification.checks import Planned, claims, planned_checks
+from ropewalk.verification.result import Check, Outcome, VerifyResult
+from ropewalk.verification.settings import VerifySettings
+from ropewalk.versions import software_versions
 
 T = TypeVar("T")
 
-ALONE: Mapping[str, Callable[..., Outcome]] = {
-    "documents": documents.packed_equals_separate,
-    "engine": engines.engine_equals_reference,
-    "labels": labels.labels_of_rows,
-    "rope": effective_rope.rope_as_loaded,
-}
-"""Checks of one process: of the case, and of an engine's name for ``engine``."""
 
-TOGETHER: Mapping[str, Callable[..., Outcome]] = {
-    "attention": sharded_attention.attention_on_ranks,
-    "shards": labels.labels_of_shards,
-    "ranks": meshes.ranks_equal_one,
-    "loss": meshes.loss_is_the_mean_of_tokens,
-    "wrapped rope": effective_rope.rope_after_wrapping,
-    "saved": saved_model.saved_equals_ours,
-    "saved rope": effective_rope.rope_after_reload,
-    "checkpoint": checkpoints.checkpoint_equals_memory,
-    "resume": checkpoints.resumed_equals_unbroken,
-}
-"""Checks of all ranks: of the case, their mesh and their world; rank 0 has the outcome."""
+@dataclass(frozen=True, eq=False)
+class _Verified:
+    """Attributes: the case; which processes ran; the recipe's mesh, where it was verified; what the checks found."""
+
+    case: Case
+    processes: str
+    own: MeshShape | None
+    checks: list[Check]
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A check that is to run.
-
-    Attributes:
-        kind: key of :data:`ALONE` or :data:`TOGETHER`.
-        name, compared: as of a Check.
-        shape: of the mesh, for all ranks.
-        engine: for the kind ``engine``.
-        reason: why it cannot be run, if so.
-    """
-
-    kind: str
-    name: str
-    compared: str
-    shape: MeshShape | None = None
-    engine: str | None = None
-    reason: str | None = None
-
-
-def planned_checks(case: Case, ranks: int, own: MeshShape | None = None) -> list[Planned]:
-    """All checks for a case, in the order that they run.
+def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyResult:
+    """Verify on a recipe's model and documents that packing, ranks, checkpoints and RoPE change no number.
 
     Args:
-        case: to verify.
-        ranks: how many there are, 2 or more.
-        own: the recipe's mesh, verified beside the others.
+        config: the recipe, and how much of it.
+        context: the processes of torchrun, which all call this; a single one starts ``config.ranks`` others. Its
+            reporter is told of what is not as in the recipe, and of progress.
+
+    Returns:
+        What rank 0 found; the other ranks have checks without an outcome.
+
+    Raises:
+        RopewalkError: as a run of the recipe would, or for more layers, rows or tokens than there are.
+
+    Example:
+        >>> result = verify(VerifySettings(recipe="demo", layers=1, length=32))  # doctest: +SKIP
+        >>> result.failed  # doctest: +SKIP
+        []
     """
-    found = [
-        Planned("labels", "labels of rows", "each target with the next token of its document"),
-        Planned(
-            "documents",
-            "packed row = separate documents",
-            "packed rows with each document by itself, plain attention",
-        ),
-    ]
-    for engine in ENGINES:
-        if engine != "reference":
-            text = "attention on the model's own queries, keys and values with float64"
-            found.append(Planned("engine", f"engine {engine} = reference", text, engine=engine))
-    found.append(Planned("rope", "RoPE as loaded", "angles applied with the recipe's method in float64"))
-    shapes = mesh_shapes(case, ranks, own)
-    for shape, reason in shapes.items():
-        name = f"labels of shards, {shape}"
-        found.append(Planned("shards", name, "what all ranks hold with the whole rows", shape, reason=reason))
-    for shape, reason in shapes.items():
-        if shape.sequence_degree > 1:
-            text = "attention on the model's own queries, keys and values with float64"
-            found.append(Planned("attention", f"attention on ranks, {shape}", text, shape, reason=reason))
-    for shape, reason in shapes.items():
-        name = f"{ranks} ranks = 1 rank, {shape}"
-        found.append(
-            Planned("ranks", name, "the training step on a mesh with one process", shape, reason=reason)
-        )
-    for shape in {MeshShape(shard=ranks), *([own] if own else [])}:
-        found.append(
-            Planned(
-                "loss", f"loss normalisation, {shape}", "the step with a plain mean over all targets", shape
-            )
-        )
-    last = own or MeshShape(shard=ranks)
-    for kind, name, compared in (
-        ("wrapped rope", "RoPE after sharding", "angles applied with the recipe's method in float64"),
-        ("checkpoint", "sharded checkpoint = memory", "weights and optimiser as read with as written"),
-        ("resume", "resumed run = unbroken run", "two steps after a checkpoint, loaded and not"),
-        ("saved", "saved folder = model in memory", "logits of plain transformers with ours"),
-        ("saved rope", "RoPE after save and load", "angles applied with the recipe's method in float64"),
-    ):
-        found.append(Planned(kind, name, compared, last))
-    return found
+    context, began = context or RunContext(), time.perf_counter()
+    recipe = context.world.lead(lambda: load_recipe(config.recipe, list(config.overrides)))
+    run = _on_given_ranks if context.world.size > 1 else _on_own_ranks
+    found = run(recipe, config, context)
+    case = found.case
+    return VerifyResult(
+        model=recipe.model,
+        layers=config.layers,
+        rows=len(case.rows),
+        length=case.length,
+        context=case.context,
+        pattern=case.rows[0].layout.pattern,
+        precision=case.precision,
+        device=case.device,
+        versions=software_versions(),
+        mesh=found.processes,
+        recipe_mesh=None if found.own is None else str(found.own),
+        seconds=time.perf_counter() - began,
+        checks=tuple(found.checks),
+    )
 
 
-def mesh_shapes(case: Case, ranks: int, own: MeshShape | None = None) -> dict[MeshShape, str | None]:
-    """Meshes of so many ranks, with the reason why one cannot be."""
-    heads = case.num_heads
-    no_heads = f"not applicable: {ranks} ranks do not divide the model's {heads} attention heads"
-    shapes: dict[MeshShape, str | None] = {
-        MeshShape(shard=ranks): None,
-        MeshShape(sequence=ranks): no_heads if heads % ranks else None,
-        MeshShape(ring=ranks): None,
-    }
-    if ranks > 2 and ranks % 2 == 0 and heads % 2 == 0:
-        shapes[MeshShape(ring=ranks // 2, sequence=2)] = None
-    if own is not None:
-        shapes.setdefault(own, None)
-    return shapes
+def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
+    """In a pool of processes on this machine, which talk over gloo."""
+    ranks = config.ranks
+    own = MeshShape(**recipe.parallel.model_dump()) if isinstance(recipe.parallel, Parallel) else None
+    here = own if own is not None and own.world_size == ranks else None
+    if own is not None and own.world_size > 1 and here is None:
+        context.told.note(
+            f"the recipe's mesh of {own} takes --ranks {own.world_size}; it is not verified here"
+        )
+    # A mesh is what torchrun's processes form; there are none.
+    alone = recipe.model_copy(update={"parallel": "auto"})
+    with _scratch(Path(recipe.output), shared=False) as folder, Ranks(ranks) as pool:
+        case, remarks, _ = prepare(alone, folder, _rows(config.rows, ranks), config.length, config.layers)
+        for remark in remarks:
+            context.told.note(remark)
+        checks = run_checks(
+            planned_checks(case, ranks, here),
+            lambda planned: pool.run(run_planned, planned, case)[0],
+            context.told,
+        )
+    return _Verified(case, f"{ranks} gloo processes on this machine", here, checks)
+
+
+def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
+    """In the processes that torchrun started, on the recipe's mesh too."""
+    world = context.world
+    several = world.local_size < world.size
+    with _scratch(Path(recipe.output), shared=several) if world.leads else _nothing() as folder:
+        rows = _rows(config.rows, world.size)
+        case, remarks, mesh = world.lead(
+            lambda: prepare(recipe, folder, rows, config.length, config.layers, world)
+        )
+        for remark in remarks:
+            context.told.note(remark)
+        kind = case.device.partition(":")[0]
+        checks = run_checks(
+            planned_checks(case, world.size, mesh), lambda each: run_in(each, case, world, kind), context.told
+        )
+        world.barrier()
+    return _Verified(case, f"{world.size} processes of torchrun, {kind}", mesh, checks)
+
+
+def _rows(asked: int, ranks: int) -> int:
+    """As many rows for each rank."""
+    return -(-asked // ranks) * ranks
+
+
+@contextmanager
+def _scratch(output: Path, shared: bool) -> Iterator[Path]:
+    """A folder that is gone afterwards; beside the run's output where other machines must see it."""
+    place = output.expanduser().absolute().parent if shared else None
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ropewalk-verify-", dir=place) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _nothing() -> Iterator[Path]:
+    """Where rank 0 makes the folder."""
+    yield Path()
+
+
+def run_checks(
+    planned: Sequence[Planned], call: Callable[[Planned], Check], reporter: Reporter | None = None
+) -> list[Check]:
+    """Run checks one after the other; one that fails in a pool has failed, and the others still run.
+
+    Args:
+        planned: from :func:`planned_checks`.
+        call: runs one on all ranks, and gives what rank 0 found.
+        reporter: progress.
+
+    Raises:
+        Exception: what ``call`` does, but for a failure in a pool.
+    """
+    checks = []
+    with (reporter or Silent()).bar("verify", len(planned)) as advance:
+        for number, each in enumerate(planned):
+            advance(number, each.name)
+            began = time.perf_counter()
+            try:
+                checks.append(call(each))
+            except RankFailure as error:
+                # Whatever the model, a library or the machine did: that is what was asked, and the pool starts afresh.
+                checks.append(_check(each, _stopped(error), time.perf_counter() - began))
+        advance(len(planned), "")
+    return checks
 
 
 def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check:
@@ -194,13 +224,13 @@ class _Telling(World):
 def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Outcome:
     if planned.reason is not None:
         return Outcome.not_run(planned.reason)
+    claim = claims()[planned.kind]
     if planned.shape is not None:
-        return TOGETHER[planned.kind](case, make_mesh(planned.shape, device_type), world)
+        return claim.check(case, make_mesh(planned.shape, device_type), world)
     if not world.leads:
         return Outcome.not_run("")
-    arguments = () if planned.engine is None else (planned.engine,)
     try:
-        return ALONE[planned.kind](case, *arguments)
+        return claim.check(case)
     except Exception as error:
         # Whatever the model, a library or the machine did: that is what was asked, and nobody waits for this rank.
         return _stopped(error)
@@ -216,33 +246,6 @@ def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
     )
 
 
-def verify(
-    planned: Sequence[Planned], call: Callable[[Planned], Check], reporter: Reporter | None = None
-) -> list[Check]:
-    """Run checks one after the other; one that fails in a pool has failed, and the others still run.
-
-    Args:
-        planned: from :func:`planned_checks`.
-        call: runs one on all ranks, and gives what rank 0 found.
-        reporter: progress.
-
-    Raises:
-        Exception: what ``call`` does, but for a failure in a pool.
-    """
-    checks = []
-    with (reporter or Silent()).bar("verify", len(planned)) as advance:
-        for number, each in enumerate(planned):
-            advance(number, each.name)
-            began = time.perf_counter()
-            try:
-                checks.append(call(each))
-            except RankFailure as error:
-                # Whatever the model, a library or the machine did: that is what was asked, and the pool starts afresh.
-                checks.append(_check(each, _stopped(error), time.perf_counter() - began))
-        advance(len(planned), "")
-    return checks
-
-
 def reason_of(error: BaseException) -> str:
     """One line of an error; of one in a pool, the last line of the first rank's traceback."""
     if isinstance(error, RankFailure):
@@ -252,12 +255,3 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, RopewalkError):
         return str(error)
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-
-
-def summary(checks: Sequence[Check]) -> dict[str, Any]:
-    """How many passed, failed and did not run."""
-    return {
-        "passed": sum(check.passed is True for check in checks),
-        "failed": sum(check.passed is False for check in checks),
-        "not_run": sum(check.passed is None for check in checks),
-    }

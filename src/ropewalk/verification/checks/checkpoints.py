@@ -18,6 +18,7 @@ from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkp
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.step import train_step
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.computing import load_on, load_whole, once_together
 from ropewalk.verification.result import Outcome
 
@@ -124,3 +125,23 @@ def _largest(found: State, expected: State) -> tuple[float, str]:
     if found.keys() != expected.keys():
         return float("inf"), sorted(found.keys() ^ expected.keys())[0]
     return max((float((found[name].double() - e.double()).abs().max()), name) for name, e in expected.items())
+
+
+CLAIMS = (
+    Claim(
+        "checkpoint",
+        100,
+        "sharded checkpoint = memory",
+        "weights and optimiser as read with as written",
+        checkpoint_equals_memory,
+        own_mesh,
+    ),
+    Claim(
+        "resume",
+        110,
+        "resumed run = unbroken run",
+        "two steps after a checkpoint, loaded and not",
+        resumed_equals_unbroken,
+        own_mesh,
+    ),
+)

@@ -14,6 +14,7 @@ from ropewalk.models.load import rotary_module
 from ropewalk.models.losses import LossModel, decoder_of
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
+from ropewalk.verification.checks import Claim
 from ropewalk.verification.computing import (
     RowResult,
     largest_difference,
@@ -105,3 +106,14 @@ def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Ten
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
+
+
+CLAIMS = (
+    Claim(
+        "documents",
+        20,
+        "packed row = separate documents",
+        "packed rows with each document by itself, plain attention",
+        packed_equals_separate,
+    ),
+)

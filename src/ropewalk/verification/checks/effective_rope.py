@@ -18,6 +18,7 @@ from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RotaryEmbedding
 from ropewalk.training.checkpoint.sharded import export_model
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.computing import load_on, once_together
 from ropewalk.verification.result import Outcome
 
@@ -208,3 +209,12 @@ def _likely(case: Case, applied: Applied) -> str:
         return f"it runs unscaled RoPE with rope_theta {theta:,.0f}"
     worst = int(((held - inv_freq).abs() / inv_freq).argmax())
     return f"pair {worst} turns by {float(held[worst]):.6g} rad a token, and should by {float(inv_freq[worst]):.6g}"
+
+
+ANGLES = "angles applied with the recipe's method in float64"
+
+CLAIMS = (
+    Claim("rope", 40, "RoPE as loaded", ANGLES, rope_as_loaded),
+    Claim("wrapped rope", 90, "RoPE after sharding", ANGLES, rope_after_wrapping, own_mesh),
+    Claim("saved rope", 130, "RoPE after save and load", ANGLES, rope_after_reload, own_mesh),
+)

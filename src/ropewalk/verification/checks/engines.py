@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.attention import attend, check_engine
+from ropewalk.attention import ENGINES, attend, check_engine
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.models.losses import decoder_of
 from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim
 from ropewalk.verification.computing import load_whole, once
 from ropewalk.verification.result import Outcome
 
@@ -139,3 +140,16 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
             decoder_of(model.model)(row.input_ids[None].to(model.device), layout=row.layout)
         rows.append(calls)
     return rows
+
+
+CLAIMS = tuple(
+    Claim(
+        f"engine {engine}",
+        30,
+        f"engine {engine} = reference",
+        "attention on the model's own queries, keys and values with float64",
+        partial(engine_equals_reference, engine=engine),
+    )
+    for engine in ENGINES
+    if engine != "reference"
+)

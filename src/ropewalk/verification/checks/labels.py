@@ -13,6 +13,7 @@ from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.parallel import Mesh, ShardedLayouts, World
 from ropewalk.training.step import Batch
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim, every_mesh
 from ropewalk.verification.result import Outcome
 
 Entry = tuple[int, int, int]
@@ -112,3 +113,16 @@ def _faults(row: Row, there: Sequence[Entry]) -> list[str]:
     if positions != Counter((token, position) for token, _, position in there):
         faults.append("tokens stand at other positions on their ranks than in the row")
     return faults or ["targets and positions of tokens are mixed up between ranks"]
+
+
+CLAIMS = (
+    Claim("labels", 10, "labels of rows", "each target with the next token of its document", labels_of_rows),
+    Claim(
+        "shards",
+        50,
+        "labels of shards, {mesh}",
+        "what all ranks hold with the whole rows",
+        labels_of_shards,
+        every_mesh,
+    ),
+)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
+from ropewalk.verification.checks import Claim, every_mesh, sharded_and_own
 from ropewalk.verification.computing import (
     Difference,
     Values,
@@ -118,3 +119,23 @@ def _norm(values: Values) -> Tensor:
         [v.norm() for name, v in values.items() if name.startswith("gradient of")]
     ).norm()
     return norm
+
+
+CLAIMS = (
+    Claim(
+        "ranks",
+        70,
+        "{ranks} ranks = 1 rank, {mesh}",
+        "the training step on a mesh with one process",
+        ranks_equal_one,
+        every_mesh,
+    ),
+    Claim(
+        "loss",
+        80,
+        "loss normalisation, {mesh}",
+        "the step with a plain mean over all targets",
+        loss_is_the_mean_of_tokens,
+        sharded_and_own,
+    ),
+)

@@ -11,6 +11,7 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.models.load import load_model
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.checks.effective_rope import saved_folder
 from ropewalk.verification.computing import largest_difference, rounding_budget
 from ropewalk.verification.result import Outcome
@@ -62,3 +63,15 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
     layout = PackedLayout.from_lengths([case.length], "full", anchor_length=0)
     with torch.no_grad():
         return {"logits": model(case.rows[0].input_ids[None].to(model.device), layout=layout).logits}
+
+
+CLAIMS = (
+    Claim(
+        "saved",
+        120,
+        "saved folder = model in memory",
+        "logits of plain transformers with ours",
+        saved_equals_ours,
+        own_mesh,
+    ),
+)

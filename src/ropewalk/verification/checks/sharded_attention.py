@@ -16,6 +16,7 @@ from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
 from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
 from ropewalk.verification.case import Case
+from ropewalk.verification.checks import Claim, meshes_that_cut_rows
 from ropewalk.verification.checks.engines import (
     AttentionInputs,
     attention_inputs,
@@ -125,3 +126,15 @@ def _joined(case: Case, mesh: Mesh, held: Sequence[Values]) -> list[Values]:
         whole = (cuts[data][within].join(each) for each in zip(*parts, strict=True))
         rows.append(tuple(x.transpose(1, 2)[None] for x in whole))
     return rows
+
+
+CLAIMS = (
+    Claim(
+        "attention",
+        60,
+        "attention on ranks, {mesh}",
+        "attention on the model's own queries, keys and values with float64",
+        attention_on_ranks,
+        meshes_that_cut_rows,
+    ),
+)

@@ -1,4 +1,4 @@
-"""From the option ``--text`` to rows of tokens to measure on."""
+"""From what a user names as text to documents and rows of tokens to measure on."""
 
 from __future__ import annotations
 

@@ -1,0 +1,137 @@
+"""What an audit measures and on what: its settings, for the command and the library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.lengths import format_length, parse_length
+from ropewalk.io.settings import Count, Length, Option, Seed, Settings
+
+LONGEST_DEFAULT = 4096
+"""Tokens of a row where no length is given and the model is trained for as many."""
+
+LARGEST_SHIFT = 2**40
+"""Tokens up to which float64 angles are off by less than 1e-3 rad."""
+
+AUDITED_DTYPES = ("bfloat16", "float16", "float32")
+"""Dtypes that can be audited."""
+
+
+def _parts(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _shift(value: Any) -> Any:
+    if isinstance(value, str):
+        return 0 if value.strip() == "0" else parse_length(value)
+    return value
+
+
+def _written(shift: int) -> str:
+    return format_length(shift) if shift else "0"
+
+
+def _dtype(value: str) -> str:
+    if value not in AUDITED_DTYPES:
+        raise ValueError(f"cannot audit dtype {value!r}; choose from {', '.join(AUDITED_DTYPES)}")
+    return value
+
+
+Shift = Annotated[int, BeforeValidator(_shift), Option(metavar="LENGTH", text=_written)]
+"""Position of a row's first token, tokens: 0, 16, 128k."""
+
+Shifts = Annotated[
+    tuple[Shift, ...],
+    BeforeValidator(_parts),
+    Option(metavar="LENGTH,...", text=lambda found: ",".join(map(_written, found))),
+]
+Dtypes = Annotated[
+    tuple[Annotated[str, AfterValidator(_dtype)], ...],
+    BeforeValidator(_parts),
+    Option(metavar="NAME,...", text=",".join),
+]
+
+
+def check_shifts(shifts: Sequence[int], delta2: int) -> None:
+    """Refuse no shifts, negative, repeated, and senselessly large ones.
+
+    Raises:
+        RopewalkError: with the offending shift.
+    """
+    if not shifts:
+        raise RopewalkError("an audit needs at least one shift, got none")
+    for shift in (*shifts, delta2):
+        if not 0 <= shift <= LARGEST_SHIFT:
+            raise RopewalkError(f"a shift must be 0 to {LARGEST_SHIFT} tokens, got {shift}")
+    if len(set(shifts)) < len(shifts):
+        raise RopewalkError(f"every shift must be given once, got {', '.join(map(str, shifts))}")
+
+
+TEXT = Option(group="Text")
+
+
+class AuditSettings(Settings):
+    """What is measured, and on which checkpoint and text.
+
+    :func:`~ropewalk.audit.run.audit_model` is given a model and rows, and reads neither of the first four.
+    """
+
+    group: ClassVar[str | None] = "What to measure"
+
+    model: Annotated[str, Option(hidden=True)] = Field(
+        "embedded", description="A checkpoint's folder, a Hub id, or embedded."
+    )
+    text: Annotated[str, TEXT] = Field(
+        "embedded:validation", description="Documents: as for ropewalk data pack."
+    )
+    length: Annotated[Length | None, TEXT] = Field(
+        None, description=f"Tokens of a row; {LONGEST_DEFAULT}, or the trained length if that is shorter."
+    )
+    samples: Annotated[Count, TEXT] = Field(50, ge=1, description="Most rows of text.")
+
+    shifts: Shifts = Field(
+        (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
+        description="Positions of the first token to compare, with commas between; 1k is 1,024. The largest should be "
+        "the context that the model is meant for.",
+    )
+    delta2: Shift = Field(16, description="Position that they are compared with.")
+    dtypes: Dtypes = Field(
+        AUDITED_DTYPES,
+        description="Dtypes with commas between; ablation, mitigations and first-token experiment explain the first.",
+    )
+    ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
+        4,
+        ge=1,
+        description="Most rows of what runs in float64 (ablation, mitigations, first-token experiment), and of the "
+        "random control.",
+    )
+    random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
+        True, description="Measure the drift of the model with randomly initialised parameters too."
+    )
+    costs: bool = Field(True, description="Measure time and memory of the mitigations.")
+    seed: Seed = Field(0, description="Random seed of the random control.")
+
+    @model_validator(mode="after")
+    def _compared(self) -> AuditSettings:
+        check_shifts(self.shifts, self.delta2)
+        if not any(shift != self.delta2 for shift in self.shifts):
+            raise ValueError(f"give a shift other than delta2, {self.delta2} tokens, to compare with it")
+        if not self.dtypes or len(set(self.dtypes)) < len(self.dtypes):
+            raise ValueError(
+                f"give each dtype once, and at least one; got {', '.join(self.dtypes) or 'none'}"
+            )
+        return self
+
+    @property
+    def near(self) -> int:
+        """The first shift that is not delta2, tokens."""
+        return next(shift for shift in self.shifts if shift != self.delta2)
+
+    @property
+    def far(self) -> int:
+        """The largest shift that is not delta2, tokens."""
+        return max(shift for shift in self.shifts if shift != self.delta2)
