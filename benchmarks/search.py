@@ -36,13 +36,14 @@ from ropewalk.search import (
     Evaluator,
     Goal,
     Job,
+    Minimum,
     ModelEvaluator,
-    SearchResult,
+    Strategy,
     algorithm_named,
     goal_of,
-    search,
+    minimise,
 )
-from ropewalk.search.documents import search_rows
+from ropewalk.search.data import search_rows
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 DOCUMENTS, HELD_OUT = 5, 8
@@ -164,7 +165,7 @@ def evaluators(goal: Goal, folder: str, text: str) -> tuple[ModelEvaluator, Mode
     return ModelEvaluator(model, goal, rows.rows), ModelEvaluator(model, goal, held_out.rows)
 
 
-def run_of(result: SearchResult, seed: int, reached: float | None) -> dict[str, Any]:
+def run_of(result: Minimum, seed: int, reached: float | None) -> dict[str, Any]:
     """One search as an entry of the result file."""
     return {
         "seed": seed,
@@ -179,7 +180,7 @@ def run_of(result: SearchResult, seed: int, reached: float | None) -> dict[str, 
 
 
 def compared(
-    results: dict[str, list[SearchResult]], reference: str, fractions: Sequence[float] = (0.25, 0.5, 1.0)
+    results: dict[str, list[Minimum]], reference: str, fractions: Sequence[float] = (0.25, 0.5, 1.0)
 ) -> list[dict[str, Any]]:
     """Forwards that each variant took to the reference's best after parts of its budget, seed by seed.
 
@@ -247,7 +248,7 @@ def solve(name: str, seeds: int, models: Path, losses: Path | None, told: str | 
         if losses is not None:
             losses.mkdir(parents=True, exist_ok=True)
         shared = Shared(measure, losses / f"{name}.jsonl" if losses else None)
-    results: dict[str, list[SearchResult]] = {}
+    results: dict[str, list[Minimum]] = {}
     runs: dict[str, list[dict[str, Any]]] = {}
     for variant, budget in budgets.items():
         space = goal.space(variant.start_tokens)
@@ -255,15 +256,8 @@ def solve(name: str, seeds: int, models: Path, losses: Path | None, told: str | 
         for seed in range(seeds):
             began = time.perf_counter()
             evaluator = Toy(space.pairs, goal.scale, seed) if problem.model == "toy" else shared
-            result = search(
-                space,
-                evaluator,
-                algorithm_named(variant.algorithm),
-                goal.seeds(space),
-                budget=budget,
-                seed=seed,
-                racing=variant.racing,
-            )
+            strategy = Strategy(algorithm_named(variant.algorithm), budget, seed, variant.racing)
+            result = minimise(space, evaluator, strategy, goal.seeds(space))
             other = judge.baseline(goal.method(result.best.candidate)) if judge else None
             results[variant.name].append(result)
             runs[variant.name].append(run_of(result, seed, other))

@@ -7,13 +7,16 @@ import pytest
 
 from ropewalk.attention.layout import IGNORED
 from ropewalk.cli.app import main
-from ropewalk.cli.search_text import beginning, search_text
 from ropewalk.data import load_tokenizer
 from ropewalk.io.lock import locked
 from ropewalk.models import load as models
-from ropewalk.rope import LongRope, longrope_attention_factor
-from ropewalk.search import ALGORITHMS, needles, read_factors
+from ropewalk.rope import Default, LongRope, longrope_attention_factor
+from ropewalk.search import ALGORITHMS, read_factors
+from ropewalk.search import data as needles
+from ropewalk.search.data import beginning, search_data
+from ropewalk.search.goal import goal_of
 from ropewalk.search.objective import ModelEvaluator
+from ropewalk.search.settings import SearchSettings
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.verify_command_cases import command
 
@@ -45,6 +48,12 @@ def search(checkpoint, text, tmp_path):
         return main(["search", *map(str, [checkpoint, *small, "--algorithm", "evolution", *given])])
 
     return run
+
+
+def data_of(text, checkpoint, length, trained=64, **settings):
+    """What a search on a checkpoint of this trained length measures on."""
+    goal = goal_of(Default(8, 1e4), trained, length)
+    return search_data(str(text), load_tokenizer(str(checkpoint)), goal, SearchSettings(**settings))
 
 
 def without_times(path):
@@ -90,7 +99,7 @@ def test_perplexities_are_those_of_the_model(search, checkpoint, text, tmp_path)
 
     assert search() == 0
     table = read_factors(tmp_path / "factors.json")
-    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 128, 2, 2, None)
+    rows = data_of(text, checkpoint, 128, documents=2, held_out=2)
 
     def perplexity(method, chosen):
         model = load_model(checkpoint, rope=method, max_position_embeddings=128, device="cpu")
@@ -186,7 +195,7 @@ def test_ctrl_c_before_the_first_loss_says_that_nothing_is_lost(search, monkeypa
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropewalk.models.load.load_model", interrupt)
+    monkeypatch.setattr("ropewalk.search.run.load_model", interrupt)
     assert search() == 130
     said = "error: interrupted: nothing is measured yet; the same command starts again"
     assert capsys.readouterr().err.splitlines()[-1] == said
@@ -268,8 +277,7 @@ def test_the_needle_objective_scores_answers_alone(search, tmp_path):
 def test_needles_are_hidden_in_other_documents_where_held_out(checkpoint, text, monkeypatch):
     given = []
     monkeypatch.setattr(needles, "needle_rows", lambda *arguments: given.append(arguments) or [])
-    tokenizer = load_tokenizer(str(checkpoint))
-    search_text(str(text), tokenizer, "needle", 2048, 3, 2, None, 256)
+    data_of(text, checkpoint, 2048, 256, objective="needle", documents=3, held_out=2)
     (_, own, length, count, seed, beyond), (_, other, _, held_out, other_seed, _) = given
     assert beyond == 256
     assert (length, count, held_out) == (2048, 3, 2)
@@ -277,7 +285,7 @@ def test_needles_are_hidden_in_other_documents_where_held_out(checkpoint, text, 
     assert own
     assert other
     assert not set(own) & set(other)
-    search_text(str(text), tokenizer, "needle", 2048, 3, 0, None)
+    data_of(text, checkpoint, 2048, 256, objective="needle", documents=3, held_out=0)
     assert len(given) == 3
     assert set(given[-1][1]) == {*own, *other}
 
@@ -296,7 +304,7 @@ def test_a_short_penalty_measures_the_beginnings_too(search, checkpoint, text, t
     assert search("--short-penalty", "0.5") == 0
     table = read_factors(tmp_path / "factors.json")
     assert (table.search.documents, table.search.short_penalty) == (4, 0.5)
-    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 128, 2, 0, 64)
+    rows = data_of(text, checkpoint, 128, documents=2, held_out=0, short_penalty=0.5)
     for row, short in zip(rows.rows, rows.short_rows, strict=True):
         assert short.input_ids.tolist() == row.input_ids[:64].tolist()
         # The last token's target lies beyond the beginning, and has none there.
@@ -305,7 +313,7 @@ def test_a_short_penalty_measures_the_beginnings_too(search, checkpoint, text, t
 
 
 def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
-    rows = search_text(str(text), load_tokenizer(str(checkpoint)), "perplexity", 1024, 1, 0, None)
+    rows = data_of(text, checkpoint, 1024, documents=1, held_out=0)
     assert rows.joined
     (row,) = rows.rows
     cut = beginning(row, 600)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.cli.search_output import objectives_table, rule_factors
+from ropewalk.cli.search_output import objectives_table
 from ropewalk.search import Factors, read_factors
-from ropewalk.search.factors import HeldOut, perplexity_text
+from ropewalk.search.factor_table import HeldOut, perplexity_text
 from tests.places import CONFIGS
 
 PHI = CONFIGS / "phi-3-mini-128k-instruct.json"
@@ -67,9 +67,9 @@ def test_that_nothing_was_held_out_is_told():
 
 def test_the_baselines_shown_are_those_that_were_measured():
     table = searched()
-    assert rule_factors(table)["PI"] == (4.0, 4.0)
+    assert table.rule_factors()["PI"] == (4.0, 4.0)
     kept = {"pi": (8.0, 9.0), "ntk": (1.0, 9.0)}
-    assert rule_factors(table.model_copy(update={"baseline_factors": kept})) == {
+    assert table.model_copy(update={"baseline_factors": kept}).rule_factors() == {
         "PI": kept["pi"],
         "NTK": kept["ntk"],
     }

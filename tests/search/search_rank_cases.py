@@ -18,9 +18,10 @@ from ropewalk.search import (
     ModelEvaluator,
     ShortPenalty,
     Space,
+    Strategy,
     algorithm_named,
     goal_of,
-    search,
+    minimise,
 )
 from tests.search.toy_objective import ToyEvaluator
 
@@ -85,17 +86,8 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     calls = []
     leads = world is None or world.leads
     ledger = Ledger(log=Path(log)) if leads else Ledger()
-    result = search(
-        space,
-        evaluator,
-        algorithm_named(algorithm),
-        goal.seeds(space),
-        budget=70,
-        seed=5,
-        racing=racing,
-        ledger=ledger,
-        progress=lambda *call: calls.append(call),
-    )
+    strategy = Strategy(algorithm_named(algorithm), 70, 5, racing)
+    result = minimise(space, evaluator, strategy, goal.seeds(space), ledger, lambda *call: calls.append(call))
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     return result, baselines, calls
 
@@ -112,9 +104,8 @@ def toy_search(algorithm: str, racing: bool):
     space = Space(4, 5.0, START_TOKENS)
     seeds = {"pi": Candidate((4.0,) * 4), "ntk": Candidate((1.0, 1.59, 2.52, 4.0))}
     optimum = Candidate((1.0, 1.5, 2.25, 3.0), 8)
-    return search(
-        space, ToyEvaluator(optimum), algorithm_named(algorithm), seeds, budget=300, seed=7, racing=racing
-    )
+    strategy = Strategy(algorithm_named(algorithm), 300, 7, racing)
+    return minimise(space, ToyEvaluator(optimum), strategy, seeds)
 
 
 def shared_toy_search(algorithm: str, racing: bool):
@@ -144,9 +135,8 @@ def failing_search():
         ledger = Ledger()
         space = goal.space()
         try:
-            search(
-                space, evaluator, algorithm_named("evolution"), goal.seeds(space), budget=70, ledger=ledger
-            )
+            strategy = Strategy(algorithm_named("evolution"), 70)
+            minimise(space, evaluator, strategy, goal.seeds(space), ledger)
         except RopewalkError as error:
             return type(error).__name__, str(error), getattr(error, "failed", None), ledger.forwards
     return None
@@ -168,6 +158,6 @@ def strange_search():
         penalty = ShortPenalty(tiny_rows(2, TRAINED, 1), 0.5)
         evaluator = StrangeEvaluator(model, goal, tiny_rows(3, TARGET), penalty, world=world)
         space = goal.space()
-        result = search(space, evaluator, algorithm_named("evolution"), goal.seeds(space), budget=100)
+        result = minimise(space, evaluator, Strategy(algorithm_named("evolution"), 100), goal.seeds(space))
         baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
         return result, evaluator.reference, baselines

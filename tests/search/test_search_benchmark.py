@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ropewalk.search import Candidate, Job, Measured, SearchResult
+from ropewalk.search import Candidate, Job, Measured, Minimum
 from ropewalk.search.loop import Trace
 from tests.search.toy_objective import ToyEvaluator
 
@@ -15,7 +15,7 @@ benchmark = pytest.importorskip(
 
 def result(*found):
     traces = tuple(Trace(forwards, Measured(Candidate((1.0,)), value, 1)) for forwards, value in found)
-    return SearchResult(
+    return Minimum(
         min((each.measured for each in traces), key=lambda each: each.objective), traces, 100, 9, True
     )
 

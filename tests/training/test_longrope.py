@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import ropewalk.search.ledger as ledger
+import ropewalk.search.loop as ledger
 import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import load_model
 from ropewalk.data import open_rows
@@ -19,7 +19,7 @@ from ropewalk.evaluation.identity import model_digest
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors
-from ropewalk.search.documents import rows_digest, search_rows
+from ropewalk.search.data import rows_digest, search_rows
 from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.report import write_run_report

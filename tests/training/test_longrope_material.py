@@ -106,7 +106,7 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
             continue
         searched = numbers_in(found.rows)
         assert len(found.rows) == count
-        assert not (searched | numbers_in(found.short)) & evaluated
+        assert not (searched | numbers_in(found.short_rows)) & evaluated
         assert not searched & numbers_in(found.held_out)
         outcomes["found"] += 1
         outcomes["joined"] += any(len(set(row.input_ids.tolist())) > 2 for row in found.rows)

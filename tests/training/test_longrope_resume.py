@@ -126,13 +126,13 @@ def test_note_summary_and_report_say_where_a_rule_is_better(own, monkeypatch):
     """As if NTK were better than what the search found on its own rows."""
     import ropewalk.training.stage_rope.search as factor_search
 
-    found_factors = factor_search.found_factors
+    factors_found = factor_search.factors_found
 
     def poor(*args, **options):
-        table = found_factors(*args, **options)
+        table = factors_found(*args, **options)
         return table.model_copy(update={"baselines": {**table.baselines, "ntk": table.best.objective / 2}})
 
-    monkeypatch.setattr(factor_search, "found_factors", poor)
+    monkeypatch.setattr(factor_search, "factors_found", poor)
     said = Told()
     summary = extend(recipe_of(own), reporter=said)
     table = read_factors(Path(own["output"]) / "factors-stage1.json")

@@ -10,7 +10,7 @@ import yaml
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.rope import Default, LongRope
-from ropewalk.search.factors import Factors, write_factors
+from ropewalk.search.factor_table import Factors, write_factors
 from ropewalk.search.settings import SearchSettings
 from ropewalk.training import extend
 from ropewalk.training.preflight import plan

@@ -10,9 +10,9 @@ from pydantic import Field
 from ropewalk.cli import search_tables
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.options import JsonFlag, PlotFile
-from ropewalk.cli.output import on_interrupt
+from ropewalk.cli.output import notes, on_interrupt
 from ropewalk.io.settings import FilePath, Length, Option, Settings
-from ropewalk.search.settings import WHAT, SearchSettings
+from ropewalk.search.settings import WHAT, SearchConfig, SearchSettings
 
 
 class SearchOutput(Settings):
@@ -51,18 +51,34 @@ def search(
 
     Over several processes: torchrun --nproc-per-node 4 -m ropewalk search MODEL --to 32k --out factors.json
     """
-    from ropewalk.cli.search_run import Request, run
-    from ropewalk.parallel import joined
+    config = SearchConfig(
+        model=model,
+        target_length=to,
+        text=text,
+        settings=settings.within(to),
+        out=output.out,
+        resume=output.resume,
+    )
+    with on_interrupt(lambda: _so_far(config.log)):
+        # The imports take seconds, in which people press Ctrl-C too.
+        from ropewalk.cli.progress import ConsoleReporter
+        from ropewalk.cli.search_output import finish
+        from ropewalk.io.files import check_writable
+        from ropewalk.parallel import joined
+        from ropewalk.parallel.context import RunContext
+        from ropewalk.search.run import search as run
 
-    asked = Request(model, to, text, settings.within(to), output)
-    with on_interrupt(lambda: _so_far(output.out)), joined(settings.device, "go on with --resume") as world:
-        run(asked, world)
+        with joined(settings.device, "go on with --resume") as world:
+            if output.plot is not None:
+                plot = output.plot
+                world.lead(lambda: check_writable(plot))
+            result = run(config, RunContext(world, reporter=ConsoleReporter(notes)))
+            if world.leads:
+                finish(result, config, output.plot, output.as_json)
 
 
-def _so_far(out: Path) -> str:
-    from ropewalk.cli.search_run import log_file
-
-    log = log_file(out)
+def _so_far(log: Path | None) -> str:
+    assert log is not None
     if not (log.is_file() and log.stat().st_size):
         return "nothing is measured yet; the same command starts again"
     return f"the losses measured so far lie in {log}; the same command with --resume goes on from there"

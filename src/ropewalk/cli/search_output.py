@@ -1,29 +1,26 @@
-"""What becomes of a search: the file, the picture, and tables or JSON on stdout; also what ``search show`` prints."""
+"""What ``ropewalk search`` and its kin print of a factor table, and the picture of it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.cli.output import print_json, print_whole, results
-from ropewalk.search.factors import perplexity_text
+from ropewalk.search.factor_table import perplexity_text
 from ropewalk.search.goal import TITLES
 
 if TYPE_CHECKING:
-    from ropewalk.cli.search_run import Request
     from ropewalk.reporting import ResultTable
-    from ropewalk.search.factors import Factors
+    from ropewalk.search.factor_table import Factors
+    from ropewalk.search.run import SearchResult
+    from ropewalk.search.settings import SearchConfig
 
 
-def finish(table: Factors, asked: Request) -> None:
-    """Write the table of a search, print it, draw it."""
-    from ropewalk.search.factors import write_factors
-
-    write_factors(asked.output.out, table)
-    if asked.output.as_json:
-        print_json({**table.model_dump(mode="json"), "file": str(asked.output.out)})
+def finish(result: SearchResult, config: SearchConfig, plot: Path | None, as_json: bool) -> None:
+    """Print the table of a search, and draw it."""
+    table = result.table
+    if as_json:
+        print_json(result.to_json())
     else:
         print_whole(objectives_table(table).rich())
         say("")
@@ -31,24 +28,23 @@ def finish(table: Factors, asked: Request) -> None:
         for sentence in (*table.cautions(), *table.remarks()):
             say(f"\n{sentence}")
         say("")
-        fact("file", str(asked.output.out))
-        for command in _next(table, asked):
+        fact("file", str(result.file))
+        for command in _next(table, config):
             fact("next", f"ropewalk {command}")
     # After the result: a picture that cannot be written must not take it away.
-    if asked.output.plot is not None:
-        draw(table, asked.output.plot)
-        if not asked.output.as_json:
-            fact("picture", str(asked.output.plot))
+    if plot is not None:
+        draw(table, plot)
+        if not as_json:
+            fact("picture", str(plot))
 
 
-def _next(table: Factors, asked: Request) -> list[str]:
+def _next(table: Factors, config: SearchConfig) -> list[str]:
     """Commands that take the table: a config holds no start tokens, and a stage no short factors alone."""
+    assert config.out is not None
     if table.start_tokens:
-        return [f"eval {asked.model} --rope {asked.output.out} --lengths {table.target_length}"]
-    export = f"export {asked.model} --rope {asked.output.out} --out {asked.output.out.stem}-model"
-    return (
-        [export] if table.long_factor is None else [f"extend recipe.yaml --rope {asked.output.out}", export]
-    )
+        return [f"eval {config.model} --rope {config.out} --lengths {table.target_length}"]
+    export = f"export {config.model} --rope {config.out} --out {config.out.stem}-model"
+    return [export] if table.long_factor is None else [f"extend recipe.yaml --rope {config.out}", export]
 
 
 def objectives_table(table: Factors) -> ResultTable:
@@ -95,40 +91,6 @@ def print_facts(table: Factors) -> None:
         )
 
 
-def rule_factors(table: Factors) -> dict[str, tuple[float, ...]]:
-    """Factors of what the search had to beat, as it ran them.
-
-    A table that does not say them gets those of PI, NTK and YaRN from the original to the target length, and none up to
-    the original length.
-    """
-    from ropewalk.rope import Default
-    from ropewalk.search.goal import goal_of, rescale_factors
-
-    if table.baseline_factors:
-        return {TITLES.get(name, name): factors for name, factors in table.baseline_factors.items()}
-    model = table.model
-    original = model.original_max_position_embeddings
-    if table.target_length <= original:
-        return {}
-    goal = goal_of(Default(model.rotary_dim, model.rope_theta), original, table.target_length)
-    return {TITLES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
-
-
-def periods(table: Factors) -> list[float]:
-    """``[pairs]`` tokens that each pair takes for a full turn, before any scaling."""
-    from ropewalk.rope import unscaled_inv_freq
-
-    inv_freq = unscaled_inv_freq(table.model.rotary_dim, table.model.rope_theta)
-    return [2 * math.pi / each for each in inv_freq.tolist()]
-
-
-def factor_lists(table: Factors) -> dict[str, Sequence[float]]:
-    """The lists that a table has, by what they are called."""
-    lists = {"long": table.long_factor, "short": table.short_factor}
-    known = {name: factors for name, factors in lists.items() if factors is not None}
-    return {"found": next(iter(known.values()))} if table.search and len(known) == 1 else dict(known)
-
-
 def draw(table: Factors, path: Path) -> None:
     """The search beside the factors, or the factors alone where there was none."""
     from ropewalk.reporting import draw as draw_figure
@@ -139,7 +101,7 @@ def draw(table: Factors, path: Path) -> None:
         points = [(point.forwards, point.objective) for point in table.history]
         curve = SearchCurve(points, table.baselines, table.target_length)
     original = table.model.original_max_position_embeddings
-    lines = FactorLines(factor_lists(table), rule_factors(table), periods(table), original)
+    lines = FactorLines(table.lists(), table.rule_factors(), table.periods(), original)
     title = f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens"
     draw_figure(search_figure(curve, lines, title), path)
 

@@ -1,4 +1,4 @@
-"""LongRoPE: the search for rescale factors, apart from what it is measured with, and the tables it leaves.
+"""LongRoPE: the search for rescale factors, from a checkpoint and text to a factor table.
 
 Names are imported on first use: reading a table or naming an algorithm needs no model.
 """
@@ -8,46 +8,61 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.search.algorithm import Algorithm, Ask, Evaluator, Job, Measured
-    from ropewalk.search.algorithms import algorithm_named, check_algorithm
-    from ropewalk.search.evolution import EvolutionSettings, crossover, evolve, mutate
-    from ropewalk.search.factors import Factors, read_factors, write_factors
+    from ropewalk.search.algorithms import (
+        Algorithm,
+        Ask,
+        Evaluator,
+        EvolutionSettings,
+        Job,
+        Measured,
+        algorithm_named,
+        check_algorithm,
+        crossover,
+        evolve,
+        mutate,
+    )
+    from ropewalk.search.factor_table import Factors, import_factors, read_factors, write_factors
     from ropewalk.search.goal import Goal, goal_of, rescale_factors
-    from ropewalk.search.ledger import Ledger
-    from ropewalk.search.loop import SearchResult, search
+    from ropewalk.search.loop import Ledger, Minimum, Strategy, minimise
     from ropewalk.search.objective import ModelEvaluator, ShortPenalty
-    from ropewalk.search.settings import ALGORITHMS, DEFAULT_ALGORITHM, SearchSettings
+    from ropewalk.search.run import SearchResult, search
+    from ropewalk.search.settings import ALGORITHMS, DEFAULT_ALGORITHM, SearchConfig, SearchSettings
     from ropewalk.search.space import START_TOKENS, Candidate, Space
 
 _HOMES = {
     "ALGORITHMS": "settings",
-    "Algorithm": "algorithm",
-    "Ask": "algorithm",
+    "Algorithm": "algorithms",
+    "Ask": "algorithms",
     "Candidate": "space",
     "DEFAULT_ALGORITHM": "settings",
-    "Evaluator": "algorithm",
-    "EvolutionSettings": "evolution",
-    "Factors": "factors",
+    "Evaluator": "algorithms",
+    "EvolutionSettings": "algorithms",
+    "Factors": "factor_table",
     "Goal": "goal",
-    "Job": "algorithm",
-    "Ledger": "ledger",
-    "Measured": "algorithm",
+    "Job": "algorithms",
+    "Ledger": "loop",
+    "Measured": "algorithms",
+    "Minimum": "loop",
     "ModelEvaluator": "objective",
     "START_TOKENS": "space",
-    "SearchResult": "loop",
+    "SearchConfig": "settings",
+    "SearchResult": "run",
     "SearchSettings": "settings",
     "ShortPenalty": "objective",
     "Space": "space",
+    "Strategy": "loop",
     "algorithm_named": "algorithms",
     "check_algorithm": "algorithms",
-    "crossover": "evolution",
-    "evolve": "evolution",
+    "crossover": "algorithms",
+    "evolve": "algorithms",
     "goal_of": "goal",
-    "mutate": "evolution",
-    "read_factors": "factors",
+    "import_factors": "factor_table",
+    "minimise": "loop",
+    "mutate": "algorithms",
+    "read_factors": "factor_table",
     "rescale_factors": "goal",
-    "search": "loop",
-    "write_factors": "factors",
+    "search": "run",
+    "write_factors": "factor_table",
 }
 
 __all__ = [
@@ -64,16 +79,21 @@ __all__ = [
     "Job",
     "Ledger",
     "Measured",
+    "Minimum",
     "ModelEvaluator",
+    "SearchConfig",
     "SearchResult",
     "SearchSettings",
     "ShortPenalty",
     "Space",
+    "Strategy",
     "algorithm_named",
     "check_algorithm",
     "crossover",
     "evolve",
     "goal_of",
+    "import_factors",
+    "minimise",
     "mutate",
     "read_factors",
     "rescale_factors",

@@ -15,8 +15,7 @@ from ropewalk.evaluation.identity import model_digest
 from ropewalk.models.export import ExportResult, refuse_existing
 from ropewalk.models.export import export as export_checkpoint
 from ropewalk.rope import LongRope
-from ropewalk.search.factors import Factors, read_factors
-from ropewalk.search.imports import checkpoint, method_of
+from ropewalk.search.factor_table import Factors, checkpoint, method_of, read_factors
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,166 @@
-"""A search: an algorithm asks, an evaluator answers, and the budget, the ledger and racing stand between them."""
+"""A search: an algorithm asks, an evaluator answers, and the budget, the ledger and racing stand between them.
+
+The ledger keeps what each candidate has cost and given, in a file line by line, so that a search can go on.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.search.algorithm import Algorithm, Ask, Evaluator, Job, Measured
-from ropewalk.search.ledger import Ledger
+from ropewalk.io.json_lines import append_line, read_lines
+from ropewalk.io.lock import locked
+from ropewalk.search.algorithms import Algorithm, Ask, Evaluator, Job, Measured
 from ropewalk.search.space import Candidate, Space
+
+
+class Ledger:
+    """The losses that are known, each job's once.
+
+    A search that is started again asks the same questions in the same order, as all of its chance comes from one
+    seed; what was measured before is answered from here. So a ledger is all the state that there is.
+
+    Args:
+        known: losses of an earlier run.
+        log: file that new ones go to, a JSON line each; nowhere if None.
+    """
+
+    def __init__(self, known: Mapping[Job, float] | None = None, log: Path | None = None) -> None:
+        self.known = dict(known or {})
+        self._log = log
+        self.losses: dict[Job, float] = {}
+        """Of the jobs that this run has asked for, in the order of their answers."""
+
+    @property
+    def forwards(self) -> int:
+        """What the run has cost, counting what an earlier run of it had measured."""
+        return len(self.losses)
+
+    def recall(self, job: Job) -> bool:
+        """Whether the loss of a job is known; from now on it counts."""
+        if job not in self.losses and job in self.known:
+            self.losses[job] = self.known[job]
+        return job in self.losses
+
+    def add(self, job: Job, loss: float) -> None:
+        """Keep the loss of a job.
+
+        Raises:
+            RunFailure: if its line cannot be written; the lines before it stay.
+        """
+        self.losses[job] = loss
+        if self._log is not None:
+            line = {
+                "rescale_factors": job.candidate.rescale_factors,
+                "start_tokens": job.candidate.start_tokens,
+                "document": job.document,
+                "loss": loss if math.isfinite(loss) else None,
+            }
+            append_line(self._log, line)
+
+
+@contextmanager
+def search_log(
+    path: Path, header: Mapping[str, Any], resume: bool, n_documents: int | None = None
+) -> Iterator[Ledger]:
+    """The ledger of a search that is kept in a log; no other process can open the log until the block ends.
+
+    Args:
+        path: of the log. Its first line is the header, each further one a loss.
+        header: what decides the search; a log with another header is another search's.
+        resume: go on with the log that is there; otherwise there must be none, or an empty one.
+        n_documents: how many documents losses may be of; not checked if None.
+
+    Raises:
+        RopewalkError: if there is a log, or with ``resume`` none; if a line of it is damaged; if it is of another
+            search (the message says in what); if another process has it open, or it cannot be written.
+    """
+    if resume and not path.is_file():
+        raise RopewalkError(f"nothing to resume: there is no log {path}")
+    with locked(path.parent, "give another --out", file=path.name):
+        if not resume and path.exists() and path.stat().st_size:
+            raise RopewalkError(
+                f"{path} holds a search already; go on with it by --resume, or give another --out"
+            )
+        known = read_log(path, header, n_documents)
+        # One that was killed before its first line was whole has not begun.
+        if known is None:
+            append_line(path, header)
+        yield Ledger(known, path)
+
+
+def read_log(
+    path: Path, header: Mapping[str, Any], n_documents: int | None = None
+) -> dict[Job, float] | None:
+    """The losses in a log; None where not even its first line is whole.
+
+    Args:
+        path, header, n_documents: as for :func:`search_log`.
+
+    Raises:
+        RopewalkError: if a line is damaged, or the log is of another search; the message says in what.
+    """
+    found: dict[Job, float] = {}
+
+    def parse(number: int, values: dict[str, Any]) -> dict[str, Any]:
+        if number > 1:
+            job, loss = _entry(values, n_documents)
+            if found.setdefault(job, loss) != loss:
+                raise ValueError(f"a loss of {loss:g} where an earlier line has {found[job]:g}")
+        return values
+
+    lines = list(read_lines(path, parse, "restore the file, or remove it to start again"))
+    if not lines:
+        return None
+    then, now = lines[0], json.loads(json.dumps(header))
+    different = [key for key in {**now, **then} if now.get(key) != then.get(key)]
+    if different:
+        key = different[0]
+        raise RopewalkError(
+            f"{path} is the log of another search: its {key} is {then.get(key)!r}, and here it is {now.get(key)!r}; "
+            "restore the options, or give another --out"
+        )
+    return found
+
+
+def _entry(line: Mapping[str, Any], n_documents: int | None) -> tuple[Job, float]:
+    """The job and the loss of a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, OverflowError: if it is none that a ledger writes.
+    """
+    factors, loss, document = line["rescale_factors"], line["loss"], line["document"]
+    if not (isinstance(factors, list) and factors):
+        raise TypeError(f"rescale_factors {factors!r} are no list of numbers")
+    candidate = Candidate(
+        tuple(_finite("rescale_factors", each) for each in factors),
+        _count("start_tokens", line["start_tokens"]),
+    )
+    if n_documents is not None and _count("document", document) >= n_documents:
+        raise ValueError(f"document {document}, where there are {n_documents} from 0 on")
+    return Job(candidate, _count("document", document)), math.inf if loss is None else _finite("loss", loss)
+
+
+def _finite(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} {value!r} is no finite number")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} {value!r} is no whole number from 0 on")
+    return value
+
 
 BLOCK = 16
 """Candidates that are brought to the end together: enough to fill a forward pass and several processes."""
@@ -42,7 +190,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class Minimum:
     """What a search found.
 
     Attributes:
@@ -77,28 +225,38 @@ class _Spent(Exception):
     """The budget does not pay for the next forward."""
 
 
-def search(
+@dataclass(frozen=True)
+class Strategy:
+    """How the lowest objective is looked for.
+
+    Attributes:
+        algorithm: asks.
+        budget: forwards, at least those of the seeds on all documents.
+        seed: of all chance; the same seed gives the same search.
+        racing: drop candidates after their first documents where they are clearly behind.
+    """
+
+    algorithm: Algorithm
+    budget: int
+    seed: int = 0
+    racing: bool = True
+
+
+def minimise(
     space: Space,
     evaluator: Evaluator,
-    algorithm: Algorithm,
+    strategy: Strategy,
     seeds: Mapping[str, Candidate],
-    *,
-    budget: int,
-    seed: int = 0,
-    racing: bool = True,
     ledger: Ledger | None = None,
     progress: Progress | None = None,
-) -> SearchResult:
+) -> Minimum:
     """Look for the candidate of lowest objective.
 
     Args:
         space: where; a candidate outside of it is a defect of the algorithm.
         evaluator: gives losses. Under several processes all of them call this alike.
-        algorithm: asks.
+        strategy: how.
         seeds: candidates to begin with.
-        budget: forwards, at least those of the seeds on all documents.
-        seed: of all chance; the same seed gives the same search.
-        racing: drop candidates after their first documents where they are clearly behind.
         ledger: keeps what is measured; a new one if None.
         progress: called after each forward.
 
@@ -106,10 +264,10 @@ def search(
         RopewalkError: if the budget does not pay for the seeds.
         RunFailure: if no candidate has a finite objective.
     """
-    check_budget(budget, seeds, evaluator.n_documents)
-    run = _Run(space, evaluator, ledger or Ledger(), budget, racing, progress)
+    check_budget(strategy.budget, seeds, evaluator.n_documents)
+    run = _Run(space, evaluator, strategy, ledger or Ledger(), progress)
     first = Ask(tuple(seeds.values()), len(seeds))
-    asking = algorithm(space, list(seeds.values()), np.random.default_rng(seed))
+    asking = strategy.algorithm(space, list(seeds.values()), np.random.default_rng(strategy.seed))
     spent = False
     try:
         # Whole and before anything else: whatever the budget, the result is no worse than what needs no search.
@@ -125,7 +283,7 @@ def search(
         raise RunFailure(
             "no candidate has a finite objective: the model or its documents give losses that are no numbers"
         )
-    return SearchResult(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
+    return Minimum(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
 
 
 def check_budget(budget: int, seeds: Mapping[str, Candidate], n_documents: int) -> None:
@@ -146,13 +304,12 @@ class _Run:
         self,
         space: Space,
         evaluator: Evaluator,
+        strategy: Strategy,
         ledger: Ledger,
-        budget: int,
-        racing: bool,
         progress: Progress | None,
     ) -> None:
         self.space, self.evaluator, self.ledger = space, evaluator, ledger
-        self.budget, self.racing, self.progress = budget, racing, progress
+        self.budget, self.racing, self.progress = strategy.budget, strategy.racing, progress
         self.best: Measured | None = None
         self.traces: list[Trace] = []
         self.candidates: dict[Candidate, int] = {}

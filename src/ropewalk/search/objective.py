@@ -18,7 +18,7 @@ from ropewalk.models.load import rope_of_rows
 from ropewalk.models.losses import OutputHead
 from ropewalk.parallel import World
 from ropewalk.rope import RopeMethod
-from ropewalk.search.algorithm import Job
+from ropewalk.search.algorithms import Job
 from ropewalk.search.goal import Goal
 
 
@@ -43,7 +43,7 @@ class ShortPenalty:
 
 
 class ModelEvaluator:
-    """Measures candidates on a model in memory; see :class:`~ropewalk.search.algorithm.Evaluator`.
+    """Measures candidates on a model in memory; see :class:`~ropewalk.search.algorithms.Evaluator`.
 
     Args:
         model: from ``load_model`` with its exact rotary module; nothing of it is changed.
@@ -117,7 +117,7 @@ class ModelEvaluator:
         return len(self.rows)
 
     def losses(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, float]]:
-        """See :class:`~ropewalk.search.algorithm.Evaluator`."""
+        """See :class:`~ropewalk.search.algorithms.Evaluator`."""
         batches = list(self._batches(jobs))
         forwards = (
             ([self.goal.method(job.candidate) for job in batch], batch[0].document) for batch in batches

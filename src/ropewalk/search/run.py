@@ -1,99 +1,439 @@
-"""One search on a model, from settings to what was found: the way that the command and a recipe share."""
+"""One search on a model: what to search for, on which text, its log, and the table of factors that comes of it."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ropewalk.attention.layout import Row
+import torch
+
+from ropewalk.data import load_tokenizer
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.parallel import World
+from ropewalk.evaluation.identity import model_digest
+from ropewalk.io.files import check_writable
+from ropewalk.io.progress import Advance, Reporter
+from ropewalk.io.results import Result
+from ropewalk.models.load import choose_device, load_model, read_config
+from ropewalk.parallel import World, require_devices
+from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RopeMethod
 from ropewalk.search.algorithms import algorithm_named
-from ropewalk.search.goal import Goal
-from ropewalk.search.ledger import Ledger
-from ropewalk.search.loop import Progress, SearchResult, search
+from ropewalk.search.data import SearchData, search_data
+from ropewalk.search.factor_table import (
+    Best,
+    Factors,
+    FactorsModel,
+    HeldOut,
+    Point,
+    Provenance,
+    SearchRecord,
+    checkpoint,
+    method_of,
+    perplexity,
+    write_factors,
+)
+from ropewalk.search.goal import Goal, goal_of
+from ropewalk.search.loop import Ledger, Minimum, Progress, Strategy, check_budget, minimise, search_log
 from ropewalk.search.objective import ModelEvaluator, ShortPenalty
-from ropewalk.search.settings import SearchSettings
+from ropewalk.search.settings import SearchConfig, SearchSettings
+from ropewalk.search.space import Candidate
+from ropewalk.versions import software_versions
+
+LOG_FORMAT = "ropewalk-search/1"
+MOST_SHOWN = 20.0
+"""Nats a token: beyond, a perplexity says nothing."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult(Result):
+    """What a search gives.
+
+    Attributes:
+        table: the factors, what they had to beat, and how they were found.
+        file: that the table lies in; None where it was not written.
+    """
+
+    table: Factors
+    file: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The table, and where it lies."""
+        return {
+            **self.table.model_dump(mode="json"),
+            "file": None if self.file is None else str(self.file),
+        }
+
+
+def search(config: SearchConfig, context: RunContext | None = None) -> SearchResult:
+    """Search rescale factors for a longer context on a checkpoint that is not trained.
+
+    Args:
+        config: model, length, text, and how to search.
+        context: the processes that share the forwards, all of which call this alike, and where progress goes; this
+            process alone, in silence, if None.
+
+    Returns:
+        The table; it lies in ``config.out`` too, if there is one, with a log of all losses beside it.
+
+    Raises:
+        RopewalkError: if the checkpoint cannot be extended by factors, the text does not fill the rows, the budget
+            does not pay for the candidates that a search begins with, or a file is in the way.
+
+    Example:
+        >>> from ropewalk.search import SearchConfig, search
+        >>> settings = {"budget": 3, "documents": 1, "held_out": 0, "device": "cpu"}
+        >>> found = search(SearchConfig(model="embedded", target_length=512, settings=settings))
+        >>> len(found.table.long_factor), found.table.forwards
+        (16, 3)
+    """
+    context = context or RunContext()
+    world = context.world
+    ready = world.lead(lambda: _prepared(config, context))
+    loaded = load_model(
+        ready.path, dtype=config.settings.dtype, device=_device(config.settings.device, world)
+    )
+    if context.leads:
+        rules = len(ready.goal.baselines())
+        besides = rules * len(ready.data.measured) + (1 + rules) * len(ready.data.held_out)
+    rows = len(ready.data.measured)
+    with search_ledger(
+        config.log, lambda: _header(config, ready, loaded), config.resume, world, rows
+    ) as ledger:
+        if context.leads:
+            if ledger.known:
+                context.told.note(f"going on after {len(ledger.known):,} forwards")
+            context.told.note(
+                f"besides the budget {besides:,} forwards: what needs no search, and held-out rows"
+            )
+        outcome = find(loaded, SearchProblem(ready.goal, ready.data, config.settings), context, ledger)
+
+    def finish() -> Factors:
+        model = FactorsModel.of(config.model, ready.goal, model_digest(ready.path))
+        table = factors_found(outcome, model, str(loaded.device), _dtype_name(loaded.dtype))
+        if config.out is not None:
+            write_factors(config.out, table)
+        return table
+
+    return SearchResult(world.lead(finish), config.out)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchProblem:
+    """What is searched for, on what, and how.
+
+    Attributes:
+        goal: what for.
+        data: rows to measure on.
+        settings: how.
+        label: of its progress bar.
+    """
+
+    goal: Goal
+    data: SearchData
+    settings: SearchSettings
+    label: str = "search"
+
+
+@dataclass(frozen=True, eq=False)
+class SearchOutcome:
     """What a search found, and what it had to beat; objectives in nats a token.
 
     Attributes:
-        goal: what was searched for.
-        settings: how.
-        result: the search.
+        problem: what was searched for.
+        minimum: what the search found.
         baselines: objectives of the methods that need no search, by name.
         held_out: objectives on rows that the search did not see, of the best candidate under ``best`` and of each
             baseline; None without such rows.
         seconds: that all of it took.
     """
 
-    goal: Goal
-    settings: SearchSettings
-    result: SearchResult
+    problem: SearchProblem
+    minimum: Minimum
     baselines: dict[str, float]
     held_out: dict[str, float] | None
     seconds: float = field(compare=False)
 
 
 def find(
-    model: Any,
-    goal: Goal,
-    rows: Sequence[Row],
-    settings: SearchSettings,
-    *,
-    short_rows: Sequence[Row] = (),
-    held_out: Sequence[Row] = (),
-    world: World | None = None,
-    ledger: Ledger | None = None,
-    progress: Progress | None = None,
-) -> Found:
+    model: Any, problem: SearchProblem, context: RunContext | None = None, ledger: Ledger | None = None
+) -> SearchOutcome:
     """Search for a goal on rows of text, and measure what the result has to beat.
 
     Args:
         model: as for :class:`~ropewalk.search.objective.ModelEvaluator`.
-        goal: what for.
-        rows: to search on.
-        settings: how.
-        short_rows: of the trained length, for the short penalty; needed where its weight is not 0.
-        held_out: rows of other documents.
-        world: processes that share the work; all of them call this alike.
-        ledger, progress: as for :func:`~ropewalk.search.loop.search`.
+        problem: what for, on what, and how.
+        context: processes that share the work, all of which call this alike, and where progress goes.
+        ledger: as for :func:`~ropewalk.search.loop.minimise`.
+
+    Raises:
+        RopewalkError: if a short penalty lacks its rows.
     """
-    if settings.short_penalty and not short_rows:
+    context = context or RunContext()
+    goal, data, settings = problem.goal, problem.data, problem.settings
+    if settings.short_penalty and not data.short_rows:
         raise RopewalkError("a short penalty needs rows of the trained length, got none")
     began = time.perf_counter()
-    penalty = ShortPenalty(short_rows, settings.short_penalty) if settings.short_penalty else None
+    penalty = ShortPenalty(data.short_rows, settings.short_penalty) if settings.short_penalty else None
     options: dict[str, Any] = {
         "batch": settings.batch,
         "prefill_chunk": settings.prefill_chunk,
-        "world": world,
+        "world": context.world,
     }
-    evaluator = ModelEvaluator(model, goal, rows, penalty, **options)
+    evaluator = ModelEvaluator(model, goal, data.rows, penalty, **options)
     space = goal.space(settings.start_tokens, settings.largest)
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
-    result = search(
-        space,
-        evaluator,
-        algorithm_named(settings.algorithm),
-        goal.seeds(space),
-        budget=settings.budget,
-        seed=settings.seed,
-        racing=settings.racing,
-        ledger=ledger,
-        progress=progress,
-    )
+    algorithm = algorithm_named(settings.algorithm)
+    strategy = Strategy(algorithm, settings.budget, settings.seed, settings.racing)
+    with progress_bar(context.told, problem.label, settings.budget) as progress:
+        minimum = minimise(space, evaluator, strategy, goal.seeds(space), ledger, progress)
     judged = None
-    if held_out:
-        judge = ModelEvaluator(model, goal, held_out, **options)
+    if data.held_out:
+        judge = ModelEvaluator(model, goal, data.held_out, **options)
         methods: dict[str, RopeMethod] = {
-            "best": goal.method(result.best.candidate),
+            "best": goal.method(minimum.best.candidate),
             **goal.baselines(),
         }
         judged = {name: judge.baseline(method) for name, method in methods.items()}
-    return Found(goal, settings, result, baselines, judged, time.perf_counter() - began)
+    return SearchOutcome(problem, minimum, baselines, judged, time.perf_counter() - began)
+
+
+@contextmanager
+def search_ledger(
+    log: Path | None,
+    header: Callable[[], Mapping[str, Any]],
+    resume: bool,
+    world: World,
+    n_documents: int | None = None,
+) -> Iterator[Ledger]:
+    """The ledger of a search that processes share: rank 0 keeps the log, and the others get what it knows.
+
+    Args:
+        log: file of losses; none is kept if None.
+        header: gives what decides the search, on rank 0.
+        resume, n_documents: as for :func:`~ropewalk.search.loop.search_log`.
+        world: the processes; all of them call this.
+
+    Raises:
+        RopewalkError: as :func:`~ropewalk.search.loop.search_log`.
+    """
+    if log is None:
+        yield Ledger()
+        return
+    path = log
+    with ExitStack() as stack:
+        ledgers: list[Ledger] = []
+
+        def begin() -> dict[Any, float]:
+            ledgers.append(stack.enter_context(search_log(path, header(), resume, n_documents)))
+            return ledgers[0].known
+
+        known = world.lead(begin)
+        yield ledgers[0] if ledgers else Ledger(known)
+
+
+@contextmanager
+def progress_bar(reporter: Reporter, label: str, budget: int) -> Iterator[Progress]:
+    """The progress of a search, drawn as a bar that begins with the first new forward.
+
+    The baselines before it, and what a log holds, would spoil its time left.
+
+    Args:
+        reporter: where it is drawn.
+        label: of the bar.
+        budget: forwards.
+    """
+    bars: list[Advance] = []
+    before: list[int] = []
+    with ExitStack() as stack:
+
+        def forward(done: int, best: float) -> None:
+            if not bars:
+                before.append(done - 1)
+                said = f"{label}, after {before[0]:,}" if before[0] else label
+                bars.append(stack.enter_context(reporter.bar(said, budget - before[0])))
+            reached = (
+                f"best perplexity {math.exp(best):.4g}"
+                if best < MOST_SHOWN
+                else "no candidate on all rows yet"
+            )
+            bars[0](done - before[0], f"forwards, {reached}")
+
+        yield forward
+
+
+def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtype: str) -> Factors:
+    """The table of a search.
+
+    Args:
+        outcome: what it found.
+        model: searched on.
+        device, dtype: that it ran in.
+
+    Raises:
+        RopewalkError: if the best objective is no perplexity.
+    """
+    goal, data, settings = outcome.problem.goal, outcome.problem.data, outcome.problem.settings
+    minimum = outcome.minimum
+    best = minimum.best.candidate
+    reached = perplexity(minimum.best.objective)
+    if reached is None:
+        raise RopewalkError(f"the best objective, {minimum.best.objective:g} nats a token, is no perplexity")
+    judged = None
+    if (nats := outcome.held_out) is not None:
+        judged = HeldOut(
+            documents=len(data.held_out),
+            documents_sha256=data.held_out_sha256,
+            best=perplexity(nats["best"]),
+            baselines={name: perplexity(each) for name, each in nats.items() if name != "best"},
+        )
+    return Factors(
+        model=model,
+        target_length=goal.target_length,
+        long_factor=None if goal.short else best.rescale_factors,
+        short_factor=best.rescale_factors if goal.short else None,
+        start_tokens=best.start_tokens,
+        attention_factor=goal.attention_factor,
+        provenance=Provenance(
+            kind="search", source=f"{settings.algorithm}, seed {settings.seed}, on {data.source}"
+        ),
+        best=Best(objective=reached, rescale_factors=best.rescale_factors, start_tokens=best.start_tokens),
+        baselines={name: perplexity(each) for name, each in outcome.baselines.items()},
+        baseline_factors=goal.baseline_factors(),
+        forwards=minimum.forwards,
+        history=tuple(
+            Point(forwards=trace.forwards, objective=perplexity(trace.measured.objective))
+            for trace in minimum.traces
+        ),
+        search=_record(outcome, device, dtype),
+        held_out=judged,
+        versions=software_versions(),
+    )
+
+
+def _record(outcome: SearchOutcome, device: str, dtype: str) -> SearchRecord:
+    goal, data, settings = outcome.problem.goal, outcome.problem.data, outcome.problem.settings
+    return SearchRecord(
+        objective=settings.objective,
+        short_penalty=settings.short_penalty,
+        algorithm=settings.algorithm,
+        seed=settings.seed,
+        budget=settings.budget,
+        racing=settings.racing,
+        documents=len(data.measured),
+        text=data.source,
+        documents_sha256=data.sha256,
+        largest=goal.space(settings.start_tokens, settings.largest).largest,
+        start_tokens=settings.start_tokens,
+        device=device,
+        dtype=dtype,
+        candidates=outcome.minimum.candidates,
+        ended_by="budget" if outcome.minimum.spent else "algorithm",
+        seconds=round(outcome.seconds, 1),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """What is known before the model loads: its place, what to search for, and the rows."""
+
+    path: str
+    goal: Goal
+    data: SearchData
+
+
+def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
+    """All that can be refused without the model is refused here."""
+    settings = config.settings
+    _check_files(config)
+    device = choose_device(settings.device)
+    if context.world.size > 1:
+        if device.index is not None:
+            raise RopewalkError(
+                f"--device {settings.device} names one device for {context.world.size} processes; say cuda"
+            )
+        require_devices(context.world, device)
+    checked = checkpoint(config.model)
+    path = resolve_model(config.model)
+    read_config(path)
+    current = method_of(checked)
+    goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)
+    _check_goal(goal, settings)
+    space = goal.space(settings.start_tokens, settings.largest)
+    check_budget(
+        settings.budget, goal.seeds(space), settings.documents * (2 if settings.short_penalty else 1)
+    )
+    data = search_data(config.text, load_tokenizer(path), goal, settings)
+    if data.joined:
+        context.told.note(
+            f"rows are documents joined: too few have {goal.target_length:,} tokens of their own"
+        )
+    if len(data.held_out) < settings.held_out:
+        context.told.note(
+            f"{len(data.held_out)} held-out rows, and not {settings.held_out}: there is no more text"
+        )
+    return _Ready(path, goal, data)
+
+
+def _check_files(config: SearchConfig) -> None:
+    """Raise for what would be overwritten, for what is missing, and for what cannot be written."""
+    out, log = config.out, config.log
+    if out is None or log is None:
+        return
+    if out.suffix != ".json":
+        raise RopewalkError(f"--out {out} is a factor table, whose name ends in .json")
+    if out.exists():
+        raise RopewalkError(f"{out} exists already; remove it or give another --out")
+    if not config.resume and log.exists() and log.stat().st_size:
+        raise RopewalkError(f"{log} holds a search already; go on with it by --resume, or give another --out")
+    if config.resume and not log.exists():
+        raise RopewalkError(f"nothing to resume: there is no log {log}; leave --resume out")
+    check_writable(out)
+
+
+def _check_goal(goal: Goal, settings: SearchSettings) -> None:
+    """Raise for settings that do not go with the goal."""
+    space = goal.space(settings.start_tokens, settings.largest)
+    # What the method refuses (an attention factor of 0, say) is said before the work.
+    goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
+    if goal.short and settings.short_penalty:
+        raise RopewalkError(
+            f"--short-penalty {settings.short_penalty:g} is for long factors; {goal.target_length} tokens are short"
+        )
+
+
+def _device(name: str, world: World) -> torch.device:
+    device = choose_device(name)
+    if device.type == "cuda" and world.size > 1:
+        return torch.device("cuda", world.local_rank)
+    return device
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _header(config: SearchConfig, ready: _Ready, loaded: Any) -> dict[str, Any]:
+    """Everything that decides a loss or what is asked next; not what changes only the speed, nor the budget."""
+    settings = config.settings
+    return {
+        "format": LOG_FORMAT,
+        "model_sha256": model_digest(ready.path),
+        "target_length": config.target_length,
+        "attention_factor": ready.goal.attention_factor,
+        "objective": settings.objective,
+        "documents": settings.documents,
+        "documents_sha256": ready.data.sha256,
+        "short_penalty": settings.short_penalty,
+        "algorithm": settings.algorithm,
+        "seed": settings.seed,
+        "racing": settings.racing,
+        "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
+        "start_tokens": list(settings.start_tokens),
+        "dtype": _dtype_name(loaded.dtype),
+    }

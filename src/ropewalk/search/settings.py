@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ropewalk.io.settings import FREE, Count, Device, Dtype, Length, OnResume, Option, Seed, Settings
+from ropewalk.io.settings import (
+    FREE,
+    Count,
+    Device,
+    Dtype,
+    FilePath,
+    Length,
+    OnResume,
+    Option,
+    Seed,
+    Settings,
+)
 from ropewalk.search.space import SMALLEST, START_TOKENS
 
 AlgorithmName = Literal["cma-es", "evolution"]
@@ -107,3 +119,24 @@ class SearchSettings(LongFactorSearch):
         return self.model_copy(
             update={"start_tokens": tuple(each for each in self.start_tokens if each < length)}
         )
+
+
+class SearchConfig(Settings):
+    """One search: on which model, for which length, on which text, and how."""
+
+    model: str = Field(description="A checkpoint's folder, a Hub id, or embedded.")
+    target_length: Length = Field(
+        description="Tokens to search for: 2048, 32k, 1M; up to the original length of a longrope checkpoint its "
+        "short factors."
+    )
+    text: str = Field("embedded:validation", description="Documents: as for ropewalk data pack.")
+    settings: SearchSettings = SearchSettings()
+    out: FilePath | None = Field(
+        None, description="The factor table (.json); a log grows beside it. Nothing is written if not given."
+    )
+    resume: bool = Field(False, description="Go on with the log beside the table.")
+
+    @property
+    def log(self) -> Path | None:
+        """Where losses are kept, line by line."""
+        return None if self.out is None else self.out.with_suffix(".jsonl")

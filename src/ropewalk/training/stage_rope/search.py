@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from ropewalk.evaluation.identity import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.progress import Reporter
 from ropewalk.parallel import World
+from ropewalk.parallel.context import RunContext
 from ropewalk.search import Candidate, Factors, Goal, Ledger, read_factors, write_factors
-from ropewalk.search.documents import rows_digest
-from ropewalk.search.factors import FactorsModel, found_factors
+from ropewalk.search.data import SearchData
+from ropewalk.search.factor_table import FactorsModel
 from ropewalk.search.goal import TITLES
-from ropewalk.search.ledger import search_log
-from ropewalk.search.run import Found, find
+from ropewalk.search.run import SearchOutcome, SearchProblem, factors_found, find, search_ledger
 from ropewalk.search.settings import LongFactorSearch, SearchSettings, ShortFactorSearch
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.sharded import load_weights
@@ -29,10 +28,8 @@ from ropewalk.training.context import Team
 from ropewalk.training.documents import model_at_start
 from ropewalk.training.preflight import Plan
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.reporter import search_progress
-from ropewalk.training.stage_rope.search_data import Material, factors_file, search_material
+from ropewalk.training.stage_rope.search_data import factors_file, search_material
 from ropewalk.training.step import autocast
-from ropewalk.versions import software_versions
 
 
 @dataclass(frozen=True)
@@ -89,20 +86,12 @@ def searched_factors(
         lambda: search_material(search.label, search.settings, lengths, recipe, chosen, packed, validation)
     )
     header = team.world.lead(lambda: _header(search, recipe, chosen, material))
-    with ExitStack() as stack:
-        ledgers: list[Ledger] = []
-
-        def begin() -> dict[Any, float]:
-            log = path.with_suffix(".jsonl")
-            ledgers.append(stack.enter_context(search_log(log, header, log.exists())))
-            return ledgers[0].known
-
-        known = team.world.lead(begin)
-        if known:
-            reporter.note(f"{search.label}: the search goes on after {len(known)} forwards")
-        ledger = ledgers[0] if ledgers else Ledger(known)
+    log = path.with_suffix(".jsonl")
+    with search_ledger(log, lambda: header, log.exists(), team.world) as ledger:
+        if ledger.known:
+            reporter.note(f"{search.label}: the search goes on after {len(ledger.known)} forwards")
         found = _find(search, recipe, chosen, material, ledger, reporter, team)
-    table = team.world.lead(lambda: _write(search, recipe, chosen, material, found, path))
+    table = team.world.lead(lambda: _write(search, recipe, chosen, found, path))
     reporter.note(f"{search.label}: {describe_search(search_summary(table, path.name))}")
     return table
 
@@ -153,7 +142,7 @@ def _kept(search: FactorSearch, recipe: Recipe, path: Path, begun: bool) -> Fact
     return table
 
 
-def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: Material) -> dict[str, Any]:
+def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: SearchData) -> dict[str, Any]:
     """What decides a search: a log with another first line is another search's."""
     return {
         "model": model_digest(chosen.model) or chosen.model,
@@ -162,7 +151,7 @@ def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: Materi
         "settings": search.settings.model_dump(mode="json", exclude={"batch"}),
         "seed": recipe.seed,
         "precision": chosen.precision,
-        "documents_sha256": rows_digest([*material.rows, *material.short]),
+        "documents_sha256": material.sha256,
     }
 
 
@@ -170,11 +159,11 @@ def _find(
     search: FactorSearch,
     recipe: Recipe,
     chosen: Plan,
-    material: Material,
+    material: SearchData,
     ledger: Ledger,
     reporter: Reporter,
     team: Team,
-) -> Found:
+) -> SearchOutcome:
     dtype = torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32
     # Whole in each process: forwards are what the processes share.
     alone = World()
@@ -183,42 +172,16 @@ def _find(
         load_weights(search.weights, model, alone)
     shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))
     settings = SearchSettings(**shared, seed=recipe.seed)
-    with ExitStack() as stack, autocast(chosen.device, chosen.precision):
-        return find(
-            model.model,
-            search.goal,
-            material.rows,
-            settings,
-            short_rows=material.short,
-            held_out=material.held_out,
-            world=team.world,
-            ledger=ledger,
-            progress=search_progress(reporter, f"{search.label} search", settings.budget, stack),
-        )
+    problem = SearchProblem(search.goal, material, settings, f"{search.label} search")
+    with autocast(chosen.device, chosen.precision):
+        return find(model.model, problem, RunContext(team.world, reporter=reporter), ledger)
 
 
-def _write(
-    search: FactorSearch, recipe: Recipe, chosen: Plan, material: Material, found: Found, path: Path
-) -> Factors:
+def _write(search: FactorSearch, recipe: Recipe, chosen: Plan, found: SearchOutcome, path: Path) -> Factors:
     goal, weights = search.goal, search.weights
     name = recipe.model if weights is None else f"{recipe.model} after {weights.name}"
-    table = found_factors(
-        found,
-        FactorsModel(
-            name=name,
-            digest=model_digest(chosen.model) if weights is None else checkpoint_digest(weights),
-            rotary_dim=goal.current.rotary_dim,
-            rope_theta=goal.current.rope_theta,
-            original_max_position_embeddings=goal.original_length,
-        ),
-        objective="perplexity",
-        text=material.text,
-        documents=(len(material.rows), rows_digest(material.rows)),
-        held_out=(len(material.held_out), rows_digest(material.held_out)) if material.held_out else None,
-        device=str(chosen.device),
-        dtype=chosen.precision,
-        versions=software_versions(),
-    )
+    digest_ = model_digest(chosen.model) if weights is None else checkpoint_digest(weights)
+    table = factors_found(found, FactorsModel.of(name, goal, digest_), str(chosen.device), chosen.precision)
     write_factors(path, table)
     return table
 

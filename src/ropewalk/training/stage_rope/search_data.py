@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ropewalk.attention.layout import Row
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import Ids, evaluation_rows
-from ropewalk.search.documents import rows_digest, search_rows
+from ropewalk.search.data import SearchData, rows_digest, search_rows
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
 from ropewalk.training.documents import (
     held_out_documents,
@@ -45,23 +43,6 @@ def short_penalty(settings: ShortFactorSearch) -> float:
     return settings.short_penalty if isinstance(settings, LongFactorSearch) else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Material:
-    """What a search measures on.
-
-    Attributes:
-        rows: candidates are measured on.
-        held_out: the result is judged by; none where the text is used up.
-        short: of the length trained for, for the penalty.
-        text: what they are made of.
-    """
-
-    rows: list[Row]
-    held_out: list[Row]
-    short: list[Row]
-    text: str
-
-
 def search_material(
     label: str,
     settings: ShortFactorSearch,
@@ -70,7 +51,7 @@ def search_material(
     chosen: Plan,
     packed: PackedRows | None,
     validation: PackedRows | None,
-) -> Material:
+) -> SearchData:
     """The rows of a search: of held-out documents that the evaluation does not take, from the last one on.
 
     The result is judged by others of these, and by the evaluation's only where these are used up.
@@ -109,7 +90,7 @@ def search_material(
             f"{label}: the search wants {count} rows of {target} tokens, and there are {len(packed)} to train on "
             "and none held out; lower its documents, or give more text"
         )
-    return Material(training_rows(packed, target, count), [], [], TRAINING)
+    return SearchData(training_rows(packed, target, count), source=TRAINING)
 
 
 def evaluated_documents(recipe: Recipe, chosen: Plan, validation: PackedRows | None) -> frozenset[int]:
@@ -175,7 +156,7 @@ def _held_out_material(
     chosen: Plan,
     documents: Sequence[Ids],
     taken: frozenset[int],
-) -> Material:
+) -> SearchData:
     target, trained = lengths
     count, special = settings.documents, _special(chosen)
     backwards = list(enumerate(documents))[::-1]
@@ -195,7 +176,7 @@ def _held_out_material(
         again, more = search_rows([*free, *last], target, *special, count, count)
         if rows_digest(again.rows) == rows_digest(rows.rows):
             others = more
-    return Material(rows.rows, others.rows if others else [], short, HELD_OUT)
+    return SearchData(rows.rows, others.rows if others else [], short, HELD_OUT)
 
 
 def _too_few(

@@ -5,16 +5,19 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.attention.layout import PackedLayout, Row
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import Default, Linear, LongRope, Yarn
 from ropewalk.search import Candidate, Factors, goal_of, read_factors, write_factors
-from ropewalk.search.algorithm import Measured
-from ropewalk.search.factors import FactorsModel, Provenance, found_factors, perplexity
-from ropewalk.search.loop import SearchResult, Trace
-from ropewalk.search.run import Found
+from ropewalk.search.algorithms import Measured
+from ropewalk.search.data import SearchData, rows_digest
+from ropewalk.search.factor_table import FactorsModel, Provenance, perplexity
+from ropewalk.search.loop import Minimum, Trace
+from ropewalk.search.run import SearchOutcome, SearchProblem, factors_found
 from ropewalk.search.settings import SearchSettings
 
 MODEL = FactorsModel(name="tiny", rotary_dim=8, rope_theta=1e4, original_max_position_embeddings=512)
@@ -168,24 +171,21 @@ def found(length=2048, current=None, best=None, objective=1.0):
     goal = goal_of(current or Default(8, 1e4), 512, length)
     measured = Measured(best or Candidate(LONG, 4), objective, 2)
     worse = Measured(Candidate((1.0,) * 4), math.inf, 2)
-    result = SearchResult(measured, (Trace(2, worse), Trace(7, measured)), 9, 5, spent=True)
+    result = Minimum(measured, (Trace(2, worse), Trace(7, measured)), 9, 5, spent=True)
     baselines = {"pi": math.inf, "ntk": 1.5}
     settings = SearchSettings(budget=9, start_tokens=(0, 4))
-    return Found(goal, settings, result, baselines, {"best": 1.25, **baselines}, 0.123)
+    data = SearchData([row(1), row(2)], [row(3), row(4), row(5)], source="text.jsonl")
+    problem = SearchProblem(goal, data, settings)
+    return SearchOutcome(problem, result, baselines, {"best": 1.25, **baselines}, 0.123)
+
+
+def row(token):
+    ids = torch.full((4,), token)
+    return Row(ids, ids, PackedLayout.from_lengths([4], "full", anchor_length=0))
 
 
 def of_found(given_):
-    return found_factors(
-        given_,
-        MODEL,
-        objective="perplexity",
-        text="text.jsonl",
-        documents=(2, "a"),
-        held_out=(3, "b"),
-        device="cpu",
-        dtype="float32",
-        versions={"ropewalk": "1"},
-    )
+    return factors_found(given_, MODEL, "cpu", "float32")
 
 
 def test_the_table_of_a_search_holds_perplexities():
@@ -196,7 +196,10 @@ def test_the_table_of_a_search_holds_perplexities():
     assert made.baselines == {"pi": None, "ntk": math.exp(1.5)}
     assert [(point.forwards, point.objective) for point in made.history] == [(2, None), (7, math.e)]
     assert (made.held_out.best, made.held_out.baselines) == (math.exp(1.25), made.baselines)
-    assert (made.held_out.documents, made.held_out.documents_sha256) == (3, "b")
+    assert (made.held_out.documents, made.held_out.documents_sha256) == (
+        3,
+        rows_digest([row(3), row(4), row(5)]),
+    )
     assert (made.forwards, made.search.candidates, made.search.ended_by) == (9, 5, "budget")
     assert made.search.largest == 5.0
     assert made.attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(512)), rel=1e-15)
@@ -217,7 +220,9 @@ def test_baselines_of_a_second_search_are_kept_as_it_ran_them():
     assert first.baseline_factors["pi"] == (4.0,) * 4
     own = (1.0, 1.5, 2.0, 5.0)
     goal = goal_of(LongRope(8, 1e4, (1.0,) * 4, own, 1.2, 512), 2048, 4096)
-    second = of_found(dataclasses.replace(found(), goal=goal)).baseline_factors
+    first = found()
+    problem = dataclasses.replace(first.problem, goal=goal)
+    second = of_found(dataclasses.replace(first, problem=problem)).baseline_factors
     # PI divides what the checkpoint has by two more.
     assert second["pi"] == pytest.approx([2 * each for each in own], rel=1e-15)
     # NTK's factors ascend from 1 to the ratio, on top of the checkpoint's; a few roundings in float64.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.lock import locked
 from ropewalk.search import Candidate, Job
-from ropewalk.search.ledger import read_log, search_log
+from ropewalk.search.loop import read_log, search_log
 from tests.disk_cases import files_no_larger_than
 from tests.search.test_space import placed
 

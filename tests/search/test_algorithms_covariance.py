@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.search import START_TOKENS, Candidate, Measured, Space, evolve, search
-from ropewalk.search.covariance import CovarianceSettings, _decoder, covariance
+from ropewalk.search import START_TOKENS, Candidate, Measured, Space, Strategy, evolve, minimise
+from ropewalk.search.algorithms import CovarianceSettings, _decoder, covariance
 from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)
@@ -18,8 +18,8 @@ SEEDS = {"pi": Candidate((4.0,) * 4), "ntk": Candidate((1.0, 1.59, 2.52, 4.0))}
 
 
 def run(evaluator=None, space=SPACE, seeds=SEEDS, algorithm=None, **options):
-    settings = {"budget": 400, "seed": 3, **options}
-    return search(space, evaluator or ToyEvaluator(OPTIMUM), algorithm or covariance(), seeds, **settings)
+    strategy = Strategy(algorithm or covariance(), **{"budget": 400, "seed": 3, **options})
+    return minimise(space, evaluator or ToyEvaluator(OPTIMUM), strategy, seeds)
 
 
 def asks(space, seeds, objective, seed=0, most=200):

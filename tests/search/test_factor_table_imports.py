@@ -9,7 +9,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.rope import LongRope, methods_from_config
 from ropewalk.search import read_factors, write_factors
-from ropewalk.search.imports import checkpoint, for_model, from_config, from_csv, is_config, method_of
+from ropewalk.search.factor_table import checkpoint, for_model, from_config, from_csv, is_config, method_of
 from tests.places import CONFIGS
 
 PHI = ["phi-3-mini-128k-instruct-april-2024", "phi-3-mini-128k-instruct", "phi-3.5-mini-instruct"]

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.search import Candidate, Job, Ledger, Space, evolve, search
-from ropewalk.search.ledger import read_log, search_log
+from ropewalk.search import Candidate, Job, Ledger, Space, Strategy, evolve, minimise
+from ropewalk.search.loop import read_log, search_log
 from tests.search.toy_objective import ToyEvaluator
 
 SPACE = Space(4, 5.0)
@@ -15,8 +15,9 @@ SEEDS = {"pi": Candidate((4.0,) * 4), "ntk": Candidate((1.0, 1.59, 2.52, 4.0))}
 
 
 def run(evaluator=None, **options):
-    settings = {"budget": 400, "seed": 3, **options}
-    return search(SPACE, evaluator or ToyEvaluator(OPTIMUM), evolve(), SEEDS, **settings)
+    kept = {name: options.pop(name) for name in ("ledger", "progress") if name in options}
+    strategy = Strategy(evolve(), **{"budget": 400, "seed": 3, **options})
+    return minimise(SPACE, evaluator or ToyEvaluator(OPTIMUM), strategy, SEEDS, **kept)
 
 
 def test_one_seed_is_one_search_and_another_seed_another():
@@ -55,9 +56,9 @@ def test_a_budget_that_does_not_pay_for_the_seeds_is_refused(budget):
 def test_seeds_that_are_the_same_cost_once():
     evaluator = ToyEvaluator(OPTIMUM)
     twice = {"pi": SEEDS["ntk"], "ntk": SEEDS["ntk"]}
-    assert search(SPACE, evaluator, evolve(), twice, budget=3).best.candidate == SEEDS["ntk"]
+    assert minimise(SPACE, evaluator, Strategy(evolve(), 3), twice).best.candidate == SEEDS["ntk"]
     with pytest.raises(RopewalkError, match=r"the 1 candidate that a search begins with, on 3 .*give 3 or"):
-        search(SPACE, evaluator, evolve(), twice, budget=2)
+        minimise(SPACE, evaluator, Strategy(evolve(), 2), twice)
 
 
 def test_losses_that_are_no_numbers_are_a_failure():

@@ -1,9 +1,10 @@
-"""Needle rows: text in which only what lies far back tells the tokens that count.
+"""What a search measures on: rows of text, those held out from it, and rows in which only needles count.
 
-The mean loss of long text hardly depends on long context: most tokens are told by their neighbours. Here numbers are
-hidden in real text and asked for at its end, and the tokens of the answers alone have labels.
+The mean loss of long text hardly depends on long context: most tokens are told by their neighbours. In needle rows
+numbers are hidden in real text and asked for at its end, and the tokens of the answers alone have labels.
 
-Source: Shang et al., LongRoPE2, arXiv:2502.20082, section 3.3; the words of needles and questions are RULER's.
+Source of needle rows: Shang et al., LongRoPE2, arXiv:2502.20082, section 3.3; the words of needles and questions are
+RULER's.
 """
 
 from __future__ import annotations
@@ -12,17 +13,88 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from ropewalk.attention.layout import IGNORED, PackedLayout, Row
+from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
+from ropewalk.data import SourceSpec, read_documents
+from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import PromptEncoder
+from ropewalk.evaluation import EvaluationRows, PromptEncoder, evaluation_rows
+from ropewalk.evaluation.rows import Ids, take_documents
 from ropewalk.evaluation.tasks.ruler.niah import draw_word
 from ropewalk.evaluation.tasks.ruler.templates import NIAH_SINGLE, needle_line, niah_prompt
 from ropewalk.evaluation.tasks.sentences import sentence_ends
+from ropewalk.io.digests import digest
+from ropewalk.search.goal import Goal
+from ropewalk.search.settings import SearchSettings
+
+
+def search_rows(
+    documents: Sequence[Ids], length: int, bos_id: int | None, eos_id: int | None, count: int, held_out: int
+) -> tuple[EvaluationRows, EvaluationRows | None]:
+    """Rows to search on, and rows of other documents to judge the result by.
+
+    Args:
+        documents: int ``[tokens]`` each, without special tokens.
+        length: tokens of a row.
+        bos_id, eos_id: as for :func:`~ropewalk.evaluation.evaluation_rows`.
+        count: rows to search on, exactly; the same whatever ``held_out`` is.
+        held_out: rows to judge by, at most; 0 for none.
+
+    Returns:
+        The two; the second is None where none are wanted, or the text is used up. No document is in both.
+
+    Raises:
+        RopewalkError: if the text does not fill ``count`` rows.
+    """
+    fill = length - (bos_id is not None)
+    long = [number for number, document in enumerate(documents) if len(document) >= fill]
+    if len(long) >= count:
+        chosen = set(long[:count])
+        first = [documents[number] for number in long[:count]]
+        rest = [document for number, document in enumerate(documents) if number not in chosen]
+    else:
+        # Joined documents: the first that fill the rows, every piece of which begins with a BOS of its own.
+        sums = list(accumulate(len(document) + 2 for document in documents))
+        end = next((number for number, total in enumerate(sums, start=1) if total >= count * length), None)
+        end = _that_fill(documents, end or len(documents), length, bos_id, eos_id, count)
+        first, rest = list(documents[:end]), list(documents[end:])
+    rows = evaluation_rows(first, length, bos_id, eos_id, count)
+    if len(rows.rows) < count:
+        raise RopewalkError(
+            f"the text fills {len(rows.rows)} rows of {length} tokens, and the search wants {count}; give more text, a "
+            "shorter length or fewer documents"
+        )
+    if not held_out:
+        return rows, None
+    try:
+        return rows, evaluation_rows(rest, length, bos_id, eos_id, held_out)
+    except RopewalkError:
+        # What is left does not fill a row: the search can go on without.
+        return rows, None
+
+
+def rows_digest(rows: Sequence[Row]) -> str:
+    """sha256 of the tokens and labels of rows: what a search was measured on."""
+    return digest([[row.input_ids.tolist(), row.labels.tolist()] for row in rows])
+
+
+def _that_fill(
+    documents: Sequence[Ids], start: int, length: int, bos_id: int | None, eos_id: int | None, count: int
+) -> int:
+    """The fewest first documents, at least ``start``, that fill so many rows; all of them if they do not."""
+    for end in range(start, len(documents)):
+        try:
+            if len(evaluation_rows(documents[:end], length, bos_id, eos_id, count).rows) == count:
+                return end
+        except RopewalkError:
+            continue
+    return len(documents)
+
 
 NEEDLES = 4
 """In a row: the answers' tokens are as many times more, at the cost of one forward."""
@@ -226,3 +298,107 @@ class _Text:
 def _ends(encoder: PromptEncoder, text: str) -> list[int]:
     """Where each token of a text ends, in characters."""
     return [end for _, end in encoder.backend().encode(text, add_special_tokens=False).offsets]
+
+
+CHARACTERS = 32
+"""Read for a token that needle rows of both kinds hold: more than enough of any language."""
+SEARCH_SEED, HELD_OUT_SEED = 0, 1
+"""Of the needles; not that of the search: searches of several seeds have the same documents."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchData:
+    """What a search measures on.
+
+    Attributes:
+        rows: that candidates are measured on, of the target length.
+        held_out: rows of other documents that the result is judged by; empty where none are wanted or the text is used
+            up.
+        short_rows: of the length that the model is trained for; empty without a short penalty.
+        source: what they are made of, for people.
+        joined: whether a row is several documents, since too few fill one alone.
+    """
+
+    rows: Sequence[Row]
+    held_out: Sequence[Row] = ()
+    short_rows: Sequence[Row] = ()
+    source: str = ""
+    joined: bool = False
+
+    @property
+    def measured(self) -> list[Row]:
+        """All rows that a candidate is measured on."""
+        return [*self.rows, *self.short_rows]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the rows that candidates are measured on."""
+        return rows_digest(self.measured)
+
+    @cached_property
+    def held_out_sha256(self) -> str:
+        """Of the rows that the result is judged by."""
+        return rows_digest(self.held_out)
+
+
+def search_data(source: str, tokenizer: Any, goal: Goal, settings: SearchSettings) -> SearchData:
+    """Read text and make the rows of a search of it.
+
+    Args:
+        source: of the text, as for ``ropewalk data pack``.
+        tokenizer: the model's.
+        goal: what is searched for: rows are as long as its target; needles of longer rows stand back at least as far
+            as the model is trained for.
+        settings: objective, how many rows, and whether short ones are wanted: beginnings of the others.
+
+    Raises:
+        RopewalkError: if the text does not fill the rows.
+    """
+    length, trained = goal.target_length, goal.trained_length
+    make = _needles if settings.objective == "needle" else _documents
+    rows, held_out, joined = make(source, tokenizer, goal, settings.documents, settings.held_out)
+    short = [beginning(row, min(trained, length)) for row in rows] if settings.short_penalty else []
+    return SearchData(rows, held_out, short, source, joined)
+
+
+def beginning(row: Row, length: int) -> Row:
+    """The first ``length`` tokens of a row, with the targets of all of them."""
+    ids = row.input_ids[:length].clone()
+    counts: list[int] = torch.unique_consecutive(row.layout.document_ids[:length], return_counts=True)[
+        1
+    ].tolist()
+    layout = PackedLayout.from_lengths(counts, pattern="full", anchor_length=0)
+    return Row(ids, next_token_labels(ids, layout), layout)
+
+
+def _documents(
+    text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
+) -> tuple[Sequence[Row], Sequence[Row], bool]:
+    length = goal.target_length
+    stream = tokenise(read_documents([SourceSpec(path=text)]), tokenizer)
+    documents = take_documents((document.input_ids for document in stream), length, count + held_out)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    rows, judged = search_rows(documents, length, bos, eos if bos is None else None, count, held_out)
+    return rows.rows, judged.rows if judged else [], rows.kind == "packed"
+
+
+def _needles(
+    text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
+) -> tuple[Sequence[Row], Sequence[Row], bool]:
+    length = goal.target_length
+    beyond = goal.trained_length if goal.trained_length < length else None
+    wanted = CHARACTERS * length * (count + held_out)
+    texts: list[str] = []
+    characters = 0
+    for document in read_documents([SourceSpec(path=text)]):
+        texts.append(document.text)
+        characters += len(document.text)
+        if characters >= wanted and len(texts) > 1:
+            break
+    if not texts:
+        raise RopewalkError(f"{text} holds no document to hide needles in")
+    # Every other document is held out, as long as there are two.
+    own, other = (texts[::2], texts[1::2]) if held_out else (texts, [])
+    rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, beyond)
+    judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, beyond) if other else []
+    return rows, judged, False

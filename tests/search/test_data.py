@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.search.documents import search_rows
+from ropewalk.search.data import search_rows
 
 BOS, EOS = 1, 2
 

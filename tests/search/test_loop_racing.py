@@ -7,9 +7,8 @@ import statistics
 import numpy as np
 import pytest
 
-from ropewalk.search import Candidate, Space, evolve, search
-from ropewalk.search.algorithm import Ask
-from ropewalk.search.covariance import covariance
+from ropewalk.search import Candidate, Space, Strategy, evolve, minimise
+from ropewalk.search.algorithms import Ask, covariance
 from ropewalk.search.loop import MARGIN
 from tests.search.toy_objective import ToyEvaluator
 
@@ -43,7 +42,7 @@ def race(rows, first, keep=1, again=True):
     def one_ask(space, seeds, random):
         yield Ask(tuple(table.table)[0 if again else first :], keep)
 
-    search(SPACE, table, one_ask, {str(i): point(i) for i in range(first)}, budget=10**6)
+    minimise(SPACE, table, Strategy(one_ask, 10**6), {str(i): point(i) for i in range(first)})
     return list(table.asked.values())
 
 
@@ -102,7 +101,7 @@ def test_racing_saves_forwards_without_losing_much(algorithm):
 
     def run(seed, racing):
         evaluator = ToyEvaluator(optimum, (1.0, 1.5, 0.5, 0.7, 1.3))
-        return search(space, evaluator, algorithm, seeds, budget=500, seed=seed, racing=racing)
+        return minimise(space, evaluator, Strategy(algorithm, 500, seed, racing), seeds)
 
     saved = []
     for seed in range(3):
@@ -130,7 +129,7 @@ def test_the_parents_of_evolution_have_all_documents():
                 return
 
     evaluator = ToyEvaluator(Candidate((1.0, 1.5, 2.25, 3.0)), (1.0, 1.5, 0.5))
-    search(space, evaluator, watched, {"pi": Candidate((4.0,) * 4)}, budget=800)
+    minimise(space, evaluator, Strategy(watched, 800), {"pi": Candidate((4.0,) * 4)})
     assert len(asked) > 3
     for (_, before), (ask, _) in itertools.pairwise(asked):
         parents = [before[candidate] for candidate in ask.candidates[: ask.keep]]

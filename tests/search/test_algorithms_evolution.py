@@ -14,11 +14,12 @@ from ropewalk.search import (
     Candidate,
     Job,
     Space,
+    Strategy,
     algorithm_named,
     crossover,
     evolve,
+    minimise,
     mutate,
-    search,
 )
 from tests.search.test_space import is_member, placed
 from tests.search.toy_objective import ToyEvaluator
@@ -114,7 +115,7 @@ SEEDS = {"pi": Candidate((4.0,) * 6), "ntk": Candidate((1.0, 1.32, 1.74, 2.3, 3.
 def test_every_algorithm_finds_a_known_optimum(name, racing, seed):
     evaluator = ToyEvaluator(OPTIMUM)
     space = Space(6, 5.0)
-    result = search(space, evaluator, algorithm_named(name), SEEDS, budget=2500, seed=seed, racing=racing)
+    result = minimise(space, evaluator, Strategy(algorithm_named(name), 2500, seed, racing), SEEDS)
     # The objective is 1 + the mean squared distance: 0.01 of it is a root mean square distance of 0.1, ten steps of the
     # grid, of factors that the best seed misses by 0.6 and whose range is 4.
     assert result.best.objective - 1 < 0.01
@@ -126,7 +127,7 @@ def test_every_algorithm_finds_start_tokens_too(name):
     optimum = Candidate((1.0, 1.5, 2.0), 64)
     space = Space(3, 2.5, START_TOKENS)
     seeds = {"pi": Candidate((2.0, 2.0, 2.0), 0)}
-    result = search(space, ToyEvaluator(optimum), algorithm_named(name), seeds, budget=1500)
+    result = minimise(space, ToyEvaluator(optimum), Strategy(algorithm_named(name), 1500), seeds)
     # The neighbours of 64 cost 0.32 and more: 0.1 is below any other n̂, and a root mean square of 0.3 in the factors.
     assert result.best.objective - 1 < 0.1
     assert result.best.candidate.start_tokens == 64
@@ -144,9 +145,8 @@ def test_a_space_of_a_few_candidates_ends_and_its_best_is_found(name, space):
         for tokens in space.start_tokens
     ]
     evaluator = ToyEvaluator(Candidate((1.02,) * space.pairs, 4))
-    result = search(
-        space, evaluator, algorithm_named(name), {"pi": everyone[0]}, budget=100 * len(everyone), racing=False
-    )
+    strategy = Strategy(algorithm_named(name), 100 * len(everyone), racing=False)
+    result = minimise(space, evaluator, strategy, {"pi": everyone[0]})
     assert result.forwards <= len(everyone) * evaluator.n_documents
     best = min(everyone, key=lambda each: sum(evaluator.loss(Job(each, document)) for document in range(3)))
     assert result.best.candidate == best

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_text
-from ropewalk.rope import Default, DynamicNtk, LongRope, Ntk, RopeMethod, longrope_attention_factor
-from ropewalk.search.goal import TITLES
-
-if TYPE_CHECKING:
-    from ropewalk.search.run import Found
+from ropewalk.io.results import Result
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import read_model_config
+from ropewalk.rope import (
+    Default,
+    DynamicNtk,
+    LongRope,
+    Ntk,
+    RopeMethod,
+    longrope_attention_factor,
+    unscaled_inv_freq,
+)
+from ropewalk.search.goal import TITLES, Goal, goal_of, rescale_factors
 
 FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
 LARGEST_NATS = math.log(sys.float_info.max)
@@ -45,6 +54,17 @@ class FactorsModel(_Strict):
     rotary_dim: int = Field(ge=2)
     rope_theta: float = Field(gt=1)
     original_max_position_embeddings: int = Field(ge=1)
+
+    @classmethod
+    def of(cls, name: str, goal: Goal, digest: str | None = None) -> FactorsModel:
+        """The checkpoint that a search with this goal begins with."""
+        return cls(
+            name=name,
+            digest=digest,
+            rotary_dim=goal.current.rotary_dim,
+            rope_theta=goal.current.rope_theta,
+            original_max_position_embeddings=goal.original_length,
+        )
 
 
 class Provenance(_Strict):
@@ -210,6 +230,43 @@ class Factors(_Strict):
         short = self.short_factor or (kept.short_factor if kept else ones)
         return LongRope(plain.rotary_dim, plain.rope_theta, short, long, attention, original, start_tokens)
 
+    def lists(self) -> dict[str, Sequence[float]]:
+        """The factor lists that a table has, by what people call them."""
+        lists = {"long": self.long_factor, "short": self.short_factor}
+        known: dict[str, Sequence[float]] = {
+            name: factors for name, factors in lists.items() if factors is not None
+        }
+        return {"found": next(iter(known.values()))} if self.search and len(known) == 1 else known
+
+    def periods(self) -> list[float]:
+        """``[pairs]`` tokens that each pair takes for a full turn, before any scaling."""
+        inv_freq = unscaled_inv_freq(self.model.rotary_dim, self.model.rope_theta)
+        return [2 * math.pi / each for each in inv_freq.tolist()]
+
+    def rule_factors(self) -> dict[str, tuple[float, ...]]:
+        """Factors of what the search had to beat, as it ran them, by what people call them.
+
+        A table that does not say them gets those of PI, NTK and YaRN from the original to the target length, and none
+        up to the original length.
+        """
+        if self.baseline_factors:
+            return {TITLES.get(name, name): factors for name, factors in self.baseline_factors.items()}
+        model = self.model
+        original = model.original_max_position_embeddings
+        if self.target_length <= original:
+            return {}
+        goal = goal_of(Default(model.rotary_dim, model.rope_theta), original, self.target_length)
+        return {TITLES[name]: rescale_factors(method) for name, method in goal.baselines().items()}
+
+    def shown(self) -> dict[str, Any]:
+        """The table as JSON values, with its rules' factors, whether a plain config can hold it, and remarks."""
+        return {
+            **self.model_dump(mode="json"),
+            "rules": {name.lower(): list(factors) for name, factors in self.rule_factors().items()},
+            "fits_config": self.start_tokens == 0,
+            "remarks": self.remarks(),
+        }
+
     def remarks(self) -> list[str]:
         """What to know before these factors are used, a sentence each."""
         told = []
@@ -303,83 +360,6 @@ def perplexity(nats: float) -> float | None:
     return math.exp(nats) if nats < LARGEST_NATS else None
 
 
-def found_factors(
-    found: Found,
-    model: FactorsModel,
-    *,
-    objective: str,
-    text: str,
-    documents: tuple[int, str],
-    held_out: tuple[int, str] | None,
-    device: str,
-    dtype: str,
-    versions: Mapping[str, str],
-) -> Factors:
-    """The table of a search.
-
-    Args:
-        found: what it found.
-        model: searched on.
-        objective: ``perplexity`` or ``needle``.
-        text: source of the documents, as the user gave it.
-        documents, held_out: how many rows, and the sha256 of their token ids.
-        device, dtype: that it ran in.
-        versions: of the software.
-    """
-    goal, settings, result = found.goal, found.settings, found.result
-    best = result.best.candidate
-    nats = found.held_out
-    judged = None
-    if nats is not None and held_out is not None:
-        named = {name: perplexity(each) for name, each in nats.items() if name != "best"}
-        judged = HeldOut(
-            documents=held_out[0],
-            documents_sha256=held_out[1],
-            best=perplexity(nats["best"]),
-            baselines=named,
-        )
-    reached = perplexity(result.best.objective)
-    if reached is None:
-        raise RopewalkError(f"the best objective, {result.best.objective:g} nats a token, is no perplexity")
-    return Factors(
-        model=model,
-        target_length=goal.target_length,
-        long_factor=None if goal.short else best.rescale_factors,
-        short_factor=best.rescale_factors if goal.short else None,
-        start_tokens=best.start_tokens,
-        attention_factor=goal.attention_factor,
-        provenance=Provenance(kind="search", source=f"{settings.algorithm}, seed {settings.seed}, on {text}"),
-        best=Best(objective=reached, rescale_factors=best.rescale_factors, start_tokens=best.start_tokens),
-        baselines={name: perplexity(each) for name, each in found.baselines.items()},
-        baseline_factors=goal.baseline_factors(),
-        forwards=result.forwards,
-        history=tuple(
-            Point(forwards=trace.forwards, objective=perplexity(trace.measured.objective))
-            for trace in result.traces
-        ),
-        search=SearchRecord(
-            objective=objective,
-            short_penalty=settings.short_penalty,
-            algorithm=settings.algorithm,
-            seed=settings.seed,
-            budget=settings.budget,
-            racing=settings.racing,
-            documents=documents[0],
-            text=text,
-            documents_sha256=documents[1],
-            largest=goal.space(settings.start_tokens, settings.largest).largest,
-            start_tokens=settings.start_tokens,
-            device=device,
-            dtype=dtype,
-            candidates=result.candidates,
-            ended_by="budget" if result.spent else "algorithm",
-            seconds=round(found.seconds, 1),
-        ),
-        held_out=judged,
-        versions=dict(versions),
-    )
-
-
 def read_factors(path: Path) -> Factors:
     """A factor table.
 
@@ -409,3 +389,222 @@ def read_factors(path: Path) -> Factors:
 def write_factors(path: Path, factors: Factors) -> None:
     """Write a factor table, whole or not at all."""
     write_text(path, factors.model_dump_json(indent=2) + "\n")
+
+
+TABLES = (".csv", ".txt")
+BORDERS = 2
+"""Whole numbers that files of the algorithm ``dim_piece_mono`` have before their factors."""
+
+
+@dataclass(frozen=True)
+class ImportedFactors(Result):
+    """A table that was made of something else.
+
+    Attributes:
+        factors: the table.
+        notes: what was done to the source to get it, a sentence each.
+        file: that it lies in; None where it was not written.
+    """
+
+    factors: Factors
+    notes: tuple[str, ...] = ()
+    file: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The table, the notes, and where it lies."""
+        file = None if self.file is None else str(self.file)
+        return {**self.factors.model_dump(mode="json"), "notes": list(self.notes), "file": file}
+
+
+def import_factors(
+    source: str,
+    model: str | None = None,
+    target_length: int | None = None,
+    start_tokens: int = 0,
+    out: Path | None = None,
+) -> ImportedFactors:
+    """A factor table of a CSV that the paper's code wrote, or of the factors in a published config.
+
+    Args:
+        source: a CSV file, or a config.json, model folder or Hub id with longrope factors.
+        model: whose factors they are; needed for a CSV; a config is of its own model if None.
+        target_length: tokens that they are for; needed for a CSV, and a config states it itself.
+        start_tokens: first tokens that keep their angles; a CSV does not say.
+        out: file that the table is written to, if any.
+
+    Raises:
+        RopewalkError: if the source holds no factors, or none for this model; or a file is in the way.
+    """
+    if out is not None and out.suffix != ".json":
+        raise RopewalkError(f"--out {out} is a factor table, whose name ends in .json")
+    if out is not None and out.exists():
+        raise RopewalkError(f"{out} exists already; remove it or give another --out")
+    if is_config(source):
+        if start_tokens:
+            raise RopewalkError(f"--start-tokens {start_tokens} is for a CSV; a config has none")
+        imported = from_config(checkpoint(source), target_length)
+        if model is not None:
+            imported = for_model(imported, checkpoint(model))
+    elif model is None or target_length is None:
+        missing = "--model" if model is None else "--to"
+        raise RopewalkError(f"{source} says nothing but numbers; give {missing}")
+    else:
+        path = Path(source).expanduser()
+        imported = from_csv(path, checkpoint(model), target_length, start_tokens)
+    if out is not None:
+        write_factors(out, imported.factors)
+    return replace(imported, file=out)
+
+
+def is_config(source: str) -> bool:
+    """Whether a source is a config (a JSON file, a model folder, a hub id), and not a table of numbers."""
+    path = Path(source).expanduser()
+    return path.suffix == ".json" or not (path.is_file() or path.suffix in TABLES)
+
+
+def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens: int = 0) -> ImportedFactors:
+    """The factors of a CSV, for a checkpoint.
+
+    Args:
+        source: one factor a line (``np.savetxt(file, factors, delimiter="\\n")``), one row with commas between, or
+            such a row for every layer. Two whole numbers before the factors are the piece borders of
+            ``dim_piece_mono``, which are no part of them.
+        model: whose factors they are.
+        target_length: tokens; up to the original length of a longrope checkpoint they are its short factors.
+        start_tokens: n̂ that they were searched with; the file does not say.
+
+    Raises:
+        RopewalkError: if the file cannot be read, a value is no positive number, the count is not that of the
+            checkpoint's rotary pairs, or layers have different factors.
+    """
+    current = method_of(model)
+    pairs = current.rotary_dim // 2
+    goal = goal_of(current, model.trained_length, target_length)
+    factors, notes = _the_factors(source, _rows(source), pairs)
+    if start_tokens and goal.short:
+        raise RopewalkError(
+            f"start tokens belong to the long factors, and {target_length} tokens are short ones"
+        )
+    table = Factors(
+        model=FactorsModel.of(model.model, goal),
+        target_length=target_length,
+        long_factor=None if goal.short else factors,
+        short_factor=factors if goal.short else None,
+        start_tokens=start_tokens,
+        attention_factor=goal.attention_factor,
+        provenance=Provenance(kind="csv", source=source.name),
+    )
+    return ImportedFactors(table, tuple(notes))
+
+
+def from_config(source: ModelConfig, target_length: int | None = None) -> ImportedFactors:
+    """The factors of a config of type longrope (also spelled ``su``): both lists, its lengths and attention factor.
+
+    Args:
+        source: as read.
+        target_length: tokens, if the user states them; must be the config's.
+
+    Raises:
+        RopewalkError: if the config has no factors, or is for another length.
+    """
+    method = method_of(source)
+    if not isinstance(method, LongRope):
+        raise RopewalkError(
+            f"{source.model} has no rescale factors: its RoPE is {method.name}, and not longrope"
+        )
+    length = source.trained_length
+    if target_length not in (None, length):
+        raise RopewalkError(
+            f"the factors in {source.model} are for {length} tokens, and not for {target_length}"
+        )
+    table = Factors(
+        model=FactorsModel(
+            name=source.model,
+            rotary_dim=method.rotary_dim,
+            rope_theta=method.rope_theta,
+            original_max_position_embeddings=method.original_max_position_embeddings,
+        ),
+        target_length=length,
+        long_factor=method.long_factor,
+        short_factor=method.short_factor,
+        attention_factor=method.attention_factor,
+        provenance=Provenance(kind="config", source=source.model),
+    )
+    return ImportedFactors(table, ())
+
+
+def for_model(imported: ImportedFactors, model: ModelConfig) -> ImportedFactors:
+    """A table that is handed to another checkpoint.
+
+    Raises:
+        RopewalkError: if that one has other frequencies or another original length.
+    """
+    current = method_of(model)
+    imported.factors.method(current, model.trained_length)
+    named = imported.factors.model.model_copy(update={"name": model.model})
+    return replace(imported, factors=imported.factors.model_copy(update={"model": named}))
+
+
+def checkpoint(model: str) -> ModelConfig:
+    """The config of a folder, of a JSON file, of a hub id, or of the embedded checkpoint."""
+    from ropewalk.data.read.embedded import resolve_model
+
+    path = resolve_model(model)
+    return read_model_config(model, None if path == model else path)
+
+
+def method_of(config: ModelConfig) -> RopeMethod:
+    """The one RoPE method of a checkpoint.
+
+    Raises:
+        RopewalkError: if its layer types have methods of their own.
+    """
+    return config.one_rope("rescale factors are one list for all layers")
+
+
+def _rows(path: Path) -> list[list[float]]:
+    """The numbers of a file, line by line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RopewalkError(f"cannot read factors from {path} ({error})") from error
+    rows = [[_factor(path, word) for word in line.split(",")] for line in lines if line.strip()]
+    if not rows:
+        raise RopewalkError(f"{path} is empty, and no table of factors")
+    return rows
+
+
+def _factor(path: Path, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise RopewalkError(f"{path} holds {word.strip()!r}, which is no number; factors are numbers above 0")
+    return value
+
+
+def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple[float, ...], list[str]]:
+    """One factor a pair, and what was left out."""
+    notes: list[str] = []
+    # One number a line is one row.
+    values = [row[0] for row in rows] if all(len(row) == 1 for row in rows) else rows[0]
+    if len(rows) > 1 and len(rows[0]) > 1:
+        if any(row != rows[0] for row in rows):
+            raise RopewalkError(
+                f"{path} has {len(rows)} rows that differ: factors for each layer, and a model has one list for all"
+            )
+        notes.append(f"{path.name} has {len(rows)} equal rows, one a layer: the first was taken.")
+    borders = values[:BORDERS]
+    if len(values) == pairs + BORDERS and all(border.is_integer() and border >= 0 for border in borders):
+        notes.append(
+            f"{path.name} begins with the whole numbers {borders[0]:g} and {borders[1]:g}, the piece borders of "
+            "dim_piece_mono, which were left out."
+        )
+        values = values[BORDERS:]
+    if len(values) != pairs:
+        raise RopewalkError(f"{path} has {len(values)} factors, and the model has {pairs} rotary pairs")
+    wrong = [value for value in values if value <= 0]
+    if wrong:
+        raise RopewalkError(f"{path} holds the factor {wrong[0]:g}; factors are numbers above 0")
+    return tuple(values), notes
