@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import write_text
@@ -86,7 +85,7 @@ def write_page(page: Page, path: Path) -> None:
 
 def _finalize(value: Any) -> Any:
     """Text without what could hide or turn it; what the template itself made stays."""
-    return value if isinstance(value, Markup) else harmless(str(value))
+    return value if hasattr(value, "__html__") else harmless(str(value))
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

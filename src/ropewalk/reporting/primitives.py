@@ -301,7 +301,6 @@ class Panel:
     y: Axis = Axis()
     title: str = ""
     bold: bool = False
-    centred: bool = False
     heading: tuple[str, str] | None = None
     key: bool = False
     grid: Literal["x", "y", ""] = "y"
