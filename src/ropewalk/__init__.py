@@ -1,6 +1,11 @@
 """ropewalk: make the context window of RoPE language models longer, and prove that the training was right.
 
-Names are imported on first use, so ``import ropewalk`` needs neither torch nor a GPU and takes milliseconds.
+The jobs are functions of settings and a context, and return plain values (docs/python.md has an example each)::
+
+    extend, search, evaluate, compare, audit, verify, plan, inspect, pack
+
+The pieces can be used alone: ``attend``, ``PackedLayout``, ``load_model``. Names are imported on first use, so ``import
+ropewalk`` needs neither torch nor a GPU and takes milliseconds.
 """
 
 from typing import TYPE_CHECKING
@@ -8,10 +13,17 @@ from typing import TYPE_CHECKING
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ropewalk import audit, search
     from ropewalk.attention import attend
     from ropewalk.attention.layout import PackedLayout, Row
+    from ropewalk.data.run import pack
     from ropewalk.errors import EngineError, RopewalkError
     from ropewalk.models.load import load_model
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.planning.inspection import inspect
+    from ropewalk.planning.run import plan
+    from ropewalk.training.run import extend
+    from ropewalk.verification.run import verify
 
 __version__ = "0.1.0"
 
@@ -20,14 +32,36 @@ _HOMES = {
     "PackedLayout": "attention.layout",
     "RopewalkError": "errors",
     "Row": "attention.layout",
+    "RunContext": "parallel.context",
     "attend": "attention",
+    "extend": "training.run",
+    "inspect": "planning.inspection",
     "load_model": "models.load",
+    "pack": "data.run",
+    "plan": "planning.run",
+    "verify": "verification.run",
 }
 
-__all__ = ["EngineError", "PackedLayout", "RopewalkError", "Row", "__version__", "attend", "load_model"]
+__all__ = [
+    "EngineError",
+    "PackedLayout",
+    "RopewalkError",
+    "Row",
+    "RunContext",
+    "__version__",
+    "attend",
+    "audit",
+    "extend",
+    "inspect",
+    "load_model",
+    "pack",
+    "plan",
+    "search",
+    "verify",
+]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__, _HOMES, packages=("audit", "search"))
 
 
 def __dir__() -> list[str]:

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(
+    package: str, homes: Mapping[str, str], packages: Collection[str] = ()
+) -> Callable[[str], Any]:
     """A module-level ``__getattr__`` (PEP 562).
 
     Args:
         package: the package's ``__name__``.
         homes: dotted module below the package by the name that it defines.
+        packages: of the package's own packages, those that are imported when they are asked for.
     """
 
     def getattribute(name: str) -> Any:
+        if name in packages:
+            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return getattribute
+
+
+def make_callable(package: str, home: str) -> None:
+    """Let a package be called as the function that bears its name: ``ropewalk.search(...)``.
+
+    A room and its door may have one name; whichever of the two an import binds, it can be called and looked into.
+
+    Args:
+        package: the package's ``__name__``; its last part is the function's name.
+        home: module below the package that defines the function.
+    """
+
+    class Room(ModuleType):
+        """A package that passes a call on to its door."""
+
+        def __call__(self, *arguments: Any, **named: Any) -> Any:
+            door = getattr(import_module(f"{package}.{home}"), package.rsplit(".", 1)[-1])
+            return door(*arguments, **named)
+
+    sys.modules[package].__class__ = Room

@@ -5,7 +5,7 @@ Names are imported on first use: reading results needs no torch.
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lazy import lazy_names
+from ropewalk.lazy import lazy_names, make_callable
 
 if TYPE_CHECKING:
     from ropewalk.audit.ablation import ablate_steps
@@ -98,6 +98,7 @@ __all__ = [
 
 
 __getattr__ = lazy_names(__name__, _HOMES)
+make_callable(__name__, "run")
 
 
 def __dir__() -> list[str]:
