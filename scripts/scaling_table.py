@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
+from ropewalk.parallel import MeshShape
 from ropewalk.planning import H100, ModelShape, ShardedRun, choose_mesh, estimate_memory, estimate_step
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
@@ -65,9 +66,7 @@ def line(model: ModelShape, length: int, ranks: int) -> list[str]:
     mesh = remedy = None
     for offload in (False, True):
         try:
-            mesh = choose_mesh(
-                model, ranks, H100.ranks_per_node, length, rows, 1, H100.bytes_per_rank, offload=offload
-            )
+            mesh = choose_mesh(ShardedRun(model, MeshShape(), length, offload=offload), rows, ranks)
             break
         except RopewalkError as error:
             # The last part of the sentence says what would do; of the first try, which may name both ways.

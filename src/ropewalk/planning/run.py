@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result
 from ropewalk.models.config import ModelConfig
+from ropewalk.parallel import MeshShape
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import advise_on, read_checkpoint
 from ropewalk.planning.sizing.memory import Memory, estimate_memory
@@ -133,9 +134,8 @@ def plan(
 
 def _size(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
     shape = ModelShape.from_config(config.values)
-    mesh = choose_mesh(
-        shape, processes, cluster.ranks_per_node, context, processes, 1, int(cluster.bytes_per_rank)
-    )
-    run = ShardedRun(shape, mesh, context)
+    run = ShardedRun(shape, MeshShape(), context)
+    mesh = choose_mesh(run, processes, processes, cluster)
+    run = replace(run, mesh=mesh)
     rows = mesh.data_degree
     return StageSize(context, str(mesh), estimate_memory(run), estimate_step(run, rows).seconds, rows)

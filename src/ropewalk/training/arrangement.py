@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import torch
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
-from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.time import H100
 from ropewalk.rope import RopeMethod
 from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
 
@@ -76,19 +78,18 @@ def _chosen(stage: Stage, config: Any, world: World, device: torch.device, preci
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd saves each weight as autocast has rounded it, until the backward.
         memory = max(0, memory - 2 * shape.layers * shape.layer_parameters)
-    return choose_mesh(
+    run = ShardedRun(
         shape,
-        world.size,
-        world.local_size,
+        MeshShape(),
         stage.context,
-        stage.rows_per_step,
         stage.rows_per_batch,
-        memory,
         checkpointing=stage.gradient_checkpointing,
         offload=stage.offload_activations,
         # Under autocast parameters are gathered, and hidden states handed on, in float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
     )
+    cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
+    return choose_mesh(run, stage.rows_per_step, world.size, cluster)
 
 
 def device_bytes(device: torch.device) -> int:

@@ -16,12 +16,12 @@ from ropewalk.planning.sizing.time import H100, estimate_step
 from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B
 
 SMALL = ModelShape(4, 256, 512, 12, 4, 32, 1000)
-H100_BYTES = 80 * 10**9
 
 
 def choose(model=LLAMA_8B, world=8, length=2**17, rows=128, **changes):
-    given_ = {"ranks_per_node": 8, "rows_per_batch": 1, "bytes_per_rank": H100_BYTES, **changes}
-    return choose_mesh(model, world, row_length=length, rows_per_step=rows, **given_)
+    machines = {key: changes.pop(key) for key in ("ranks_per_node", "bytes_per_rank") if key in changes}
+    cluster = replace(changes.pop("cluster", H100), **machines)
+    return choose_mesh(ShardedRun(model, MeshShape(), length, **changes), rows, world, cluster)
 
 
 CASES = st.fixed_dictionaries(

@@ -10,7 +10,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.parallel.mesh import MeshShape
 from ropewalk.parallel.ulysses import check_heads
 from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.model_shape import ShardedRun
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step
 
 USABLE = 0.9
@@ -64,19 +64,7 @@ def check_mesh(
         )
 
 
-def choose_mesh(
-    model_shape: ModelShape,
-    world_size: int,
-    ranks_per_node: int,
-    row_length: int,
-    rows_per_step: int,
-    rows_per_batch: int,
-    bytes_per_rank: int,
-    checkpointing: bool = True,
-    offload: bool = False,
-    dtype: str = "bfloat16",
-    cluster: Cluster = H100,
-) -> MeshShape:
+def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: Cluster = H100) -> MeshShape:
     """The mesh that cuts rows no finer than it must.
 
     The least number of ranks a row whose estimated memory fits in 90 % of a rank's, and for which the rows of a step
@@ -85,34 +73,32 @@ def choose_mesh(
     to take at least 1 % less time then.
 
     Args:
-        model_shape: the model's.
+        run: one pass of the run; its mesh has no meaning yet.
+        rows_per_step: of the stage.
         world_size: ranks of the run.
-        ranks_per_node: of them that share a node.
-        row_length: tokens.
-        rows_per_step, rows_per_batch: of the stage.
-        bytes_per_rank: memory of a device.
-        checkpointing, offload, dtype: as in :class:`ShardedRun`.
-        cluster: speeds, for the choice of hybrid sharding alone.
+        cluster: how many of them share a node, their memory, and speeds for the choice of hybrid sharding alone.
 
     Raises:
         RopewalkError: if no mesh suits, with what would.
     """
-    for name, value in (("the number of ranks", world_size), ("ranks_per_node", ranks_per_node)):
+    for name, value in (
+        ("the number of ranks", world_size),
+        ("ranks_per_node", cluster.ranks_per_node),
+    ):
         if value < 1:
             raise RopewalkError(f"{name} must be 1 or more, got {value}")
-    run = ShardedRun(model_shape, MeshShape(), row_length, rows_per_batch, checkpointing, offload, dtype)
+    rows_per_batch = run.rows_per_batch
     if rows_per_step < 1 or rows_per_step % rows_per_batch:
         raise RopewalkError(
             f"rows_per_step {rows_per_step} is not a multiple of rows_per_batch {rows_per_batch}"
         )
-    search = _Search(run, ranks_per_node, rows_per_step, bytes_per_rank)
+    search = _Search(run, rows_per_step, cluster)
     found = search.first(world_size)
     if found is None:
         raise RopewalkError(search.refusal(world_size))
-    here = replace(cluster, ranks_per_node=ranks_per_node)
 
     def seconds(mesh: MeshShape) -> float:
-        return estimate_step(replace(run, mesh=mesh), rows_per_step, here).seconds
+        return estimate_step(replace(run, mesh=mesh), rows_per_step, cluster).seconds
 
     # min takes the first of equals: the one with the fewest replicas.
     hybrid = min(search.hybrids(found), key=seconds, default=found)
@@ -124,9 +110,8 @@ class _Search:
     """Meshes for a run whose own mesh is not set yet."""
 
     run: ShardedRun
-    ranks_per_node: int
     rows_per_step: int
-    bytes_per_rank: int
+    cluster: Cluster
 
     def first(self, world_size: int) -> MeshShape | None:
         """Without replicas, of the least sequence degree."""
@@ -144,13 +129,16 @@ class _Search:
     def ulysses_degree(self, degree: int, world_size: int) -> int:
         """The most of a sequence degree that exchanges heads within a node."""
         # On several nodes a group that does not divide a node would straddle two.
-        within = self.ranks_per_node if world_size > self.ranks_per_node else world_size
+        within = self.cluster.ranks_per_node if world_size > self.cluster.ranks_per_node else world_size
         return math.gcd(degree, self.run.model.heads, within)
 
     def hybrids(self, mesh: MeshShape) -> Iterator[MeshShape]:
         """Replicas of whole nodes that fit, the fewest first."""
         for replicate in range(2, mesh.shard + 1):
-            if mesh.shard % replicate == 0 and mesh.shard_degree // replicate % self.ranks_per_node == 0:
+            if (
+                mesh.shard % replicate == 0
+                and mesh.shard_degree // replicate % self.cluster.ranks_per_node == 0
+            ):
                 hybrid = replace(mesh, replicate=replicate, shard=mesh.shard // replicate)
                 if self.fits(hybrid):
                     yield hybrid
@@ -159,7 +147,7 @@ class _Search:
         return estimate_memory(replace(self.run, mesh=mesh)).peak
 
     def fits(self, mesh: MeshShape) -> bool:
-        return self.bytes(mesh) <= USABLE * self.bytes_per_rank
+        return self.bytes(mesh) <= USABLE * self.cluster.bytes_per_rank
 
     def divides(self, mesh: MeshShape) -> bool:
         return self.rows_per_step % (mesh.data_degree * self.run.rows_per_batch) == 0
@@ -176,10 +164,11 @@ class _Search:
                 f"rows of {self.run.row_length} tokens fit on; use a multiple of {each} for {mesh}"
             )
         mesh = min(meshes, key=self.bytes)
+        memory = self.cluster.bytes_per_rank / 1e9
         return (
             f"rows of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs an "
-            f"estimated {self.bytes(mesh) / 1e9:.0f} GB a rank, where {USABLE * self.bytes_per_rank / 1e9:.0f} of "
-            f"{self.bytes_per_rank / 1e9:.0f} may be used; {self.remedy(world_size)}"
+            f"estimated {self.bytes(mesh) / 1e9:.0f} GB a rank, where {USABLE * memory:.0f} of "
+            f"{memory:.0f} may be used; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
