@@ -24,7 +24,7 @@ from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import swap_rotary
-from ropewalk.rope import RopeMethod, for_all_readers, methods_from_config, replace_methods
+from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 
 log = logging.getLogger("ropewalk")
 
@@ -165,7 +165,7 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
         raise RopewalkError(f"cannot read a model config from {path_or_id}: {one_line(error)}") from error
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
-    methods_from_config(config.get_text_config().to_dict())
+    _ = ModelConfig.of(config).methods
     if type(config).__module__.startswith("transformers."):
         # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
         _say_defaults(str(path_or_id), read_model_config(str(path_or_id)))
