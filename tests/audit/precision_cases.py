@@ -10,6 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from ropewalk.audit import Runner, measure_drift
+from ropewalk.audit.drift import DriftFindings
+from ropewalk.audit.passes import longest
 from tests.places import SHARED
 
 STORIES = SHARED / "models" / "stories260k"
@@ -74,3 +77,13 @@ def dense_attention(model: Any, row: Tensor, shift: int) -> Tensor:
 def dense_received(model: Any, row: Tensor, shift: int) -> Tensor:
     """``[layers, heads, length]``: transformers' own attention weights summed over queries, in float64."""
     return dense_attention(model, row, shift).sum(-2)
+
+
+def drift_of_model(
+    audited_model: Any, rows: Any, series: Any, shifts: Any, delta2: int = 16
+) -> DriftFindings:
+    """The drift measured by a runner whose sequence is as long as the furthest row needs."""
+    length = len(rows[0]) if rows else 1
+    return measure_drift(
+        Runner(audited_model, longest([*shifts, delta2], length)), rows, series, shifts, delta2
+    )

@@ -18,7 +18,6 @@ from ropewalk.audit import (
     ablate_steps,
     dominant_step,
     first_token_effects,
-    measure_drift,
     measure_mitigations,
     stock_arithmetic,
 )
@@ -30,6 +29,7 @@ from tests.audit.precision_cases import (
     STORIES,
     dense_attention,
     dense_received,
+    drift_of_model,
     sharp_llama,
     stories,
     token_rows,
@@ -71,7 +71,7 @@ def test_D_is_that_of_transformers_own_attention_weights(dtype):
     """Equation 4, written out over output_attentions of eager attention, which rounds at the same places."""
     model = sharp_llama()
     rows = token_rows(2, LENGTH)
-    found = measure_drift(AuditedModel.of(model), rows, [Series(dtype)], [0, 1000])
+    found = drift_of_model(AuditedModel.of(model), rows, [Series(dtype)], [0, 1000])
     # from_pretrained keeps inv_freq in float32 whatever the dtype is, and .to() does not.
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     model.to(getattr(torch, dtype))
@@ -98,7 +98,7 @@ def test_D_is_that_of_transformers_own_attention_weights(dtype):
 
 
 def test_no_shift_is_no_difference_to_the_last_bit(audited_model, rows):
-    found = measure_drift(
+    found = drift_of_model(
         audited_model, rows, [Series("bfloat16"), Series("float16"), Series("float32")], [16, 0]
     )
     for dtype in ("bfloat16", "float16", "float32"):
@@ -112,12 +112,12 @@ def test_no_shift_is_no_difference_to_the_last_bit(audited_model, rows):
 
 
 def test_float64_does_not_drift(audited_model, rows):
-    found = measure_drift(audited_model, rows, [Series("float64")], [0, 1000, FAR])
+    found = drift_of_model(audited_model, rows, [Series("float64")], [0, 1000, FAR])
     assert all(0 < drift.D < FLOAT64_FLOOR for drift in found.drift)
 
 
 def test_exact_angles_keep_float32_from_drifting_further_with_distance(audited_model, rows):
-    found = measure_drift(audited_model, rows, [Series("float32"), Series("float32", "exact")], [0, FAR])
+    found = drift_of_model(audited_model, rows, [Series("float32"), Series("float32", "exact")], [0, FAR])
     near, far = (drift_of(found, "float32", shift, "exact").D for shift in (0, FAR))
     assert near / 2 < far < 2 * near
     # The mutation: transformers' own angles, in float32.
@@ -125,7 +125,7 @@ def test_exact_angles_keep_float32_from_drifting_further_with_distance(audited_m
 
 
 def test_shares_and_parts_add_up(audited_model, rows):
-    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0])
+    found = drift_of_model(audited_model, rows, [Series("bfloat16")], [0])
     (one,) = found.drift
     assert sum(found.per_token) == pytest.approx(one.D, rel=1e-12)
     assert 0 < one.first_token_share < 1
@@ -137,9 +137,9 @@ def test_shares_and_parts_add_up(audited_model, rows):
 
 
 def test_differences_by_length_are_those_of_shorter_rows(audited_model, rows):
-    whole = measure_drift(audited_model, rows, [Series("float32")], [0])
+    whole = drift_of_model(audited_model, rows, [Series("float32")], [0])
     assert [point.length for point in whole.lengths] == [32, 64]
-    short = measure_drift(audited_model, [row[:32] for row in rows], [Series("float32")], [0])
+    short = drift_of_model(audited_model, [row[:32] for row in rows], [Series("float32")], [0])
     cut, alone = whole.lengths[0], short.lengths[-1]
     # The same sums in blocks of other sizes: float32 scores of ten, rounded by 6e-8, 32 queries.
     assert pytest.approx(alone.D, rel=0.2, abs=1e-4) == cut.D
@@ -173,7 +173,7 @@ def first_token_scores(model, row, shift):
 def test_D_logit_is_equation_5_summed_over_layers_and_heads_and_divided_by_the_length(rows):
     """At a million the angles' error in float32 is hundreds of times the rest of the rounding (see above)."""
     model = sharp_llama(num_hidden_layers=3)
-    found = measure_drift(AuditedModel.of(model), rows, [Series("float32")], [FAR], delta2=16)
+    found = drift_of_model(AuditedModel.of(model), rows, [Series("float32")], [FAR], delta2=16)
     changes = [
         (first_token_scores(model, row, FAR) - first_token_scores(model, row, 16)).abs() for row in rows
     ]
@@ -184,14 +184,14 @@ def test_D_logit_is_equation_5_summed_over_layers_and_heads_and_divided_by_the_l
 
 
 def test_sweep_is_symmetric_and_agrees_with_the_drift(audited_model, rows):
-    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0, 100, 1000], delta2=16)
+    found = drift_of_model(audited_model, rows, [Series("bfloat16")], [0, 100, 1000], delta2=16)
     sweep = {(point.delta1, point.delta2): point.D for point in found.sweep}
     assert set(sweep) == {(a, b) for a in (0, 16, 100, 1000) for b in (0, 16, 100, 1000) if a != b}
     for (a, b), D in sweep.items():
         assert sweep[b, a] == pytest.approx(D, rel=1e-12)
         assert D > 0
     assert sweep[100, 16] == pytest.approx(drift_of(found, "bfloat16", 100).D, rel=1e-12)
-    against_1000 = measure_drift(audited_model, rows, [Series("bfloat16")], [0, 100], delta2=1000)
+    against_1000 = drift_of_model(audited_model, rows, [Series("bfloat16")], [0, 100], delta2=1000)
     for shift in (0, 100):
         assert sweep[shift, 1000] == pytest.approx(drift_of(against_1000, "bfloat16", shift).D, rel=1e-12)
 
@@ -201,9 +201,9 @@ def test_shifts_measured_together_drift_as_each_alone(audited_model, rows):
     shifts = [0, 3, 16, 50, 100, 1000]
     assert len(shifts) > SHIFTS_AT_ONCE
     series = [Series("bfloat16"), Series("float32")]
-    together = measure_drift(audited_model, rows, series, shifts)
+    together = drift_of_model(audited_model, rows, series, shifts)
     for shift in shifts:
-        alone = measure_drift(audited_model, rows, series, [shift])
+        alone = drift_of_model(audited_model, rows, series, [shift])
         for one in series:
             a, b = drift_of(together, one.dtype, shift), drift_of(alone, one.dtype, shift)
             assert a.per_sample == pytest.approx(b.per_sample, rel=1e-12)
@@ -226,7 +226,7 @@ def test_the_sink_is_found_where_it_is():
     model = sharp_llama()
     rows = token_rows(2, LENGTH)
     # A key that every query likes: the bias of one token's embedding along a direction that all queries share.
-    found = measure_drift(AuditedModel.of(model), rows, [Series("float32", "exact")], [0])
+    found = drift_of_model(AuditedModel.of(model), rows, [Series("float32", "exact")], [0])
     by_hand = []
     for row in rows:
         received = dense_received(model, row, 16).mean((0, 1)) / (LENGTH - torch.arange(LENGTH))
@@ -240,7 +240,7 @@ def test_overflow_is_not_a_number_and_no_zero():
     model = sharp_llama()
     model.model.layers[0].mlp.down_proj.weight.data *= 1e7
     rows = token_rows(1, LENGTH)
-    found = measure_drift(AuditedModel.of(model), rows, [Series("float16"), Series("float32")], [0])
+    found = drift_of_model(AuditedModel.of(model), rows, [Series("float16"), Series("float32")], [0])
     assert math.isnan(drift_of(found, "float16", 0).D)
     assert math.isfinite(drift_of(found, "float32", 0).D)
 
@@ -262,7 +262,7 @@ def test_overflow_is_not_a_number_and_no_zero():
 )
 def test_what_cannot_be_measured_is_refused(audited_model, arguments, said):
     with pytest.raises(RopewalkError, match=said):
-        measure_drift(audited_model, *arguments)
+        drift_of_model(audited_model, *arguments)
 
 
 def test_rows_that_are_not_the_same_elsewhere_are_refused():
@@ -291,18 +291,18 @@ def matmul_settings():
 
 
 def test_an_allowed_bfloat16_product_changes_nothing(audited_model, rows, matmul_settings):
-    before = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
+    before = drift_of_model(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
     torch.set_float32_matmul_precision("medium")
-    after = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
+    after = drift_of_model(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift
     assert before[0].D == after[0].D
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_one_allowed_for_a_backend_alone_changes_nothing(audited_model, rows, matmul_settings):
-    before = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    before = drift_of_model(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
     for backend, coarse in zip(matmul_settings, ("tf32", "bf16"), strict=True):
         backend.fp32_precision = coarse
-    after = measure_drift(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
+    after = drift_of_model(audited_model, rows[:1], [Series("float32", "exact")], [0]).drift[0].D
     assert before == after
     assert [backend.fp32_precision for backend in matmul_settings] == ["tf32", "bf16"]
 
@@ -317,7 +317,7 @@ def test_an_unknown_dtype_is_refused():
 
 def test_all_steps_together_are_the_audited_arithmetic(runner, rows, audited_model):
     ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, LOW, [0])}
-    found = measure_drift(audited_model, rows, [Series("bfloat16")], [0])
+    found = drift_of_model(audited_model, rows, [Series("bfloat16")], [0])
     assert pytest.approx(found.drift[0].D, rel=1e-9) == ablations["all"].D
     assert ablations["none"].D < FLOAT64_FLOOR
     assert ablations["none"].logit_error == 0
@@ -382,7 +382,8 @@ def test_a_ladder_answers_for_its_own_shifts_alone(runner, rows):
 def mitigations(runner, rows):
     layouts = [PackedLayout.from_lengths([20, 30, 14], "full", 0)] * len(rows)
     return {
-        mitigation.name: mitigation for mitigation in measure_mitigations(runner, rows, layouts, LOW, 0, FAR)
+        mitigation.name: mitigation
+        for mitigation in measure_mitigations(runner, rows, layouts, LOW, (0, FAR))
     }
 
 
@@ -410,7 +411,7 @@ def test_what_the_anchor_truly_changes_is_not_called_drift(runner, rows):
     row_layouts = [PackedLayout.from_lengths([30, 34], "full", 0)]
     (anchor,) = [
         m
-        for m in measure_mitigations(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), 0, 100)
+        for m in measure_mitigations(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), (0, 100))
         if m.name == "anchor layout"
     ]
     assert true_change > 0.1
@@ -530,7 +531,7 @@ TABLE = {
 def trained():
     model, rows = stories()
     series = [Series("bfloat16"), Series("float32"), Series("float32", "exact")]
-    return measure_drift(AuditedModel.of(model), rows, series, [0, 1000, 100_000, FAR])
+    return drift_of_model(AuditedModel.of(model), rows, series, [0, 1000, 100_000, FAR])
 
 
 def test_a_trained_checkpoint_drifts_as_published_for_it(trained):
@@ -557,7 +558,7 @@ def test_a_random_control_of_it_drifts_a_thousand_times_less(trained):
     torch.manual_seed(0)
     control = transformers.AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()
     assert STORIES.is_dir()
-    random = measure_drift(AuditedModel.of(control), rows[:4], [Series("bfloat16")], [0]).drift[0].D
+    random = drift_of_model(AuditedModel.of(control), rows[:4], [Series("bfloat16")], [0]).drift[0].D
     # The table has 0.0092 and 10.9 for other rows.
     assert 0.0085 < random < 0.0105
     assert 900 < np.mean(drift_of(trained, "bfloat16", 0).per_sample[:4]) / random < 1300

@@ -10,11 +10,10 @@ from ropewalk.audit import (
     Runner,
     Series,
     audit_model,
-    measure_drift,
     stock_arithmetic,
 )
 from ropewalk.audit.passes import logit_difference, shifted
-from tests.audit.precision_cases import sharp_llama, token_rows
+from tests.audit.precision_cases import drift_of_model, sharp_llama, token_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +25,7 @@ def test_drift_on_cuda_is_that_of_the_cpu():
     rows = token_rows(3, 128)
     series = [Series("bfloat16"), Series("float32"), Series("float32", "exact"), Series("float64")]
     cpu, cuda = (
-        measure_drift(AuditedModel.of(sharp_llama().to(device)), rows, series, [0, 16, 100_000])
+        drift_of_model(AuditedModel.of(sharp_llama().to(device)), rows, series, [0, 16, 100_000])
         for device in ("cpu", "cuda")
     )
     for here, there in zip(cpu.drift, cuda.drift, strict=True):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, Arithmetic
-from ropewalk.audit.drift import Advance
 from ropewalk.audit.passes import LogitDifference, Pass, Runner, Term, differences, logit_difference, shifted
 from ropewalk.audit.results import STEPS, StepAblation
 
@@ -31,7 +30,6 @@ def ablate_steps(
     audited: Arithmetic,
     shifts: Sequence[int],
     delta2: int = 16,
-    advance: Advance | None = None,
 ) -> tuple[StepAblation, ...]:
     """D and the error of the logits with one step at a time in the audited arithmetic.
 
@@ -41,7 +39,6 @@ def ablate_steps(
         audited: the arithmetic to explain.
         shifts: delta1 of each ablation, tokens; near and far, since angles fail far away only.
         delta2: the shift compared with.
-        advance: called after each forward pass.
 
     Returns:
         A row for each of ``ABLATED`` and shift, means over rows.
@@ -54,7 +51,7 @@ def ablate_steps(
         exact: dict[int, Pass] = {}
         for step in ABLATED:
             used = ablation_arithmetic(step, audited)
-            found = run_shifts(runner, row, used, [*shifts, delta2], advance)
+            found = run_shifts(runner, row, used, [*shifts, delta2])
             exact = exact or found
             changes = shift_changes(runner, found, shifts, delta2)
             for shift in shifts:
@@ -75,7 +72,6 @@ def run_shifts(
     row: Tensor,
     arithmetic: Arithmetic,
     shifts: Sequence[int],
-    advance: Advance | None,
     layout: PackedLayout | None = None,
 ) -> dict[int, Pass]:
     """A pass of a row at each of some shifts; a layout's positions move as it moves in a longer row."""
@@ -83,8 +79,6 @@ def run_shifts(
     for shift in dict.fromkeys(shifts):
         position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
         found[shift] = runner.run(row, arithmetic, position_ids, layout, keep_layers=True)
-        if advance is not None:
-            advance()
     return found
 
 

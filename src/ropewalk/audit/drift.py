@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -18,7 +18,6 @@ from ropewalk.audit.passes import (
     attention_sink,
     differences,
     logit_differences,
-    longest,
     mean_sink,
     shifted,
 )
@@ -26,10 +25,6 @@ from ropewalk.audit.results import Drift, LengthPoint, Parameters, Sink, SweepPo
 from ropewalk.audit.settings import check_shifts
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.statistics import ratio_interval
-from ropewalk.models.intercept import AuditedModel
-
-Advance = Callable[[], None]
-"""Called after each forward pass."""
 
 SWEEP_ROWS = 4
 """Rows of which D is computed between every two shifts: it takes as many differences as there are pairs."""
@@ -95,24 +90,22 @@ def passes_of_drift(series: Sequence[Series], shifts: Sequence[int], delta2: int
 
 
 def measure_drift(
-    audited_model: AuditedModel,
+    runner: Runner,
     rows: Sequence[Tensor],
     series: Sequence[Series],
     shifts: Sequence[int],
     delta2: int = 16,
     parameters: Parameters = "pretrained",
-    advance: Advance | None = None,
 ) -> DriftFindings:
     """Measure D between each shift and ``delta2``.
 
     Args:
-        audited_model: the model.
+        runner: of the model.
         rows: int64 ``[length]`` each, all of one length.
         series: dtypes and angles, the most interesting one first.
         shifts: positions of the first token, tokens; distinct.
         delta2: the shift that all others are compared with.
         parameters: what the results are to be labelled with.
-        advance: called after each forward pass.
 
     Returns:
         Values over all rows; see :class:`DriftFindings`.
@@ -128,14 +121,13 @@ def measure_drift(
         raise RopewalkError("a drift needs at least one dtype, got none")
     length = len(rows[0])
     cuts = cut_lengths(length)
-    runner = Runner(audited_model, longest([*shifts, delta2], length))
     found: list[_Rows] = []
     for one in series:
         collected = _Rows(one, tuple(shifts), delta2)
         arithmetic = runner.stock(DTYPES[one.dtype], one.angles)
         for number, row in enumerate(rows):
             # Every pair of shifts for a few rows of the first series; of the others each shift against delta2.
-            collected.add(runner, row, arithmetic, cuts, advance, not found and number < SWEEP_ROWS)
+            collected.add(runner, row, arithmetic, cuts, not found and number < SWEEP_ROWS)
         found.append(collected)
     first = found[0]
     return DriftFindings(
@@ -183,14 +175,10 @@ class _Rows:
         row: Tensor,
         arithmetic: Arithmetic,
         cuts: tuple[int, ...],
-        advance: Advance | None,
         sweep: bool,
     ) -> None:
         def run(shift: int) -> Pass:
-            found = runner.run(row, arithmetic, shifted(len(row), shift), keep_hidden=False, keep_layers=True)
-            if advance is not None:
-                advance()
-            return found
+            return runner.run(row, arithmetic, shifted(len(row), shift), keep_hidden=False, keep_layers=True)
 
         reference = run(self.delta2)
         sink = attention_sink(reference)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from ropewalk.audit.arithmetic import EXACT, Arithmetic
-from ropewalk.audit.drift import Advance
 from ropewalk.audit.passes import Pass, Runner, Term, differences, share, shifted
 from ropewalk.audit.results import FirstTokenEffect, Shifted
 
@@ -51,7 +50,6 @@ def first_token_effects(
     arithmetic: Arithmetic,
     delta1: int = 0,
     delta2: int = 16,
-    advance: Advance | None = None,
 ) -> tuple[FirstTokenEffect, ...]:
     """What moving, and what rounding, the first token, the others, or all changes in attention and in logits.
 
@@ -60,7 +58,6 @@ def first_token_effects(
         rows: int64 ``[length]`` each.
         arithmetic: the audited one.
         delta1, delta2: shifts before and after the move, tokens.
-        advance: called after each forward pass.
 
     Returns:
         Effects of ``first``, ``others`` and ``all``, means over rows; roots of mean squares for logits.
@@ -70,8 +67,8 @@ def first_token_effects(
     """
     sums = {move: _Sums() for move in MOVES}
     for row in rows:
-        _add_moves(sums, runner, row, arithmetic, placements(len(row), delta1, delta2), advance)
-        _add_rounding(sums, runner, row, arithmetic, (delta1, delta2), advance)
+        _add_moves(sums, runner, row, arithmetic, placements(len(row), delta1, delta2))
+        _add_rounding(sums, runner, row, arithmetic, (delta1, delta2))
     return tuple(sums[move].effect(move, delta1, delta2, len(rows)) for move in MOVES)
 
 
@@ -124,10 +121,9 @@ def _add_moves(
     row: Tensor,
     arithmetic: Arithmetic,
     placed: Mapping[str, Tensor],
-    advance: Advance | None,
 ) -> None:
-    low = {name: _run(runner, row, arithmetic, at, advance) for name, at in placed.items()}
-    exact = {name: _run(runner, row, EXACT, at, advance) for name, at in placed.items()}
+    low = {name: _run(runner, row, arithmetic, at) for name, at in placed.items()}
+    exact = {name: _run(runner, row, EXACT, at) for name, at in placed.items()}
     wanted: dict[tuple[Shifted, str], list[Term]] = {}
     for move in sums:
         wanted[move, "low"] = [(1, low[move]), (-1, low["none"])]
@@ -154,13 +150,10 @@ def _add_rounding(
     row: Tensor,
     arithmetic: Arithmetic,
     shifts: tuple[int, int],
-    advance: Advance | None,
 ) -> None:
     found = {
         move: [
-            _run(
-                runner, row, EXACT, shifted(len(row), shift), advance, (tokens_of(move, len(row)), arithmetic)
-            )
+            _run(runner, row, EXACT, shifted(len(row), shift), (tokens_of(move, len(row)), arithmetic))
             for shift in shifts
         ]
         for move in MOVES
@@ -186,13 +179,9 @@ def _run(
     row: Tensor,
     arithmetic: Arithmetic,
     position_ids: Tensor,
-    advance: Advance | None,
     apart: tuple[Tensor, Arithmetic] | None = None,
 ) -> Pass:
-    found = runner.run(row, arithmetic, position_ids, apart=apart, keep_layers=True)
-    if advance is not None:
-        advance()
-    return found
+    return runner.run(row, arithmetic, position_ids, apart=apart, keep_layers=True)
 
 
 def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:

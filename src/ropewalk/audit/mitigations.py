@@ -12,7 +12,6 @@ from torch import Tensor
 from ropewalk.attention.layout import PackedLayout, Positions
 from ropewalk.audit.ablation import Comparison, run_shifts, shift_changes
 from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
-from ropewalk.audit.drift import Advance
 from ropewalk.audit.passes import Pass, Runner
 from ropewalk.audit.results import Mitigation
 from ropewalk.errors import RopewalkError
@@ -80,10 +79,8 @@ def measure_mitigations(
     rows: Sequence[Tensor],
     layouts: Sequence[PackedLayout],
     eager: Arithmetic,
-    near: int,
-    far: int,
+    shifts: tuple[int, int],
     delta2: int = 16,
-    advance: Advance | None = None,
 ) -> tuple[Mitigation, ...]:
     """D near and far, and the error of the logits, for each way of running the model.
 
@@ -95,9 +92,8 @@ def measure_mitigations(
         rows: int64 ``[length]`` each.
         layouts: which documents each row holds.
         eager: what transformers does with the model, under eager attention.
-        near, far: delta1, tokens.
+        shifts: delta1 near and far, tokens.
         delta2: the shift compared with.
-        advance: called after each forward pass.
 
     Returns:
         A value for each way, in the order of :func:`changes`; time and memory are not measured here.
@@ -105,16 +101,18 @@ def measure_mitigations(
     Raises:
         RopewalkError: if a row is too short to lay out documents, or a shift is beyond the runner's ``total_length``.
     """
+    near, far = shifts
+    wanted = [near, far, delta2]
     sums: dict[str, tuple[Comparison, Comparison]] = {}
     for row, layout in zip(rows, layouts, strict=True):
         plain: dict[int, Pass] = {}
         for name, change in changes(eager, layout).items():
             if change.layout is None:
-                plain = plain or run_shifts(runner, row, EXACT, [near, far, delta2], advance)
+                plain = plain or run_shifts(runner, row, EXACT, wanted)
                 exact = plain
             else:
-                exact = run_shifts(runner, row, EXACT, [near, far, delta2], advance, change.layout)
-            found = run_shifts(runner, row, change.arithmetic, [near, far, delta2], advance, change.layout)
+                exact = run_shifts(runner, row, EXACT, wanted, change.layout)
+            found = run_shifts(runner, row, change.arithmetic, wanted, change.layout)
             at_near, at_far = sums.setdefault(name, (Comparison(), Comparison()))
             # A plain row's attention does not change with the shift in float64.
             true = None if change.layout is None else exact

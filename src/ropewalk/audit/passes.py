@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -82,11 +82,13 @@ class Runner:
             length (longrope, dynamic) take their frequencies for it in every pass, so that two passes differ in
             arithmetic alone.
         block_bytes: size of the attention scores held at once; what suits the device if None.
+        advance: called after each pass.
     """
 
     audited_model: AuditedModel
     total_length: int
     block_bytes: int | None = None
+    advance: Callable[[], None] | None = None
 
     def stock(self, dtype: torch.dtype, angles: Angles = "model") -> Arithmetic:
         """What transformers does with this model in a dtype under eager attention.
@@ -202,6 +204,8 @@ class Runner:
                 attention_mask=torch.ones_like(ids),
                 use_cache=False,
             ).last_hidden_state[0]
+        if self.advance is not None:
+            self.advance()
         return Pass(
             torch.stack([trace.received for trace in traces]),
             torch.stack([trace.first_scores for trace in traces]),

@@ -143,29 +143,25 @@ def audit_model(
     few, few_layouts = rows[: settings.ablation_samples], layouts[: settings.ablation_samples]
     dtype = DTYPES[settings.dtypes[0]]
     near, far, delta2 = settings.near, settings.far, settings.delta2
-    runner = Runner(audited_model, longest([*settings.shifts, delta2], length))
     counter = _Counter(progress, forward_passes(settings, len(rows)))
+    runner = Runner(audited_model, longest([*settings.shifts, delta2], length), advance=counter)
 
     # First, since it is quick: what is wrong with the frequencies is wrong with all that follows.
     rope = rope_stages(audited_model, far + length - 1, runner.total_length)
     counter.label = "drift"
-    drift = measure_drift(
-        audited_model, rows, _series(settings), settings.shifts, delta2, "pretrained", counter
-    )
+    drift = measure_drift(runner, rows, _series(settings), settings.shifts, delta2)
     random: tuple[Drift, ...] = ()
     if settings.random_control:
         counter.label = "drift of the random control"
         with random_parameters(model, settings.seed):
-            random = measure_drift(
-                audited_model, few, _series(settings), settings.shifts, delta2, "random", counter
-            ).drift
+            random = measure_drift(runner, few, _series(settings), settings.shifts, delta2, "random").drift
     counter.label = "ablation"
     audited = runner.stock(dtype)
-    ablations = ablate_steps(runner, few, audited, sorted({near, far}), delta2, counter)
+    ablations = ablate_steps(runner, few, audited, sorted({near, far}), delta2)
     counter.label = "first token"
-    effects = first_token_effects(runner, few, audited, near, delta2, counter)
+    effects = first_token_effects(runner, few, audited, near, delta2)
     counter.label = "mitigations"
-    mitigations = measure_mitigations(runner, few, few_layouts, audited, near, far, delta2, counter)
+    mitigations = measure_mitigations(runner, few, few_layouts, audited, (near, far), delta2)
     if settings.costs:
         counter.tell("cost of the mitigations")
         mitigations = _with_costs(model, mitigations, few[0], few_layouts[0], settings)
