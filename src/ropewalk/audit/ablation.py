@@ -1,4 +1,4 @@
-"""The ablation: the error of each step alone, by computing everything in float64 except that step."""
+"""Per-operation ablation: the error of each step alone, by computing everything else in float64."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ropewalk.audit.passes import LogitDifference, Pass, Runner, Term, differenc
 from ropewalk.audit.results import STEPS, StepAblation
 
 ABLATED = ("none", *STEPS, "all")
-"""The rows of a ablation: all in float64, each step alone in the audited arithmetic, and all of it."""
+"""The rows of an ablation: all in float64, each step alone in the audited arithmetic, and all of it."""
 
 
 def ablation_arithmetic(step: str, audited: Arithmetic) -> Arithmetic:
-    """The arithmetic of a ablated by its name in ``ABLATED``."""
+    """The arithmetic of a row by its name in ``ABLATED``."""
     if step == "none":
         return EXACT
     return audited if step == "all" else EXACT.with_step(step, of=audited)
@@ -37,7 +37,7 @@ def ablate_steps(
         runner: of the model.
         rows: int64 ``[length]`` each.
         audited: the arithmetic to explain.
-        shifts: delta1 of each ablation, tokens; near and far, since angles fail far away only.
+        shifts: delta1, tokens; near and far, since angles fail far away only.
         delta2: the shift compared with.
 
     Returns:

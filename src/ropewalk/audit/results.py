@@ -390,10 +390,10 @@ def _trained(ratio: float) -> str:
 
 
 def _cause(audit: Audit) -> str:
-    near = [ablated for ablated in audit.ablation if ablated.delta1 == audit.near]
-    single = [ablated for ablated in near if ablated.step in STEPS]
-    whole = next(ablated for ablated in near if ablated.step == "all")
-    overflowing = [STEP_NAMES[ablated.step] for ablated in single if not math.isfinite(ablated.D)]
+    near = [row for row in audit.ablation if row.delta1 == audit.near]
+    single = [row for row in near if row.step in STEPS]
+    whole = next(row for row in near if row.step == "all")
+    overflowing = [STEP_NAMES[row.step] for row in single if not math.isfinite(row.D)]
     if overflowing:
         return f"By itself {_listed(overflowing)} makes it overflow."
     if not math.isfinite(whole.D):
@@ -406,17 +406,17 @@ def _cause(audit: Audit) -> str:
 def _steps(audit: Audit, single: Sequence[StepAblation], whole: StepAblation) -> str:
     worst = dominant_step(audit.ablation, audit.near)
     others = sorted(
-        (ablated for ablated in single if ablated.step != worst.step and ablated.D > 0.1 * whole.D),
-        key=lambda ablated: -ablated.D,
+        (row for row in single if row.step != worst.step and row.D > 0.1 * whole.D),
+        key=lambda row: -row.D,
     )
     rows = f"{audit.ablation_samples} row{'s' if audit.ablation_samples > 1 else ''}"
-    together = math.sqrt(sum(ablated.D**2 for ablated in single))
+    together = math.sqrt(sum(row.D**2 for row in single))
     if together < 0.5 * whole.D:
         return (
             f"No step explains it by itself (the largest, {STEP_NAMES[worst.step]}, has D = {worst.D:.3g} of "
             f"{whole.D:.3g} on {rows}): the smallest difference tips roundings of the hidden states"
         )
-    also = [f"{STEP_NAMES[ablated.step]} ({ablated.D:.3g})" for ablated in others]
+    also = [f"{STEP_NAMES[row.step]} ({row.D:.3g})" for row in others]
     return (
         f"By itself the largest cause is {STEP_NAMES[worst.step]} (D = {worst.D:.3g} of {whole.D:.3g} on {rows})"
         + (f", followed by {_listed(also)}" if also else "")
@@ -541,8 +541,8 @@ def dominant_step(ablations: Sequence[StepAblation], delta1: int) -> StepAblatio
     Raises:
         RopewalkError: if the ablation has no such shift.
     """
-    single = [ablated for ablated in ablations if ablated.delta1 == delta1 and ablated.step in STEPS]
+    single = [row for row in ablations if row.delta1 == delta1 and row.step in STEPS]
     if not single:
         raise RopewalkError(f"the ablation was not measured at a shift of {delta1}")
     # What overflows is the worst of all.
-    return max(single, key=lambda ablated: ablated.D if math.isfinite(ablated.D) else math.inf)
+    return max(single, key=lambda row: row.D if math.isfinite(row.D) else math.inf)

@@ -203,9 +203,9 @@ def forward_passes(settings: AuditSettings, rows: int) -> int:
     of_control = (
         passes_of_drift(_series(settings), settings.shifts, delta2, few) if settings.random_control else 0
     )
-    of_ladder = passes_of_ablation([near, far], delta2, few)
-    of_mends = passes_of_mitigations(DTYPES[settings.dtypes[0]], near, far, delta2, few)
-    return of_drift + of_control + of_ladder + of_mends + FIRST_TOKEN_PASSES * few
+    of_ablation = passes_of_ablation([near, far], delta2, few)
+    of_mitigations = passes_of_mitigations(DTYPES[settings.dtypes[0]], near, far, delta2, few)
+    return of_drift + of_control + of_ablation + of_mitigations + FIRST_TOKEN_PASSES * few
 
 
 def _series(settings: AuditSettings) -> list[Series]:

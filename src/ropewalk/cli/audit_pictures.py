@@ -80,8 +80,8 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     }
     effects = [(SHIFTED_NAMES[e.shifted], e.D, e.D_exact, e.D_arithmetic) for e in found.first_token]
     sweep = [(point.delta1, point.delta2, point.D) for point in found.sweep]
-    shifts = list(dict.fromkeys(ablated.delta1 for ablated in found.ablation))
-    by = {(ablated.step, ablated.delta1): ablated.D for ablated in found.ablation}
+    shifts = list(dict.fromkeys(row.delta1 for row in found.ablation))
+    by = {(row.step, row.delta1): row.D for row in found.ablation}
     ablations = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
     # What the others are compared with first.
     mitigations = [

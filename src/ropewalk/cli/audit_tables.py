@@ -45,9 +45,9 @@ def _drift(found: Audit) -> ResultTable:
 def _ladder(found: Audit) -> ResultTable:
     from ropewalk.reporting import ResultTable
 
-    shifts = list(dict.fromkeys(ablated.delta1 for ablated in found.ablation))
-    near, steps = shifts[0], list(dict.fromkeys(ablated.step for ablated in found.ablation))
-    by = {(ablated.step, ablated.delta1): ablated for ablated in found.ablation}
+    shifts = list(dict.fromkeys(row.delta1 for row in found.ablation))
+    near, steps = shifts[0], list(dict.fromkeys(row.step for row in found.ablation))
+    by = {(row.step, row.delta1): row for row in found.ablation}
     return ResultTable(
         f"Each step in {found.dtype} by itself, everything else in float64; {_rows(found.ablation_samples)}",
         ("step", *(f"D at {shift:,}" for shift in shifts), "logit error", "logit difference", "KL (nats)"),
