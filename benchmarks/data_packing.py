@@ -59,7 +59,7 @@ PACKING = """
 import json, os, resource, sys, time
 from ropewalk.data import load_tokenizer, pack_rows
 from ropewalk.data.settings import PackConfig
-import pyarrow, ropewalk.data.mixture.mixture, ropewalk.data.stats.stats
+import pyarrow, ropewalk.data.mixture.mixture, ropewalk.data.statistics
 path, name, out, context, workers = sys.argv[1:]
 if __name__ == "__main__":
     tokenizer = load_tokenizer(name)

@@ -13,7 +13,7 @@ from ropewalk.cli import data_options
 from ropewalk.cli.data_stats import BY_EMBEDDED
 from ropewalk.cli.output import Terminal
 from ropewalk.data import open_rows
-from ropewalk.data.stats.attention_share import share_of_documents
+from ropewalk.data.attention_share import share_of_documents
 from ropewalk.errors import RopewalkError
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 from tests.cli.data_command_cases import call

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.data.stats.stats import length_statistics, statistics_report
+from ropewalk.data.statistics import length_statistics, statistics_report
 
 EVIL = "ev[red]il\x1b[31m $x$"
 

@@ -16,8 +16,8 @@ from ropewalk.io.settings import FilePath
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ropewalk.data.row_preview import Chunk, RowPreview, Span
     from ropewalk.data.run import DataPreview
-    from ropewalk.data.stats.preview import Chunk, RowPreview, Span
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
 """Of the documents of a row in turn; each also has a header line, so that colour is no more than a help."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ropewalk.data.rows.store import pack_rows, prepare_rows
     from ropewalk.data.rows.stored import PackedRows, ValidationDocuments, merge_parts, open_rows
     from ropewalk.data.rows.training_rows import row_order, rows_for_step, training_row
-    from ropewalk.data.run import DataPreview, DataStats, PackResult, merge, pack
+    from ropewalk.data.run import DataPreview, DataStats, PackResult, merge, pack, preview, stats
     from ropewalk.data.settings import (
         InterleaveSettings,
         MixtureSettings,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         SourceSpec,
         ValidationSettings,
     )
-    from ropewalk.data.stats.stats import DataStatistics, packed_statistics, tokenised_statistics
-    from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
+    from ropewalk.data.statistics import DataStatistics, packed_statistics, tokenised_statistics
+    from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
     from ropewalk.data.tokens.tokenise import SpecialTokens, load_tokenizer, special_ids, tokenizer_identity
 
 _HOMES = {
@@ -33,12 +33,14 @@ _HOMES = {
     "DataStats": "run",
     "merge": "run",
     "pack": "run",
+    "preview": "run",
+    "stats": "run",
     "StatsConfig": "settings",
     "PreviewConfig": "settings",
     "PackResult": "run",
     "PackConfig": "settings",
     "Corpus": "tokens.corpus",
-    "DataStatistics": "stats.stats",
+    "DataStatistics": "statistics",
     "Document": "read.documents",
     "InterleaveSettings": "settings",
     "MixtureSettings": "settings",
@@ -59,14 +61,14 @@ _HOMES = {
     "open_rows": "rows.stored",
     "pack_documents": "rows.assemble",
     "pack_rows": "rows.store",
-    "packed_statistics": "stats.stats",
+    "packed_statistics": "statistics",
     "prepare_rows": "rows.store",
     "read_documents": "read.readers",
     "row_order": "rows.training_rows",
     "rows_for_step": "rows.training_rows",
     "special_ids": "tokens.tokenise",
-    "tokenise_portions": "tokens.corpus",
-    "tokenised_statistics": "stats.stats",
+    "tokenise_splits": "tokens.corpus",
+    "tokenised_statistics": "statistics",
     "tokenizer_identity": "tokens.tokenise",
     "training_row": "rows.training_rows",
 }
@@ -104,11 +106,13 @@ __all__ = [
     "pack_rows",
     "packed_statistics",
     "prepare_rows",
+    "preview",
     "read_documents",
     "row_order",
     "rows_for_step",
     "special_ids",
-    "tokenise_portions",
+    "stats",
+    "tokenise_splits",
     "tokenised_statistics",
     "tokenizer_identity",
     "training_row",

@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.store import Part, Writing, pack_rows
 from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, merge_parts, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
-from ropewalk.data.stats.preview import RowPreview, preview_row, with_texts
-from ropewalk.data.stats.stats import (
-    rows_report,
-    source_documents,
-    statistics_report,
-    tokenised_statistics,
-)
+from ropewalk.data.statistics import rows_report, source_documents, statistics_report, tokenised_statistics
 from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
@@ -78,7 +73,7 @@ class DataStats(Result):
     """What documents or packed rows consist of, and how much attention they leave out.
 
     Attributes:
-        report: as :func:`ropewalk.data.stats.stats.rows_report`, or ``statistics_report`` of documents, and the name of
+        report: as :func:`ropewalk.data.statistics.rows_report`, or ``statistics_report`` of documents, and the name of
             the tokenizer.
     """
 

@@ -20,7 +20,7 @@ from ropewalk.data import (
 )
 from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.identity import inputs_identity
-from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
+from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
 from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise
@@ -225,7 +225,7 @@ def check_sources(recipe: Recipe, chosen: Plan) -> None:
     for sources in (recipe.data.sources, recipe.data.validation_sources):
         refuse_duplicates(sources)
         for spec in sources:
-            records = (record for portion in source_portions(spec) for record in read_portion(portion))
+            records = (record for split in source_splits(spec) for record in read_input_split(split))
             next((d for record in records for d in record.documents if not is_blank(d)), None)
 
 

@@ -1,4 +1,4 @@
-"""Portions one after the other are the sources, whatever they are cut into, and wherever reading begins."""
+"""Input splits one after the other are the sources, whatever they are cut into, and wherever reading begins."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ from ropewalk.data.read import input_splits as module
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.data.read.identity import file_digests, inputs_identity
-from ropewalk.data.read.input_splits import Portion, is_blank, plan_portions, read_portion
+from ropewalk.data.read.input_splits import InputSplit, is_blank, plan_input_splits, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, read_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
@@ -27,12 +27,12 @@ from tests.data.cases import refusal
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("portions")
+    return tmp_path_factory.mktemp("splits")
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PORTION_BYTES", 100)
+    monkeypatch.setattr(module, "SPLIT_BYTES", 100)
 
 
 def lines(texts: list[str]) -> bytes:
@@ -49,12 +49,12 @@ def plain(record: Record) -> tuple[object, ...]:
 
 
 def read(path: object, **fields: object) -> list[tuple[object, ...]]:
-    planned = plan_portions([SourceSpec(path=str(path), **fields)])
-    return [plain(record) for portion in planned for record in read_portion(portion)]
+    planned = plan_input_splits([SourceSpec(path=str(path), **fields)])
+    return [plain(record) for split in planned for record in read_input_split(split)]
 
 
-def texts(portion: Portion) -> list[str]:
-    return [d.text for r in read_portion(portion) for d in r.documents if isinstance(d, Document)]
+def texts(split: InputSplit) -> list[str]:
+    return [d.text for r in read_input_split(split) for d in r.documents if isinstance(d, Document)]
 
 
 @pytest.fixture
@@ -87,23 +87,23 @@ def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytes
     whole = read(mixed)
     assert len(whole) == 1 + 1 + 22 + 1 + 1 + 1 + 2 + 12 + 30 + 1 + 13 + 1 + 2
     for size in (1, 7, 100, 1000):
-        monkeypatch.setattr(module, "PORTION_BYTES", size)
+        monkeypatch.setattr(module, "SPLIT_BYTES", size)
         assert read(mixed) == whole
 
 
 def test_reading_begins_anywhere(mixed: Path, small: None) -> None:
-    for portion in plan_portions([SourceSpec(path=str(mixed))]):
-        records = [plain(record) for record in read_portion(portion)]
+    for split in plan_input_splits([SourceSpec(path=str(mixed))]):
+        records = [plain(record) for record in read_input_split(split)]
         assert records
         for skip in range(len(records) + 2):
-            assert [plain(record) for record in read_portion(portion, skip)] == records[skip:]
+            assert [plain(record) for record in read_input_split(split, skip)] == records[skip:]
     with pytest.raises(RopewalkError, match="skip must be 0 or more records, got -1"):
-        read_portion(portion, -1)
+        read_input_split(split, -1)
 
 
 def test_how_a_folder_is_cut(mixed: Path, small: None) -> None:
-    planned = plan_portions([SourceSpec(path=str(mixed))])
-    names = [[str(path.relative_to(mixed)) for path in portion.files] for portion in planned]
+    planned = plan_input_splits([SourceSpec(path=str(mixed))])
+    names = [[str(path.relative_to(mixed)) for path in split.files] for split in planned]
     assert names[:2] == [["a.txt"], ["b.md"]]
     assert names[2:6] == [["c.jsonl"]] * 4
     assert names[6:8] == [["d.txt", "e.bin", "f.json"], ["g.json"]]
@@ -115,8 +115,8 @@ def test_how_a_folder_is_cut(mixed: Path, small: None) -> None:
     assert [(p.start, p.stop) for p in planned[14:19]] == [(0, 1), (1, 2), (2, 3), (3, 4), (4, None)]
     assert sum(p.size for p in planned[2:6]) == (mixed / "c.jsonl").stat().st_size
     assert sum(p.size for p in planned[6:8]) == sum(f.stat().st_size for p in planned[6:8] for f in p.files)
-    for portion in (*planned[:2], *planned[6:8], *planned[12:14], *planned[19:]):
-        assert (portion.start, portion.stop) == (0, None)
+    for split in (*planned[:2], *planned[6:8], *planned[12:14], *planned[19:]):
+        assert (split.start, split.stop) == (0, None)
 
 
 def test_row_groups_are_put_together_up_to_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +128,12 @@ def test_row_groups_are_put_together_up_to_the_size(tmp_path: Path, monkeypatch:
     size = max(
         sum(metadata.row_group(g).column(c).total_compressed_size for c in range(2)) for g in range(10)
     )
-    monkeypatch.setattr(module, "PORTION_BYTES", 3 * size)
-    planned = plan_portions([SourceSpec(path=str(path))])
+    monkeypatch.setattr(module, "SPLIT_BYTES", 3 * size)
+    planned = plan_input_splits([SourceSpec(path=str(path))])
     assert [(p.start, p.stop) for p in planned] == [(0, 3), (3, 6), (6, 9), (9, None)]
     assert [text for p in planned for text in texts(p)] == [str(n) for n in noise]
     origins = [
-        d.origin for p in planned for r in read_portion(p) for d in r.documents if isinstance(d, Document)
+        d.origin for p in planned for r in read_input_split(p) for d in r.documents if isinstance(d, Document)
     ]
     assert origins == [f"{path}:row {n}" for n in range(700)]
 
@@ -170,14 +170,14 @@ def test_a_line_belongs_to_the_range_of_its_first_byte(
                 expected.setdefault(begin // size, []).append((False, *documents))
             begin = position + 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PORTION_BYTES", size)
-        planned = plan_portions([SourceSpec(path=str(path))])
+        patch.setattr(module, "SPLIT_BYTES", size)
+        planned = plan_input_splits([SourceSpec(path=str(path))])
     assert len(planned) == max(1, -(-len(content) // size))
-    for number, portion in enumerate(planned):
+    for number, split in enumerate(planned):
         wanted = expected.get(number, [])
-        assert [plain(record) for record in read_portion(portion)] == wanted
+        assert [plain(record) for record in read_input_split(split)] == wanted
         for skip in (1, 3, len(wanted)):
-            assert [plain(record) for record in read_portion(portion, skip)] == wanted[skip:]
+            assert [plain(record) for record in read_input_split(split, skip)] == wanted[skip:]
 
 
 @given(
@@ -201,9 +201,9 @@ def test_row_groups_are_read_like_a_table(
         counts = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
     start = min(start, len(counts))
     stop = min(start + length, len(counts))
-    portion = Portion(SourceSpec(path=str(path)), (path,), start, stop, {}, 0)
+    split = InputSplit(SourceSpec(path=str(path)), (path,), start, stop, {}, 0)
     wanted = rows[sum(counts[:start]) : sum(counts[:stop])]
-    found = [d for r in read_portion(portion, skip) for d in r.documents if isinstance(d, Document)]
+    found = [d for r in read_input_split(split, skip) for d in r.documents if isinstance(d, Document)]
     assert [d.text for d in found] == wanted[skip:]
     first = sum(counts[:start]) + skip
     assert [d.origin for d in found] == [f"{path}:row {first + n}" for n in range(len(found))]
@@ -223,7 +223,7 @@ def test_an_error_in_a_range_names_the_line_of_the_file(
     path, before = tmp_path / "a.jsonl", lines(["x"] * 29) + b"\n"
     path.write_bytes(before + broken + lines(["y"] * 9))
     for size in (1, 13, 64, 500):
-        monkeypatch.setattr(module, "PORTION_BYTES", size)
+        monkeypatch.setattr(module, "SPLIT_BYTES", size)
         with pytest.raises(RopewalkError, match=message.format(offset=len(before) + 10)):
             read(path)
 
@@ -231,22 +231,22 @@ def test_an_error_in_a_range_names_the_line_of_the_file(
 def test_a_stretch_of_a_file_that_became_shorter_is_refused(tmp_path: Path, small: None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(["x" * 90] * 3))
-    first, second, last = plan_portions([SourceSpec(path=str(path))])[:3]
+    first, second, last = plan_input_splits([SourceSpec(path=str(path))])[:3]
     path.write_bytes(lines(["x" * 20]) * 2)
     with pytest.raises(
         RopewalkError, match=r"ends at byte 66 and was longer when it was divided; begin again"
     ):
-        list(read_portion(first))
-    for portion in (second, last):
+        list(read_input_split(first))
+    for split in (second, last):
         with pytest.raises(RopewalkError, match=r"ends at byte 66 and was longer"):
-            list(read_portion(portion))
+            list(read_input_split(split))
     path = tmp_path / "b.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 9}), path, row_group_size=3)
-    last = plan_portions([SourceSpec(path=str(path))])[-1]
+    last = plan_input_splits([SourceSpec(path=str(path))])[-1]
     assert (last.start, last.stop) == (2, None)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 3}), path, row_group_size=3)
     with pytest.raises(RopewalkError, match="has 1 row groups and had more when it was divided"):
-        list(read_portion(last))
+        list(read_input_split(last))
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def dataset(tmp_path: Path) -> Path:
 
 def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
     spec = SourceSpec(path=f"hf:{dataset}")
-    planned = plan_portions([spec])
+    planned = plan_input_splits([spec])
     assert [(p.files, p.start, p.stop, p.size) for p in planned] == [((), n, n + 1, 0) for n in range(3)]
     assert [texts(p) for p in planned] == [
         ["0.0", "0.1"],
@@ -270,13 +270,13 @@ def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
     assert [document.text for document in read_documents([spec])] == [
         text for p in planned for text in texts(p)
     ]
-    for portion in planned:
-        records = list(read_portion(portion))
+    for split in planned:
+        records = list(read_input_split(split))
         for skip in range(len(records) + 2):
-            assert list(read_portion(portion, skip)) == records[skip:]
+            assert list(read_input_split(split, skip)) == records[skip:]
     (dataset / "part-3.jsonl").write_bytes(lines(["new"]))
     with pytest.raises(RopewalkError, match="has 4 shards and had 3 before; begin again"):
-        list(read_portion(planned[1]))
+        list(read_input_split(planned[1]))
 
 
 def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path, small: None) -> None:
@@ -284,41 +284,44 @@ def test_a_limit_counts_records_that_have_a_document(mixed: Path, dataset: Path,
     path.write_bytes(
         b'\n{"text": " "}\n' + lines(["1", "", "2"]) + b'{"input_ids": []}\n{"input_ids": [3]}\nbroken'
     )
-    (portion,) = plan_portions([SourceSpec(path=str(path), max_documents=2)])
-    assert [plain(r) for r in read_portion(portion)][-2:] == [(False, ("limit", "")), (False, ("limit", "2"))]
+    (split,) = plan_input_splits([SourceSpec(path=str(path), max_documents=2)])
+    assert [plain(r) for r in read_input_split(split)][-2:] == [
+        (False, ("limit", "")),
+        (False, ("limit", "2")),
+    ]
     for limit, records in ((1, 3), (2, 5), (3, 7)):
-        (portion,) = plan_portions([SourceSpec(path=str(path), max_documents=limit)])
-        assert len(list(read_portion(portion))) == records
+        (split,) = plan_input_splits([SourceSpec(path=str(path), max_documents=limit)])
+        assert len(list(read_input_split(split))) == records
         for skip in range(records + 2):
-            assert len(list(read_portion(portion, skip))) == max(records - skip, 0)
+            assert len(list(read_input_split(split, skip))) == max(records - skip, 0)
     assert [d.text for d in read_documents([SourceSpec(path=str(path), max_documents=2)])] == ["1", "2"]
     whole = read(mixed)
     for limit in (1, 5, 30, 1000):
-        (portion,) = plan_portions([SourceSpec(path=str(mixed), max_documents=limit)])
-        records = list(read_portion(portion))
+        (split,) = plan_input_splits([SourceSpec(path=str(mixed), max_documents=limit)])
+        records = list(read_input_split(split))
         assert [plain(record) for record in records] == whole[: len(records)]
         full = sum(not all(map(is_blank, record.documents)) for record in records)
         assert full == limit or len(records) == len(whole)
-    (portion,) = plan_portions([SourceSpec(path=f"hf:{dataset}", max_documents=3)])
-    assert texts(portion) == ["0.0", "0.1", "1.0"]
-    (portion,) = plan_portions([SourceSpec(path="embedded", max_documents=2)])
-    assert len(texts(portion)) == 2
+    (split,) = plan_input_splits([SourceSpec(path=f"hf:{dataset}", max_documents=3)])
+    assert texts(split) == ["0.0", "0.1", "1.0"]
+    (split,) = plan_input_splits([SourceSpec(path="embedded", max_documents=2)])
+    assert len(texts(split)) == 2
     for limit in (0, -1):
         refused = refusal(SourceSpec, path=str(path), max_documents=limit)
         assert refused == f"max_documents must be 1 or more, got {limit}"
 
 
-def test_the_embedded_corpus_is_one_portion() -> None:
-    (portion,) = plan_portions([SourceSpec(path="embedded:validation", name="mine")])
+def test_the_embedded_corpus_is_one_split() -> None:
+    (split,) = plan_input_splits([SourceSpec(path="embedded:validation", name="mine")])
     wanted = [(document.text, "mine") for document in embedded_documents("validation")]
     for skip in (0, 7):
-        records = list(read_portion(portion, skip))
+        records = list(read_input_split(split, skip))
         assert [(d.text, d.source) for (d,) in (r.documents for r in records)] == wanted[skip:]
 
 
 def identities(spec: SourceSpec) -> list[str]:
     return [
-        json.dumps(portion.identity, sort_keys=True, allow_nan=False) for portion in plan_portions([spec])
+        json.dumps(split.identity, sort_keys=True, allow_nan=False) for split in plan_input_splits([spec])
     ]
 
 
@@ -337,9 +340,9 @@ def test_machines_that_share_a_folder_agree(
         monkeypatch.chdir(there.parent)
         found.append((identities(SourceSpec(path="mixed")), inputs_identity([SourceSpec(path="mixed")])))
     assert found[0] == found[1]
-    portions, _ = found[0]
-    assert len(set(portions)) == len(portions)
-    assert not any(str(tmp_path) in each for each in portions)
+    splits, _ = found[0]
+    assert len(set(splits)) == len(splits)
+    assert not any(str(tmp_path) in each for each in splits)
 
 
 def test_an_identity_is_of_all_that_the_records_depend_on(
@@ -409,25 +412,27 @@ def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match="give at least one file, folder or dataset"):
-        plan_portions([])
+        plan_input_splits([])
     (tmp_path / ".hidden").write_bytes(b"x")
     for limit in (None, 3):
         with pytest.raises(
             RopewalkError, match=r"no documents in .* \(1 hidden files or folders passed over\)"
         ):
-            plan_portions([SourceSpec(path=str(tmp_path), max_documents=limit)])
+            plan_input_splits([SourceSpec(path=str(tmp_path), max_documents=limit)])
     with pytest.raises(RopewalkError, match=r"there is no file or folder .*none"):
-        plan_portions([SourceSpec(path=str(tmp_path / "none"))])
+        plan_input_splits([SourceSpec(path=str(tmp_path / "none"))])
     (tmp_path / "a.pdf").write_bytes(b"x")
     with pytest.raises(RopewalkError, match=r"unsupported suffix '\.pdf'"):
-        plan_portions([SourceSpec(path=str(tmp_path / "a.pdf"))])
+        plan_input_splits([SourceSpec(path=str(tmp_path / "a.pdf"))])
 
 
 def test_documents_are_counted_alike(mixed: Path) -> None:
     (mixed / "l.jsonl").unlink()
     counts = ReadingCounts()
     documents = list(read_documents([SourceSpec(path=str(mixed))], counts))
-    records = [record for p in plan_portions([SourceSpec(path=str(mixed))]) for record in read_portion(p)]
+    records = [
+        record for p in plan_input_splits([SourceSpec(path=str(mixed))]) for record in read_input_split(p)
+    ]
     kept = [d for r in records for d in r.documents if not is_blank(d)]
     assert documents == kept
     blank = sum(is_blank(d) for r in records for d in r.documents)

@@ -12,7 +12,7 @@ import zstandard
 
 from ropewalk.data import ReadingCounts, SourceSpec, read_documents
 from ropewalk.data.read.documents import Document
-from ropewalk.data.read.input_splits import plan_portions, refuse_duplicates
+from ropewalk.data.read.input_splits import plan_input_splits, refuse_duplicates
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import TEXTS
 
@@ -291,14 +291,16 @@ def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:
         (["embedded:validation", "embedded:all"], "embedded:all is given twice"),
     ):
         with pytest.raises(RopewalkError, match=message):
-            plan_portions([SourceSpec(path=str(each)) for each in specs])
+            plan_input_splits([SourceSpec(path=str(each)) for each in specs])
         with pytest.raises(RopewalkError, match=message):
             list(read_documents([SourceSpec(path=str(each)) for each in specs]))
     refuse_duplicates(
         [SourceSpec(path="hf:a/b"), SourceSpec(path="hf:a/b@test"), SourceSpec(path="hf:a/b:c")]
     )
     refuse_duplicates([SourceSpec(path="embedded"), SourceSpec(path="embedded:validation")])
-    assert len(plan_portions([SourceSpec(path=str(path)), SourceSpec(path=str(path), text_field="n")])) == 2
+    assert (
+        len(plan_input_splits([SourceSpec(path=str(path)), SourceSpec(path=str(path), text_field="n")])) == 2
+    )
 
 
 def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ropewalk.data.read import input_splits as module
 from ropewalk.data.read.documents import Document
-from ropewalk.data.read.input_splits import plan_portions, read_portion
+from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
@@ -34,10 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: object, size: int = 1 << 26, **fields: Any) -> Texts | None:
     """Sources and texts, or None where they are refused; anything but one clear sentence fails the test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PORTION_BYTES", size)
+        patch.setattr(module, "SPLIT_BYTES", size)
         try:
-            planned = plan_portions([SourceSpec(path=str(path), **fields)])
-            records = [record for portion in planned for record in read_portion(portion)]
+            planned = plan_input_splits([SourceSpec(path=str(path), **fields)])
+            records = [record for split in planned for record in read_input_split(split)]
         except RopewalkError as error:
             message = str(error)
             assert message
@@ -293,7 +293,7 @@ def test_nothing_in_a_file_is_no_document(tmp_path: Path) -> None:
     for name in ("a.jsonl.gz", "a.txt.zst"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(RopewalkError, match=r"is damaged or cut off: the compressed file is empty"):
-            list(read_portion(plan_portions([SourceSpec(path=str(tmp_path / name))])[0]))
+            list(read_input_split(plan_input_splits([SourceSpec(path=str(tmp_path / name))])[0]))
 
 
 def test_what_disappears_is_refused(tmp_path: Path) -> None:
@@ -301,36 +301,36 @@ def test_what_disappears_is_refused(tmp_path: Path) -> None:
     place.mkdir()
     for name in ("a.txt", "b.jsonl", "c.parquet", "d.unknown"):
         write_form(place / name, ["x"]) if name[0] in "bc" else (place / name).write_text("x")
-    planned = plan_portions([SourceSpec(path=str(place))])
+    planned = plan_input_splits([SourceSpec(path=str(place))])
     assert len(planned) == 4
     for name in ("a.txt", "b.jsonl", "c.parquet", "d.unknown"):
         (place / name).unlink()
-    for portion, name in zip(planned, ("a.txt", "b.jsonl", "c.parquet", "d.unknown"), strict=True):
+    for split, name in zip(planned, ("a.txt", "b.jsonl", "c.parquet", "d.unknown"), strict=True):
         with pytest.raises(
             RopewalkError, match=rf"{name}.*No such file|No such file.*{name}|cannot read .*{name}"
         ):
-            list(read_portion(portion))
+            list(read_input_split(split))
     shutil.rmtree(place)
     with pytest.raises(RopewalkError, match=r"there is no file or folder .*gone"):
-        list(read_portion(planned[0]))
+        list(read_input_split(planned[0]))
 
 
 def test_odd_names_of_sources_are_refused(tmp_path: Path) -> None:
     for path in ("a\0b", "x" * 5000, "~nobody-of-this-name/x"):
         with pytest.raises(RopewalkError, match=r"there is no file or folder '"):
-            plan_portions([SourceSpec(path=path)])
+            plan_input_splits([SourceSpec(path=path)])
     path = tmp_path / "a\udcff.txt"
     path.write_text("x")
     with pytest.raises(RopewalkError, match="is not UTF-8; rename it"):
-        plan_portions([SourceSpec(path=str(path))])
+        plan_input_splits([SourceSpec(path=str(path))])
 
 
 GROWN = """
 import resource, sys
 from pathlib import Path
 from ropewalk.data.settings import SourceSpec
-from ropewalk.data.read.input_splits import plan_portions, read_portion
-count = sum(len(r.documents) for p in plan_portions([SourceSpec(path=sys.argv[1])]) for r in read_portion(p))
+from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
+count = sum(len(r.documents) for p in plan_input_splits([SourceSpec(path=sys.argv[1])]) for r in read_input_split(p))
 status = Path("/proc/self/status")
 if status.exists():  # ru_maxrss counts from before exec, when this was a copy of the tests' own process
     peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])

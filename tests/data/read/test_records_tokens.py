@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data.read.documents import Document, TokenisedDocument
-from ropewalk.data.read.input_splits import plan_portions, read_portion
+from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
 from ropewalk.data.read.readers import read_documents
 from ropewalk.data.read.records import GREATEST_ID, record_documents, token_documents, token_ids
 from ropewalk.data.settings import SourceSpec
@@ -32,8 +32,8 @@ def plain(documents: tuple[Document | TokenisedDocument, ...]) -> list[tuple[str
 
 
 def read(path: object, **fields: Any) -> list[tuple[str, list[int]]]:
-    planned = plan_portions([SourceSpec(path=str(path), **fields)])
-    return [entry for p in planned for record in read_portion(p) for entry in plain(record.documents)]
+    planned = plan_input_splits([SourceSpec(path=str(path), **fields)])
+    return [entry for p in planned for record in read_input_split(p) for entry in plain(record.documents)]
 
 
 def documents(record: dict[str, Any], **fields: Any) -> list[tuple[str, list[int]]]:
@@ -249,9 +249,9 @@ def test_every_kind_of_integer_column_is_read(tmp_path: Path, kind: pyarrow.Data
         pyarrow.table({"input_ids": pyarrow.array(rows, kind)}), path, row_group_size=500
     )
     assert read(path) == [("t", row) for row in rows]
-    (portion,) = plan_portions([SourceSpec(path=str(path))])
+    (split,) = plan_input_splits([SourceSpec(path=str(path))])
     for skip in (1, 255, 256, 257, 499, 500, 501, 599, 600):
-        found = [entry for record in read_portion(portion, skip) for entry in plain(record.documents)]
+        found = [entry for record in read_input_split(split, skip) for entry in plain(record.documents)]
         assert found == [("t", row) for row in rows[skip:]]
 
 

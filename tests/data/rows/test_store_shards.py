@@ -281,7 +281,7 @@ import ropewalk.data.rows.store
 import ropewalk.data.tokens.token_shards
 from ropewalk.cli.app import main
 ropewalk.data.rows.store.LEAST_FILE_TOKENS = 1024
-ropewalk.data.tokens.token_shards.BLOCK_TOKENS = 2000
+ropewalk.data.tokens.token_shards.SHARD_TOKENS = 2000
 main(sys.argv[1:])
 """
 
@@ -391,15 +391,15 @@ def test_a_file_that_changes_and_comes_back_is_read_again(
     path = corpus / "2.jsonl"
     content = path.read_bytes()
     options = {"tokens": tmp_path / "tokens"} if kept else {}
-    real = corpus_module.read_portion
+    real = corpus_module.read_input_split
 
     def poisoned(portion: object, skip: int) -> object:
         path.write_bytes(content.replace(b"a", b"b"))
         return real(portion, skip)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module.tokenise_portions, "__kwdefaults__", {
-            **(corpus_module.tokenise_portions.__kwdefaults__ or {}), "read": poisoned
+        patch.setattr(corpus_module.tokenise_splits, "__kwdefaults__", {
+            **(corpus_module.tokenise_splits.__kwdefaults__ or {}), "read": poisoned
         })  # fmt: skip
         with pytest.raises(RopewalkError, match=r"changed while it was being packed"):
             job(corpus, tokenizer).pack(tmp_path / "out", **options)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
-from ropewalk.data.read.input_splits import Portion
+from ropewalk.data.read.input_splits import InputSplit
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens import corpus as corpus_module
-from ropewalk.data.tokens import token_shards as token_blocks
-from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
+from ropewalk.data.tokens import token_shards as token_shards
+from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.tokenise import load_tokenizer, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import TEXTS, make_tokenizer
@@ -53,24 +53,24 @@ INPUTS: list[Records] = [
 
 
 class Reader:
-    """Records by portion, in place of files; it notes what was asked for."""
+    """Records by split, in place of files; it notes what was asked for."""
 
     def __init__(self, inputs: list[Records]) -> None:
         self.inputs = inputs
         self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
-        number = portion.identity["number"]
+    def __call__(self, split: InputSplit, skip: int = 0) -> Iterator[Record]:
+        number = split.identity["number"]
         self.asked.append((number, skip))
         yield from self.inputs[number][skip:]
 
     @property
-    def portions(self) -> list[Portion]:
-        return [portion(number) for number in range(len(self.inputs))]
+    def splits(self) -> list[InputSplit]:
+        return [split(number) for number in range(len(self.inputs))]
 
 
-def portion(number: int, path: str = "all") -> Portion:
-    return Portion(SourceSpec(path=path), (), 0, None, {"number": number}, 0)
+def split(number: int, path: str = "all") -> InputSplit:
+    return InputSplit(SourceSpec(path=path), (), 0, None, {"number": number}, 0)
 
 
 def naive(inputs: list[Records], tokenizer: Any) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks a portion, and several batches a block."""
-    monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 100)
+    """Several shards a split, and several batches a shard."""
+    monkeypatch.setattr(token_shards, "SHARD_TOKENS", 100)
     monkeypatch.setattr(corpus_module, "BATCH_DOCUMENTS", 7)
 
 
@@ -141,8 +141,8 @@ def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
 ) -> None:
     calls: list[tuple[int, int]] = []
     reader = Reader(INPUTS)
-    corpus = tokenise_portions(
-        reader.portions,
+    corpus = tokenise_splits(
+        reader.splits,
         tokenizer,
         tmp_path,
         workers=workers,
@@ -150,14 +150,14 @@ def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
         read=reader,
     )
     check(corpus, naive(INPUTS, tokenizer))
-    assert corpus.portions == len(INPUTS)
+    assert corpus.splits == len(INPUTS)
     assert calls == sorted(calls)
     assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
     assert len(calls) > 5
     assert reader.asked == [(n, 0) for n in range(len(INPUTS))]
     again: list[tuple[int, int]] = []
-    reopened = tokenise_portions(
-        reader.portions, tokenizer, tmp_path, progress=lambda *totals: again.append(totals), read=reader
+    reopened = tokenise_splits(
+        reader.splits, tokenizer, tmp_path, progress=lambda *totals: again.append(totals), read=reader
     )
     check(reopened, naive(INPUTS, tokenizer))
     assert reopened.digest == corpus.digest
@@ -165,9 +165,9 @@ def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
     assert again == calls[-1:]
 
 
-def folder_of(portion: Portion, tokenizer: Any) -> str:
-    made_by = [token_blocks.FORMAT, tokenizers.__version__, tokenizer_identity(tokenizer)]
-    key = json.dumps([*made_by, portion.identity], sort_keys=True)
+def folder_of(split: InputSplit, tokenizer: Any) -> str:
+    made_by = [token_shards.FORMAT, tokenizers.__version__, tokenizer_identity(tokenizer)]
+    key = json.dumps([*made_by, split.identity], sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -175,15 +175,15 @@ def test_the_digest_is_that_of_the_blocks_in_order(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     reader = Reader(INPUTS)
-    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
-    folders = [tmp_path / folder_of(portion, tokenizer) for portion in reader.portions]
+    corpus = tokenise_splits(reader.splits, tokenizer, tmp_path, read=reader)
+    folders = [tmp_path / folder_of(split, tokenizer) for split in reader.splits]
     assert sorted(tmp_path.iterdir()) == sorted(folders)
     assert len(list(tmp_path.rglob("*.arrow"))) > 10
-    for portions, order in ((reader.portions, folders), (reader.portions[::-1], folders[::-1])):
+    for splits, order in ((reader.splits, folders), (reader.splits[::-1], folders[::-1])):
         digests = b"".join(
-            bytes.fromhex(block.digest) for folder in order for block in token_blocks.committed_blocks(folder)
+            bytes.fromhex(shard.digest) for folder in order for shard in token_shards.committed_shards(folder)
         )
-        corpus = tokenise_portions(portions, tokenizer, tmp_path, read=reader)
+        corpus = tokenise_splits(splits, tokenizer, tmp_path, read=reader)
         assert corpus.digest == hashlib.sha256(digests).hexdigest()
     assert len(reader.asked) == len(INPUTS)
 
@@ -212,11 +212,11 @@ def test_any_records_by_any_shard_are_as_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, inputs: list[Records], order: random.Random, shards: int
 ) -> None:
     tokenizer = make_tokenizer()
-    folder = tmp_path_factory.mktemp("blocks")
+    folder = tmp_path_factory.mktemp("shards")
     inputs = [*inputs, [text("so that there is one")]]
     reader = Reader(inputs)
     for index in order.sample(range(shards), shards):
-        corpus = tokenise_portions(reader.portions, tokenizer, folder, shard=(index, shards), read=reader)
+        corpus = tokenise_splits(reader.splits, tokenizer, folder, shard=(index, shards), read=reader)
         check(corpus, naive(inputs, tokenizer))
     assert sorted(n for n, _ in reader.asked) == list(range(len(inputs)))
 
@@ -225,17 +225,15 @@ def test_shards_in_one_folder_and_in_two_give_one_run_s_bytes(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     reader = Reader(INPUTS)
-    whole = tokenise_portions(reader.portions, tokenizer, tmp_path / "whole", read=reader)
+    whole = tokenise_splits(reader.splits, tokenizer, tmp_path / "whole", read=reader)
     for folders in (("both", "both"), ("first", "second")):
         reader.asked.clear()
         for index, name in enumerate(folders):
-            part = tokenise_portions(
-                reader.portions, tokenizer, tmp_path / name, shard=(index, 2), read=reader
-            )
+            part = tokenise_splits(reader.splits, tokenizer, tmp_path / name, shard=(index, 2), read=reader)
             assert part.digest == whole.digest
             assert part.sources == whole.sources
             assert content(tmp_path / name) == content(tmp_path / "whole")
-    # Own portions first, then the other machine's from the last to the first.
+    # Own splits first, then the other machine's from the last to the first.
     assert [n for n, _ in reader.asked] == [0, 2, 4, 3, 1, 1, 3, 4, 2, 0]
 
 
@@ -245,16 +243,16 @@ def test_portions_that_another_machine_makes_meanwhile_are_taken_over(
     calls: list[tuple[int, int]] = []
 
     class Overtaken(Reader):
-        def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
-            for count, record in enumerate(super().__call__(portion, skip)):
+        def __call__(self, split: InputSplit, skip: int = 0) -> Iterator[Record]:
+            for count, record in enumerate(super().__call__(split, skip)):
                 if self.asked == [(0, 0)] and count == 3:
                     self.asked.append((-1, 0))
-                    tokenise_portions(self.portions, tokenizer, tmp_path, shard=(1, 2), read=Reader(INPUTS))
+                    tokenise_splits(self.splits, tokenizer, tmp_path, shard=(1, 2), read=Reader(INPUTS))
                 yield record
 
     reader = Overtaken(INPUTS)
-    corpus = tokenise_portions(
-        reader.portions,
+    corpus = tokenise_splits(
+        reader.splits,
         tokenizer,
         tmp_path,
         shard=(0, 2),
@@ -264,40 +262,40 @@ def test_portions_that_another_machine_makes_meanwhile_are_taken_over(
     check(corpus, naive(INPUTS, tokenizer))
     assert reader.asked == [(0, 0), (-1, 0)], "neither the others' nor its own later ones are made again"
     assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
-    alone = tokenise_portions(reader.portions, tokenizer, tmp_path / "alone", read=Reader(INPUTS))
+    alone = tokenise_splits(reader.splits, tokenizer, tmp_path / "alone", read=Reader(INPUTS))
     assert alone.digest == corpus.digest
 
 
-def test_a_portion_that_was_begun_goes_on_after_its_blocks(
+def test_a_portion_that_was_begun_goes_on_after_its_shards(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     inputs = [INPUTS[1]]
-    whole = tokenise_portions([portion(0)], tokenizer, tmp_path / "whole", read=Reader(inputs))
+    whole = tokenise_splits([split(0)], tokenizer, tmp_path / "whole", read=Reader(inputs))
 
     class Broken(Reader):
-        def __call__(self, portion: Portion, skip: int = 0) -> Iterator[Record]:
-            yield from list(super().__call__(portion, skip))[:30]
+        def __call__(self, split: InputSplit, skip: int = 0) -> Iterator[Record]:
+            yield from list(super().__call__(split, skip))[:30]
             raise RopewalkError("b.jsonl:31: broken JSON line")
 
     with pytest.raises(RopewalkError, match=r"b\.jsonl:31: broken JSON line"):
-        tokenise_portions([portion(0)], tokenizer, tmp_path / "again", read=Broken(inputs))
+        tokenise_splits([split(0)], tokenizer, tmp_path / "again", read=Broken(inputs))
     left = content(tmp_path / "again")
     assert 0 < len(left) < len(content(tmp_path / "whole"))
     assert left.items() <= content(tmp_path / "whole").items()
     (folder,) = (tmp_path / "again").iterdir()
     (folder / f".00001.{'0' * 32}.arrow").write_bytes(b"half")
-    blocks = token_blocks.committed_blocks(folder)
+    shards = token_shards.committed_shards(folder)
     calls: list[tuple[int, int]] = []
     reader = Reader(inputs)
-    corpus = tokenise_portions(
-        [portion(0)],
+    corpus = tokenise_splits(
+        [split(0)],
         tokenizer,
         tmp_path / "again",
         progress=lambda *totals: calls.append(totals),
         read=reader,
     )
-    assert reader.asked == [(0, sum(block.records for block in blocks))]
-    assert calls[0] == (sum(len(block.lengths) for block in blocks), sum(block.tokens for block in blocks))
+    assert reader.asked == [(0, sum(shard.records for shard in shards))]
+    assert calls[0] == (sum(len(shard.lengths) for shard in shards), sum(shard.tokens for shard in shards))
     assert calls[-1] == (len(corpus), int(corpus.lengths.sum()))
     assert corpus.digest == whole.digest
     assert content(tmp_path / "again") == content(tmp_path / "whole")
@@ -307,25 +305,25 @@ def test_a_damaged_block_stops_the_run_before_it_begins(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     reader = Reader(INPUTS)
-    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    corpus = tokenise_splits(reader.splits, tokenizer, tmp_path, read=reader)
     reader.asked.clear()
-    path = tmp_path / folder_of(reader.portions[1], tokenizer) / "00002.arrow"
+    path = tmp_path / folder_of(reader.splits[1], tokenizer) / "00002.arrow"
     whole = path.read_bytes()
     path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
     with pytest.raises(RopewalkError, match=r"00002\.arrow is damaged; delete it and run again"):
-        tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+        tokenise_splits(reader.splits, tokenizer, tmp_path, read=reader)
     assert reader.asked == []
     path.unlink()
-    assert tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader).digest == corpus.digest
+    assert tokenise_splits(reader.splits, tokenizer, tmp_path, read=reader).digest == corpus.digest
     assert path.read_bytes() == whole
 
 
 def test_a_portion_given_twice_is_tokenised_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     reader = Reader(INPUTS)
-    twice = [portion(0), portion(1), portion(0)]
-    corpus = tokenise_portions(twice, tokenizer, tmp_path, workers=2, read=reader)
+    twice = [split(0), split(1), split(0)]
+    corpus = tokenise_splits(twice, tokenizer, tmp_path, workers=2, read=reader)
     check(corpus, naive([INPUTS[0], INPUTS[1], INPUTS[0]], tokenizer))
-    assert corpus.portions == 3
+    assert corpus.splits == 3
     assert reader.asked == [(0, 0), (1, 0)]
 
 
@@ -333,7 +331,7 @@ def test_another_tokenizer_has_blocks_of_its_own(tmp_path: Path) -> None:
     first, second = make_tokenizer(), make_tokenizer()
     second.add_tokens(["document"])
     for tokenizer in (first, second, first):
-        corpus = tokenise_portions([portion(0)], tokenizer, tmp_path, read=Reader(INPUTS))
+        corpus = tokenise_splits([split(0)], tokenizer, tmp_path, read=Reader(INPUTS))
         check(corpus, naive(INPUTS[:1], tokenizer))
 
 
@@ -342,43 +340,43 @@ def test_a_source_without_documents_is_refused(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, shard: tuple[int, int]
 ) -> None:
     inputs = [[text("a document")], [text(" "), BINARY], [BLANK_LINE, text("")], [text("\n")]]
-    portions = [portion(0, "good.jsonl"), portion(1, "bad"), portion(2, "bad"), portion(3, "good.jsonl")]
+    splits = [split(0, "good.jsonl"), split(1, "bad"), split(2, "bad"), split(3, "good.jsonl")]
     message = r"^no documents in bad \(2 empty documents, 1 binary files passed over\)$"
     for _ in range(2):
         with pytest.raises(RopewalkError, match=message):
-            tokenise_portions(portions, tokenizer, tmp_path, shard=shard, read=Reader(inputs))
+            tokenise_splits(splits, tokenizer, tmp_path, shard=shard, read=Reader(inputs))
     with pytest.raises(RopewalkError, match=r"^no documents in nothing$"):
-        tokenise_portions([portion(0, "nothing")], tokenizer, tmp_path / "other", read=Reader([[]]))
+        tokenise_splits([split(0, "nothing")], tokenizer, tmp_path / "other", read=Reader([[]]))
 
 
 def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     reader = Reader(INPUTS)
     for shard in ((1, 1), (-1, 2), (0, 0)):
         with pytest.raises(RopewalkError, match=rf"shard must be .*got \({shard[0]}, {shard[1]}\)"):
-            tokenise_portions(reader.portions, tokenizer, tmp_path, shard=shard, read=reader)
+            tokenise_splits(reader.splits, tokenizer, tmp_path, shard=shard, read=reader)
     with pytest.raises(RopewalkError, match="no documents: give at least one"):
-        tokenise_portions([], tokenizer, tmp_path, read=reader)
+        tokenise_splits([], tokenizer, tmp_path, read=reader)
     with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
-        tokenise_portions(reader.portions, tokenizer, tmp_path, workers=0, read=reader)
+        tokenise_splits(reader.splits, tokenizer, tmp_path, workers=0, read=reader)
     for wrong in (-1, 258):
         foreign = Reader([[Record((tokens(0, 257, wrong, 7),))]])
         with pytest.raises(
             RopewalkError, match=rf"source 'tokens' holds token id {wrong}, .* ids from 0 to 257"
         ):
-            tokenise_portions([portion(0)], tokenizer, tmp_path / "foreign", read=foreign)
+            tokenise_splits([split(0)], tokenizer, tmp_path / "foreign", read=foreign)
     (tmp_path / "file").touch()
     with pytest.raises(RopewalkError, match=r"cannot write .*00000\.arrow: "):
-        tokenise_portions([portion(4)], tokenizer, tmp_path / "file", read=reader)
+        tokenise_splits([split(4)], tokenizer, tmp_path / "file", read=reader)
 
 
 def test_few_blocks_are_open_at_a_time(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus_module, "OPEN_BLOCKS", 2)
+    monkeypatch.setattr(corpus_module, "OPEN_SHARDS", 2)
     opened: list[Path] = []
     real = corpus_module.TokenFile
     monkeypatch.setattr(corpus_module, "TokenFile", lambda path: opened.append(path) or real(path))
-    corpus = tokenise_portions([portion(1)], tokenizer, tmp_path, read=Reader(INPUTS))
+    corpus = tokenise_splits([split(1)], tokenizer, tmp_path, read=Reader(INPUTS))
     first_of = np.flatnonzero(np.diff(np.cumsum(corpus.lengths), prepend=0) > 0)
     last = len(corpus) - 1
     descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
@@ -405,7 +403,7 @@ def test_a_corpus_goes_to_another_process_without_its_tokens(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     reader = Reader(INPUTS)
-    corpus = tokenise_portions(reader.portions, tokenizer, tmp_path, read=reader)
+    corpus = tokenise_splits(reader.splits, tokenizer, tmp_path, read=reader)
     before = len(pickle.dumps(corpus))
     everything = [corpus.tokens(n).tolist() for n in range(len(corpus))]
     assert len(pickle.dumps(corpus)) == before
@@ -422,20 +420,20 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ropewalk.data.tokens import token_shards
-from ropewalk.data.tokens.corpus import tokenise_portions
+from ropewalk.data.tokens.corpus import tokenise_splits
 from ropewalk.data.settings import SourceSpec
-from ropewalk.data.read.input_splits import plan_portions
+from ropewalk.data.read.input_splits import plan_input_splits
 from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
     _, _, inputs, output, workers, limit = sys.argv
     from tests.data.tiny_tokenizer import make_tokenizer
-    token_shards.BLOCK_TOKENS = 3000
-    portions = plan_portions([SourceSpec(path=str(path)) for path in sorted(Path(inputs).iterdir())])
+    token_shards.SHARD_TOKENS = 3000
+    splits = plan_input_splits([SourceSpec(path=str(path)) for path in sorted(Path(inputs).iterdir())])
     if int(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     print("begin", flush=True)
     try:
-        corpus = tokenise_portions(portions, make_tokenizer(), Path(output), workers=int(workers))
+        corpus = tokenise_splits(splits, make_tokenizer(), Path(output), workers=int(workers))
     except RopewalkError as error:
         sys.exit(f"refused: {error}")
     print(corpus.digest, len(corpus), corpus.lengths.sum())
@@ -477,7 +475,7 @@ def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
         process = run("killed", workers)
         while process.poll() is None and len(list((tmp_path / "killed").rglob("0*"))) < part * len(expected):
             time.sleep(0.001)
-        # Anywhere in the writing of a block.
+        # Anywhere in the writing of a shard.
         time.sleep(random.uniform(0, 0.02))
         process.kill()
         process.communicate()
@@ -507,6 +505,6 @@ def test_a_text_of_megabytes_is_one_document(stories260k: Path, tmp_path: Path) 
     tokenizer = load_tokenizer(str(stories260k))
     words = "Once upon a time there was a little dog. "
     inputs = [[text("short"), text(words * 40_000), text("end")]]
-    corpus = tokenise_portions([portion(0)], tokenizer, tmp_path, workers=2, read=Reader(inputs))
+    corpus = tokenise_splits([split(0)], tokenizer, tmp_path, workers=2, read=Reader(inputs))
     check(corpus, naive(inputs, tokenizer))
     assert corpus.characters[1] == len(words) * 40_000

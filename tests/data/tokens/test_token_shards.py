@@ -1,4 +1,4 @@
-"""Blocks hold what was put in, end between records, and show when a single byte of them is not as written."""
+"""Shards hold what was put in, end between records, and show when a single byte of them is not as written."""
 
 import hashlib
 import json
@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.data.tokens import token_shards as token_blocks
+from ropewalk.data.tokens import token_shards as token_shards
 from ropewalk.data.tokens.token_shards import (
-    Block,
-    PortionWriter,
+    ShardWriter,
     TokenFile,
-    committed_blocks,
-    open_block,
+    TokenShard,
+    committed_shards,
+    open_shard,
     remove_leftovers,
 )
 from ropewalk.errors import RopewalkError
 
 
 def all_tokens(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a block and its documents' bounds, read back."""
+    """The ids of a shard and its documents' bounds, read back."""
     file = TokenFile(path)
     ids = np.empty(file.offsets[-1], np.int32)
     file.read(0, ids)
@@ -39,8 +39,10 @@ Row = tuple[list[int], str, int, int]
 ROWS: list[Row] = [([5, 6, 7], "b", 2**64 - 1, 9), ([], "a", 0, 1), ([8], "b", 7, 2)]
 
 
-def write(folder: Path, records: list[list[Row]], known: tuple[Block, ...] = ()) -> tuple[Block, ...]:
-    writer = PortionWriter(folder, known)
+def write(
+    folder: Path, records: list[list[Row]], known: tuple[TokenShard, ...] = ()
+) -> tuple[TokenShard, ...]:
+    writer = ShardWriter(folder, known)
     for record in records:
         writer.next_record()
         for ids, *rest in record:
@@ -48,7 +50,7 @@ def write(folder: Path, records: list[list[Row]], known: tuple[Block, ...] = ())
     return writer.finish()
 
 
-def same(first: Block, second: Block) -> bool:
+def same(first: TokenShard, second: TokenShard) -> bool:
     plain = {name: value for name, value in vars(first).items() if name not in ENTRIES}
     return plain == {name: vars(second)[name] for name in plain} and all(
         getattr(first, name).dtype == getattr(second, name).dtype
@@ -58,51 +60,51 @@ def same(first: Block, second: Block) -> bool:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_blocks, "BLOCK_TOKENS", 4)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_shards, "SHARD_TOKENS", 4)
 
 
 def test_a_block_holds_what_was_put_in(tmp_path: Path) -> None:
-    writer = PortionWriter(tmp_path / "p", ())
+    writer = ShardWriter(tmp_path / "p", ())
     writer.next_record(binary=True)
     writer.next_record()
     writer.add_empty()
     for ids, *rest in ROWS:
         writer.add(np.array(ids, np.int32), *rest)
     (written,) = writer.finish()
-    block = open_block(written.path)
-    assert same(written, block)
+    shard = open_shard(written.path)
+    assert same(written, shard)
     assert written.path == tmp_path / "p" / "00000.arrow"
-    assert (block.last, block.records, block.empty_documents, block.binary_files) == (True, 2, 1, 1)
-    assert block.sources == ("b", "a")
-    assert block.source_ids.tolist() == [0, 1, 0]
-    assert block.lengths.tolist() == [3, 0, 1]
-    assert block.hashes.tolist() == [2**64 - 1, 0, 7]
-    assert block.characters.tolist() == [9, 1, 2]
-    assert block.first_ids.tolist() == [5, -1, 8]
-    assert block.last_ids.tolist() == [7, -1, 8]
-    ids, offsets = all_tokens(block.path)
-    assert (block.tokens, ids.tolist(), offsets.tolist()) == (4, [5, 6, 7, 8], [0, 3, 3, 4])
+    assert (shard.last, shard.records, shard.empty_documents, shard.binary_files) == (True, 2, 1, 1)
+    assert shard.sources == ("b", "a")
+    assert shard.source_ids.tolist() == [0, 1, 0]
+    assert shard.lengths.tolist() == [3, 0, 1]
+    assert shard.hashes.tolist() == [2**64 - 1, 0, 7]
+    assert shard.characters.tolist() == [9, 1, 2]
+    assert shard.first_ids.tolist() == [5, -1, 8]
+    assert shard.last_ids.tolist() == [7, -1, 8]
+    ids, offsets = all_tokens(shard.path)
+    assert (shard.tokens, ids.tolist(), offsets.tolist()) == (4, [5, 6, 7, 8], [0, 3, 3, 4])
 
 
-def test_any_arrow_reader_reads_a_block(tmp_path: Path) -> None:
-    (block,) = write(tmp_path, [ROWS])
+def test_any_arrow_reader_reads_a_shard(tmp_path: Path) -> None:
+    (shard,) = write(tmp_path, [ROWS])
     # Behind the Arrow file stands its digest.
-    table = pyarrow.ipc.open_file(pyarrow.py_buffer(block.path.read_bytes()[:-64])).read_all()
+    table = pyarrow.ipc.open_file(pyarrow.py_buffer(shard.path.read_bytes()[:-64])).read_all()
     assert table.column("input_ids").to_pylist() == [ids for ids, *_ in ROWS]
     header = json.loads(table.schema.metadata[b"ropewalk"])
     assert [header["sources"][n] for n in table.column("source").to_pylist()] == ["b", "a", "b"]
     assert {name: header[name] for name in ("format", "last", "records", "documents", "tokens")} == {
-        "format": token_blocks.FORMAT, "last": True, "records": 1, "documents": 3, "tokens": 4
+        "format": token_shards.FORMAT, "last": True, "records": 1, "documents": 3, "tokens": 4
     }  # fmt: skip
 
 
 def test_the_digest_is_that_of_the_plain_numbers(tmp_path: Path) -> None:
-    (block,) = write(tmp_path, [ROWS])
+    (shard,) = write(tmp_path, [ROWS])
     content = b'[4, 3, ["b", "a"]]'
     for numbers, size in (([5, 6, 7, 8], 4), ([3, 0, 1], 8), ([0, 1, 0], 4), ([2**64 - 1, 0, 7], 8)):
         content += b"".join(number.to_bytes(size, "little") for number in numbers)
-    assert block.digest == hashlib.sha256(content).hexdigest()
+    assert shard.digest == hashlib.sha256(content).hexdigest()
 
 
 CHANGES: list[list[Row]] = [
@@ -119,24 +121,24 @@ def test_the_digest_follows_ids_lengths_sources_and_hashes(tmp_path: Path, rows:
     assert write(tmp_path / "a", [rows])[0].digest != write(tmp_path / "b", [ROWS])[0].digest
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_shards")
 def test_a_block_ends_with_the_record_that_fills_it(tmp_path: Path) -> None:
     three, five = ([1] * 3, "a", 0, 3), ([1] * 5, "a", 0, 5)
-    blocks = write(tmp_path, [[three], [], [three, three], [], [five], [three], [([1], "a", 0, 1)]])
-    assert [(block.records, block.tokens, block.last) for block in blocks] == [
+    shards = write(tmp_path, [[three], [], [three, three], [], [five], [three], [([1], "a", 0, 1)]])
+    assert [(shard.records, shard.tokens, shard.last) for shard in shards] == [
         (3, 9, False),
         (2, 5, False),
         (2, 4, True),
     ]
-    assert [block.path.name for block in blocks] == ["00000.arrow", "00001.arrow", "00002.arrow"]
+    assert [shard.path.name for shard in shards] == ["00000.arrow", "00001.arrow", "00002.arrow"]
 
 
-def test_a_portion_without_records_is_one_empty_block(tmp_path: Path) -> None:
+def test_a_portion_without_records_is_one_empty_shard(tmp_path: Path) -> None:
     (written,) = write(tmp_path, [])
-    (block,) = committed_blocks(tmp_path)
-    assert same(written, block)
-    assert (block.last, block.records, block.tokens, len(block.lengths)) == (True, 0, 0, 0)
-    assert all_tokens(block.path)[0].tolist() == []
+    (shard,) = committed_shards(tmp_path)
+    assert same(written, shard)
+    assert (shard.last, shard.records, shard.tokens, len(shard.lengths)) == (True, 0, 0, 0)
+    assert all_tokens(shard.path)[0].tolist() == []
 
 
 ROW = st.tuples(
@@ -148,91 +150,91 @@ ROW = st.tuples(
 
 
 @given(records=st.lists(st.lists(ROW, max_size=3), max_size=12), seen=st.integers(0, 12))
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_shards")
 def test_blocks_put_together_are_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, records: list[list[Row]], seen: int
 ) -> None:
     folder = tmp_path_factory.mktemp("portion")
     written = write(folder, records)
-    found = committed_blocks(folder)
+    found = committed_shards(folder)
     assert all(map(same, written, found))
-    assert [block.last for block in found] == [False] * (len(found) - 1) + [True]
-    assert sum(block.records for block in found) == len(records)
+    assert [shard.last for shard in found] == [False] * (len(found) - 1) + [True]
+    assert sum(shard.records for shard in found) == len(records)
     rows = []
-    for block in found:
-        ids, offsets = all_tokens(block.path)
-        for n, source in enumerate(block.source_ids.tolist()):
+    for shard in found:
+        ids, offsets = all_tokens(shard.path)
+        for n, source in enumerate(shard.source_ids.tolist()):
             own = ids[offsets[n] : offsets[n + 1]].tolist()
-            assert len(own) == block.lengths[n]
-            rows.append((own, block.sources[source], int(block.hashes[n]), int(block.characters[n])))
+            assert len(own) == shard.lengths[n]
+            rows.append((own, shard.sources[source], int(shard.hashes[n]), int(shard.characters[n])))
     assert rows == [row for record in records for row in record]
-    content = [block.path.read_bytes() for block in found]
-    # From any block on, the same bytes are written again.
+    content = [shard.path.read_bytes() for shard in found]
+    # From any shard on, the same bytes are written again.
     kept = found[: min(seen, len(found) - 1)]
-    for block in found[len(kept) :]:
-        block.path.unlink()
-    again = write(folder, records[sum(block.records for block in kept) :], kept)
-    assert [block.path.read_bytes() for block in again] == content
+    for shard in found[len(kept) :]:
+        shard.path.unlink()
+    again = write(folder, records[sum(shard.records for shard in kept) :], kept)
+    assert [shard.path.read_bytes() for shard in again] == content
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
-    (block,) = write(tmp_path, [ROWS])
-    content = block.path.read_bytes()
+    (shard,) = write(tmp_path, [ROWS])
+    content = shard.path.read_bytes()
     message = r"00000\.arrow is damaged; delete it and run again$"
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
-        block.path.write_bytes(damaged)
+        shard.path.write_bytes(damaged)
         with pytest.raises(RopewalkError, match=message):
-            open_block(block.path)
+            open_shard(shard.path)
     for length in [*range(0, len(content), 61), len(content) - 1]:
-        block.path.write_bytes(content[:length])
+        shard.path.write_bytes(content[:length])
         with pytest.raises(RopewalkError, match=message):
-            open_block(block.path)
-    block.path.write_bytes(content + b"x")
+            open_shard(shard.path)
+    shard.path.write_bytes(content + b"x")
     with pytest.raises(RopewalkError, match=message):
-        open_block(block.path)
-    block.path.write_bytes(content)
-    assert same(open_block(block.path), block)
+        open_shard(shard.path)
+    shard.path.write_bytes(content)
+    assert same(open_shard(shard.path), shard)
 
 
 def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_blocks, "FORMAT", 99)
-    (block,) = write(tmp_path, [ROWS])
+    monkeypatch.setattr(token_shards, "FORMAT", 99)
+    (shard,) = write(tmp_path, [ROWS])
     monkeypatch.undo()
     with pytest.raises(
         RopewalkError, match=r"00000\.arrow has format 99, and this release reads 2; delete it"
     ):
-        open_block(block.path)
+        open_shard(shard.path)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_shards")
 def test_a_block_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
-    blocks = write(tmp_path / "one", [ROWS, ROWS])
-    blocks[0].path.rename(tmp_path / "kept")
-    blocks[1].path.rename(blocks[0].path)
-    with pytest.raises(RopewalkError, match=r"00000\.arrow is block 1 of one, in a wrong place; delete it"):
-        committed_blocks(tmp_path / "one")
+    shards = write(tmp_path / "one", [ROWS, ROWS])
+    shards[0].path.rename(tmp_path / "kept")
+    shards[1].path.rename(shards[0].path)
+    with pytest.raises(RopewalkError, match=r"00000\.arrow is shard 1 of one, in a wrong place; delete it"):
+        committed_shards(tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "kept").rename(tmp_path / "two" / "00000.arrow")
-    with pytest.raises(RopewalkError, match=r"00000\.arrow is block 0 of one, in a wrong place; delete it"):
-        committed_blocks(tmp_path / "two")
+    with pytest.raises(RopewalkError, match=r"00000\.arrow is shard 0 of one, in a wrong place; delete it"):
+        committed_shards(tmp_path / "two")
 
 
 def test_an_unreadable_block_is_told(tmp_path: Path) -> None:
     with pytest.raises(RopewalkError, match=r"cannot read .*00000\.arrow: No such file or directory"):
-        open_block(tmp_path / "00000.arrow")
+        open_shard(tmp_path / "00000.arrow")
     with pytest.raises(RopewalkError, match=r"cannot read .*00000\.arrow.*; run again"):
         TokenFile(tmp_path / "00000.arrow")
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_shards")
 def test_blocks_count_up_to_the_first_that_is_missing(tmp_path: Path) -> None:
-    assert committed_blocks(tmp_path / "nowhere") == ()
-    blocks = write(tmp_path, [ROWS, ROWS, ROWS])
-    blocks[1].path.unlink()
-    assert len(committed_blocks(tmp_path)) == 1
-    assert committed_blocks(tmp_path, blocks) == blocks, "known blocks are not looked for again"
+    assert committed_shards(tmp_path / "nowhere") == ()
+    shards = write(tmp_path, [ROWS, ROWS, ROWS])
+    shards[1].path.unlink()
+    assert len(committed_shards(tmp_path)) == 1
+    assert committed_shards(tmp_path, shards) == shards, "known shards are not looked for again"
 
 
 def test_only_this_format_s_temporary_files_are_cleared(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_a_block_is_written_although_its_temporary_file_is_cleared(
     undisturbed = write(tmp_path / "a" / "p", [ROWS])[0].path.read_bytes()
     folder = tmp_path / "b" / "p"
     losses = []
-    replace = token_blocks.replacing.__globals__["os"].replace
+    replace = token_shards.replacing.__globals__["os"].replace
 
     def disturbed(source: Path, target: Path) -> None:
         if len(losses) < 3:
@@ -267,9 +269,9 @@ def test_a_block_is_written_although_its_temporary_file_is_cleared(
         replace(source, target)
 
     monkeypatch.setattr("os.replace", disturbed)
-    (block,) = write(folder, [ROWS])
+    (shard,) = write(folder, [ROWS])
     assert len(set(losses)) == 3, "each attempt has a name of its own"
-    assert block.path.read_bytes() == undisturbed
+    assert shard.path.read_bytes() == undisturbed
     assert [path.name for path in folder.iterdir()] == ["00000.arrow"]
 
 
@@ -286,7 +288,7 @@ def test_a_folder_that_always_loses_its_files_is_told(
 
 
 def test_a_record_too_large_for_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_blocks, "_MOST_TOKENS", 6)
+    monkeypatch.setattr(token_shards, "_MOST_TOKENS", 6)
     assert len(write(tmp_path / "a", [[([1] * 6, "a", 0, 6)]])) == 1
     with pytest.raises(
         RopewalkError, match=r"a record of source 'a' reaches 7 tokens; one may hold at most 6"

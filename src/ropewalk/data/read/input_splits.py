@@ -1,4 +1,4 @@
-"""Portions: stretches of the sources that can be read by themselves, the unit that machines share work by."""
+"""Input splits: stretches of the sources that can be read by themselves, the unit that machines share work by."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ropewalk.data.read.records import first_line_is_record, read_json_lines, re
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
-PORTION_BYTES = 1 << 26
-"""A portion of files has about this many bytes where they can be cut or put together."""
+SPLIT_BYTES = 1 << 26
+"""A split of files has about this many bytes where they can be cut or put together."""
 
 
 @dataclass(frozen=True)
-class Portion:
-    """A stretch of one source; all portions one after the other are the sources in reading order.
+class InputSplit:
+    """A stretch of one source; all splits one after the other are the sources in reading order.
 
     Attributes:
         spec: the source.
@@ -54,13 +54,13 @@ class Portion:
     size: int
 
 
-def plan_portions(specs: Sequence[SourceSpec]) -> tuple[Portion, ...]:
-    """Cut the sources into portions of about PORTION_BYTES.
+def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
+    """Cut the sources into splits of about SPLIT_BYTES.
 
     Names, sizes, the footers of large Parquet files and the first lines of ``.json`` files in folders decide;
     small files are read once for their identity. A JSON lines file that is not compressed is cut into byte
     ranges, a Parquet file into runs of row groups, a dataset of the hub into its shards; texts of a folder
-    that follow each other are put together. A source with ``max_documents`` is one portion.
+    that follow each other are put together. A source with ``max_documents`` is one split.
 
     Raises:
         RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's
@@ -69,14 +69,14 @@ def plan_portions(specs: Sequence[SourceSpec]) -> tuple[Portion, ...]:
     if not specs:
         raise RopewalkError("no documents: give at least one file, folder or dataset")
     refuse_duplicates(specs)
-    return tuple(portion for spec in specs for portion in _identified(spec))
+    return tuple(split for spec in specs for split in _identified(spec))
 
 
-def read_portion(portion: Portion, skip: int = 0) -> Iterator[Record]:
-    """The records of a portion in order, without the first ``skip``.
+def read_input_split(split: InputSplit, skip: int = 0) -> Iterator[Record]:
+    """The records of a split in order, without the first ``skip``.
 
-    What is passed over is not parsed, and files and row groups of it are not read; only in a portion whose
-    source has ``max_documents`` it is, for the portion ends after that many records with a document that is
+    What is passed over is not parsed, and files and row groups of it are not read; only in a split whose
+    source has ``max_documents`` it is, for the split ends after that many records with a document that is
     not blank.
 
     Raises:
@@ -85,32 +85,32 @@ def read_portion(portion: Portion, skip: int = 0) -> Iterator[Record]:
     """
     if skip < 0:
         raise RopewalkError(f"skip must be 0 or more records, got {skip}")
-    limit = portion.spec.max_documents
+    limit = split.spec.max_documents
     if limit is None:
-        return _records(portion, skip)
-    return islice(_until(_records(portion, 0), limit), skip, None)
+        return _records(split, skip)
+    return islice(_until(_records(split, 0), limit), skip, None)
 
 
-def source_portions(spec: SourceSpec, whole: bool = False) -> tuple[Portion, ...]:
-    """The portions of one source in order, without identities.
+def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ...]:
+    """The splits of one source in order, without identities.
 
     Args:
         spec: the source.
         whole: leave each file and dataset in one piece.
 
     Raises:
-        RopewalkError: as plan_portions.
+        RopewalkError: as plan_input_splits.
     """
     limit = spec.max_documents
     if is_named(spec.path):
         if whole or limit is not None or not spec.path.startswith(HUGGING_FACE):
-            return (Portion(spec, (), 0, None, {}, 0),)
+            return (InputSplit(spec, (), 0, None, {}, 0),)
         shards = count_shards(spec)
-        return tuple(Portion(spec, (), shard, shard + 1, {"shards": shards}, 0) for shard in range(shards))
+        return tuple(InputSplit(spec, (), shard, shard + 1, {"shards": shards}, 0) for shard in range(shards))
     files = source_files(spec)
     if limit is not None:
-        return (Portion(spec, files, 0, None, {}, sum(map(_size, files))),) if files else ()
-    return tuple(_file_portions(spec, files, whole))
+        return (InputSplit(spec, files, 0, None, {}, sum(map(_size, files))),) if files else ()
+    return tuple(_file_splits(spec, files, whole))
 
 
 def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
@@ -145,26 +145,22 @@ def is_blank(document: Document | TokenisedDocument) -> bool:
     return not document.text or document.text.isspace()
 
 
-def changed(portion: Portion) -> bool:
-    """Whether a file of a portion is no longer what it was when the portion was planned."""
-    planned = portion.identity.get("inputs")
-    return (
-        bool(portion.files)
-        and planned is not None
-        and file_identities(portion.spec, portion.files) != planned
-    )
+def changed(split: InputSplit) -> bool:
+    """Whether a file of a split is no longer what it was when the split was planned."""
+    planned = split.identity.get("inputs")
+    return bool(split.files) and planned is not None and file_identities(split.spec, split.files) != planned
 
 
-def _identified(spec: SourceSpec) -> list[Portion]:
-    portions = source_portions(spec)
-    if not portions:
+def _identified(spec: SourceSpec) -> list[InputSplit]:
+    splits = source_splits(spec)
+    if not splits:
         hidden = list_folder(existing_path(spec.path)).hidden
         raise RopewalkError(
             f"no documents in {spec.path}"
             + (f" ({hidden} hidden files or folders passed over)" if hidden else "")
         )
     named = named_identity(spec)
-    paths = list(dict.fromkeys(path for portion in portions for path in portion.files))
+    paths = list(dict.fromkeys(path for split in splits for path in split.files))
     known = dict(zip(paths, file_identities(spec, paths), strict=True))
     fields = {
         "name": spec.name,
@@ -176,25 +172,25 @@ def _identified(spec: SourceSpec) -> list[Portion]:
     }
     return [
         replace(
-            portion,
+            split,
             identity={
-                **portion.identity,
-                "inputs": named or [known[path] for path in portion.files],
-                "stretch": [portion.start, portion.stop],
+                **split.identity,
+                "inputs": named or [known[path] for path in split.files],
+                "stretch": [split.start, split.stop],
                 "spec": fields,
             },
         )
-        for portion in portions
+        for split in splits
     ]
 
 
-def _file_portions(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterator[Portion]:
+def _file_splits(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iterator[InputSplit]:
     texts: list[Path] = []
     size = 0
     for path in files:
         one_record = _kind(path, spec) not in ("lines", "parquet")
-        if texts and (not one_record or size + _size(path) > PORTION_BYTES):
-            yield Portion(spec, tuple(texts), 0, None, {}, size)
+        if texts and (not one_record or size + _size(path) > SPLIT_BYTES):
+            yield InputSplit(spec, tuple(texts), 0, None, {}, size)
             texts, size = [], 0
         if one_record:
             texts.append(path)
@@ -202,47 +198,47 @@ def _file_portions(spec: SourceSpec, files: Sequence[Path], whole: bool) -> Iter
         else:
             yield from _stretches(spec, path, whole)
     if texts:
-        yield Portion(spec, tuple(texts), 0, None, {}, size)
+        yield InputSplit(spec, tuple(texts), 0, None, {}, size)
 
 
-def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[Portion]:
+def _stretches(spec: SourceSpec, path: Path, whole: bool) -> Iterator[InputSplit]:
     """A file of many records, cut where it is large and can be."""
     size = _size(path)
-    if whole or size <= PORTION_BYTES or split_suffix(path)[1]:
-        yield Portion(spec, (path,), 0, None, {}, size)
+    if whole or size <= SPLIT_BYTES or split_suffix(path)[1]:
+        yield InputSplit(spec, (path,), 0, None, {}, size)
         return
     if _kind(path, spec) == "lines":
-        sizes = [min(PORTION_BYTES, size - start) for start in range(0, size, PORTION_BYTES)]
-        bounds = list(range(0, size, PORTION_BYTES))
+        sizes = [min(SPLIT_BYTES, size - start) for start in range(0, size, SPLIT_BYTES)]
+        bounds = list(range(0, size, SPLIT_BYTES))
     else:
         bounds, sizes = [0], [0]
         for number, bytes_ in enumerate(row_group_sizes(path)):
-            if sizes[-1] and sizes[-1] + bytes_ > PORTION_BYTES:
+            if sizes[-1] and sizes[-1] + bytes_ > SPLIT_BYTES:
                 bounds.append(number)
                 sizes.append(0)
             sizes[-1] += bytes_
     for start, stop, bytes_ in zip(bounds, [*bounds[1:], None], sizes, strict=True):
-        yield Portion(spec, (path,), start, stop, {}, bytes_)
+        yield InputSplit(spec, (path,), start, stop, {}, bytes_)
 
 
-def _records(portion: Portion, skip: int) -> Iterator[Record]:
-    spec = portion.spec
+def _records(split: InputSplit, skip: int) -> Iterator[Record]:
+    spec = split.spec
     if spec.path.startswith(HUGGING_FACE):
-        shards = portion.identity.get("shards")
-        yield from read_hugging_face(spec, None if shards is None else (portion.start, shards), skip)
+        shards = split.identity.get("shards")
+        yield from read_hugging_face(spec, None if shards is None else (split.start, shards), skip)
         return
     if is_named(spec.path):
         for document in embedded_corpus(spec.path)[skip:]:
             yield Record((replace(document, source=spec.name) if spec.name else document,))
         return
     stem = _stem(spec)
-    for path in portion.files:
+    for path in split.files:
         kind = _kind(path, spec)
-        # Only texts are put together in one portion, so a skip that reaches into lines or rows is all theirs.
+        # Only texts are put together in one split, so a skip that reaches into lines or rows is all theirs.
         if kind == "lines":
-            yield from read_json_lines(path, spec, stem, portion.start, portion.stop, skip)
+            yield from read_json_lines(path, spec, stem, split.start, split.stop, skip)
         elif kind == "parquet":
-            yield from read_parquet(path, spec, stem, portion.start, portion.stop, skip)
+            yield from read_parquet(path, spec, stem, split.start, split.stop, skip)
         elif skip:
             skip -= 1
         else:

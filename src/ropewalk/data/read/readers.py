@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.files import existing_path, is_named, list_folder, source_files
 from ropewalk.data.read.hub import parse_hugging_face
-from ropewalk.data.read.input_splits import is_blank, read_portion, refuse_duplicates, source_portions
+from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
@@ -17,7 +17,7 @@ __all__ = [
     "existing_path",
     "parse_hugging_face",
     "read_documents",
-    "read_portion",
+    "read_input_split",
     "source_files",
 ]
 
@@ -76,8 +76,8 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
 def _texts(spec: SourceSpec, counts: ReadingCounts) -> Iterator[Document]:
     if not is_named(spec.path) and (folder := existing_path(spec.path)).is_dir():
         counts.hidden_entries += list_folder(folder).hidden
-    for portion in source_portions(spec, whole=True):
-        for record in read_portion(portion):
+    for split in source_splits(spec, whole=True):
+        for record in read_input_split(split):
             counts.binary_files += record.binary
             for document in record.documents:
                 if isinstance(document, TokenisedDocument):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import ropewalk
 from ropewalk.data.mixture.mixture import Mixture
 from ropewalk.data.rows.special_tokens import PackingCounts
-from ropewalk.data.stats.stats import length_statistics
+from ropewalk.data.statistics import length_statistics
 from ropewalk.data.tokens.corpus import Corpus
 from ropewalk.data.tokens.split import Split
 

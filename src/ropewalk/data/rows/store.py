@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import file_digests, inputs_identity
-from ropewalk.data.read.input_splits import Portion, plan_portions
+from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
 from ropewalk.data.rows.assemble import Packed, assemble_rows, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import description, length_states, versions
 from ropewalk.data.rows.special_tokens import DocumentEnds
@@ -36,7 +36,7 @@ from ropewalk.data.rows.stored import (
 )
 from ropewalk.data.settings import PackConfig, SourceSpec, processes
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
-from ropewalk.data.tokens.corpus import Corpus, tokenise_portions
+from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
     Progress,
@@ -96,7 +96,7 @@ class _Job:
 
     config: PackConfig
     tokenizer: Any
-    splits: tuple[Portion, ...]
+    splits: tuple[InputSplit, ...]
     depends: dict[str, Any]
 
 
@@ -164,7 +164,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         _refuse_circles(config.sources, folder)
     tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
     config.rows.bos_policy(special_ids(tokenizer))
-    splits = plan_portions(config.sources)
+    splits = plan_input_splits(config.sources)
     depends = {
         "format_version": FORMAT_VERSION,
         "inputs": inputs_identity(config.sources),
@@ -186,7 +186,7 @@ def _pack(
     if begin(folder, job.depends):
         return open_rows(folder)
     try:
-        corpus = tokenise_portions(
+        corpus = tokenise_splits(
             job.splits,
             tokenizer,
             tokens,

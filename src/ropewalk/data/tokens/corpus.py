@@ -1,4 +1,4 @@
-"""The corpus: tokenised portions on disk as one sequence of documents, indexed in memory."""
+"""The corpus: tokenised splits on disk as one sequence of documents, indexed in memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import tokenizers
 from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import Record, TokenisedDocument, token_hash
-from ropewalk.data.read.input_splits import Portion, changed, is_blank, read_portion
+from ropewalk.data.read.input_splits import InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
-    Block,
-    PortionWriter,
+    ShardWriter,
     TokenFile,
-    committed_blocks,
+    TokenShard,
+    committed_shards,
     remove_leftovers,
 )
 from ropewalk.data.tokens.tokenise import (
@@ -42,13 +42,13 @@ from ropewalk.data.tokens.tokenise import (
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 
-OPEN_BLOCKS = 256
-"""Blocks that a corpus keeps open at a time: file descriptors, of which a process has few."""
+OPEN_SHARDS = 256
+"""Shards that a corpus keeps open at a time: file descriptors, of which a process has few."""
 
 _THREADS = 8
 
-Reader = Callable[[Portion, int], Iterator[Record]]
-"""The records of a portion without the first few, as ``read_portion``."""
+Reader = Callable[[InputSplit, int], Iterator[Record]]
+"""The records of a split without the first few, as ``read_input_split``."""
 
 
 class Corpus:
@@ -64,15 +64,15 @@ class Corpus:
         characters: int64 ``[documents]``, 0 for a document that came as tokens.
         first_ids, last_ids: int32 ``[documents]``, the ends of its tokens; -1 where it has none.
         reading: documents, and what reading passed over.
-        portions: how many the documents come from.
+        splits: how many the documents come from.
         digest: SHA-256 over ids, lengths, sources and hashes of all documents, the same on every machine.
     """
 
-    def __init__(self, blocks: deque[Block], portions: int) -> None:
-        """Put the blocks' indexes together; ``blocks`` is emptied on the way, so as not to hold all twice."""
-        self.portions = portions
-        self._paths = [block.path for block in blocks]
-        self._starts = [0, *accumulate(len(block.lengths) for block in blocks)]
+    def __init__(self, shards: deque[TokenShard], splits: int) -> None:
+        """Put the shards' indexes together; ``shards`` is emptied on the way, so as not to hold all twice."""
+        self.splits = splits
+        self._paths = [shard.path for shard in shards]
+        self._starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
         documents = self._starts[-1]
         self.lengths = np.empty(documents, np.int64)
         self.source_ids = np.empty(documents, np.int32)
@@ -84,14 +84,14 @@ class Corpus:
         state = hashlib.sha256()
         sources: dict[str, int] = {}
         for start, stop in zip(self._starts, self._starts[1:], strict=False):
-            block = blocks.popleft()
-            state.update(bytes.fromhex(block.digest))
-            self.reading.empty_documents += block.empty_documents
-            self.reading.binary_files += block.binary_files
-            ids = np.array([sources.setdefault(name, len(sources)) for name in block.sources], np.int32)
-            self.source_ids[start:stop] = ids[block.source_ids]
+            shard = shards.popleft()
+            state.update(bytes.fromhex(shard.digest))
+            self.reading.empty_documents += shard.empty_documents
+            self.reading.binary_files += shard.binary_files
+            ids = np.array([sources.setdefault(name, len(sources)) for name in shard.sources], np.int32)
+            self.source_ids[start:stop] = ids[shard.source_ids]
             for name in ("lengths", "hashes", "characters", "first_ids", "last_ids"):
-                getattr(self, name)[start:stop] = getattr(block, name)
+                getattr(self, name)[start:stop] = getattr(shard, name)
         for array in (
             self.lengths, self.source_ids, self.hashes, self.characters, self.first_ids, self.last_ids
         ):  # fmt: skip
@@ -114,7 +114,7 @@ class Corpus:
 
         Raises:
             IndexError: if there is no such document.
-            RopewalkError: if its block is gone.
+            RopewalkError: if its shard is gone.
         """
         number = checked_index(number, len(self))
         ids = np.empty(int(self.lengths[number]), np.int32)
@@ -125,73 +125,72 @@ class Corpus:
         """Fill ``out`` with own tokens of document ``number`` (from 0), from its token ``first`` on.
 
         Raises:
-            RopewalkError: if its block is gone.
+            RopewalkError: if its shard is gone.
         """
-        block = bisect_right(self._starts, number) - 1
-        file = self._open.get(block)
+        shard = bisect_right(self._starts, number) - 1
+        file = self._open.get(shard)
         if file is None:
-            while len(self._open) >= OPEN_BLOCKS:
+            while len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
-            file = self._open[block] = TokenFile(self._paths[block])
+            file = self._open[shard] = TokenFile(self._paths[shard])
         else:
-            self._open.move_to_end(block)
-        file.read(int(file.offsets[number - self._starts[block]]) + first, out)
+            self._open.move_to_end(shard)
+        file.read(int(file.offsets[number - self._starts[shard]]) + first, out)
 
     def close(self) -> None:
-        """Give the blocks' files back; they are opened again where need be."""
+        """Give the shards' files back; they are opened again where need be."""
         while self._open:
             self._open.popitem()[1].close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process opens the blocks itself."""
+        """Another process opens the shards itself."""
         return {**self.__dict__, "_open": OrderedDict()}
 
 
-def tokenise_portions(
-    portions: Sequence[Portion],
+def tokenise_splits(
+    splits: Sequence[InputSplit],
     tokenizer: Any,
     folder: Path,
     *,
     shard: tuple[int, int] = (0, 1),
     workers: int = 1,
     progress: Progress | None = None,
-    read: Reader = read_portion,
+    read: Reader = read_input_split,
 ) -> Corpus:
     """Tokenise what is not on disk yet, and open the whole corpus.
 
-    Each portion has a folder of blocks, named by a digest of its identity and the tokenizer's. Blocks are
+    Each split has a folder of shards, named by a digest of its identity and the tokenizer's. Shards are
     written in order, and a run that was stopped goes on after the last of them. Machines that share the
-    folder share the work: each first makes the portions that are its own, then, from the last to the first,
+    folder share the work: each first makes the splits that are its own, then, from the last to the first,
     those of the others that are not there when their turn comes; so any of them alone makes everything, at
-    worst a portion is made twice, with the same bytes. One that stands in ``portions`` twice is tokenised
+    worst a split is made twice, with the same bytes. One that stands in ``splits`` twice is tokenised
     once, and its documents are in the corpus twice.
 
     Args:
-        portions: in reading order, at least one.
+        splits: in reading order, at least one.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
-        folder: of the portions' folders; made where it is missing.
-        shard: (this machine, number of machines): portion k, counted from 0, is machine k % number's.
+        folder: of the splits' folders; made where it is missing.
+        shard: (this machine, number of machines): split k, counted from 0, is machine k % number's.
         workers: processes that tokenise, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
         progress: called with the documents and tokens so far, those found on disk among them.
-        read: gives a portion's records.
+        read: gives a split's records.
 
     Raises:
         RopewalkError: if the shard is out of range, a source gives no document at all, token ids do not fit
-            the tokenizer, a block is damaged or cannot be written; and as reading does. What was written
+            the tokenizer, a shard is damaged or cannot be written; and as reading does. What was written
             stays, and the next run goes on from there.
     """
     index, machines = shard
     if not 0 <= index < machines:
         raise RopewalkError(f"shard must be (i, n) with 0 <= i < n, got ({index}, {machines})")
-    if not portions:
+    if not splits:
         raise RopewalkError("no documents: give at least one file, folder or dataset")
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     identity = tokenizer_identity(tokenizer)
     folders = [
-        folder / digest([FORMAT, tokenizers.__version__, identity, portion.identity])[:32]
-        for portion in portions
+        folder / digest([FORMAT, tokenizers.__version__, identity, split.identity])[:32] for split in splits
     ]
-    work = _Work(dict(zip(folders, portions, strict=True)), progress)
+    work = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
     order = dict.fromkeys([*own, *reversed(folders)])
     batches = _batches(_steps(order, work, read), len(tokenizer))
@@ -201,58 +200,58 @@ def tokenise_portions(
             for path, record in entries:
                 work.add(path, record, texts)
             work.tell()
-    blocks = deque(block for path in folders for block in work.blocks[path])
-    work.blocks.clear()
-    return Corpus(blocks, len(portions))
+    shards = deque(shard for path in folders for shard in work.shards[path])
+    work.shards.clear()
+    return Corpus(shards, len(splits))
 
 
 class _Work:
-    """What of each portion is on disk, and what is under way."""
+    """What of each split is on disk, and what is under way."""
 
-    def __init__(self, portions: dict[Path, Portion], progress: Progress | None) -> None:
-        self.portions = portions
+    def __init__(self, splits: dict[Path, InputSplit], progress: Progress | None) -> None:
+        self.splits = splits
         self._progress = progress
-        self._writers: dict[Path, PortionWriter] = {}
-        self._waiting = Counter(portion.spec for portion in portions.values())
+        self._writers: dict[Path, ShardWriter] = {}
+        self._waiting = Counter(split.spec for split in splits.values())
         self._documents = self._tokens = 0
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = pool.map(committed_blocks, portions)
-            self.blocks: dict[Path, tuple[Block, ...]] = dict(zip(portions, found, strict=True))
-        for folder, blocks in self.blocks.items():
-            self._count(blocks)
-            if _is_done(blocks):
+            found = pool.map(committed_shards, splits)
+            self.shards: dict[Path, tuple[TokenShard, ...]] = dict(zip(splits, found, strict=True))
+        for folder, shards in self.shards.items():
+            self._count(shards)
+            if _is_done(shards):
                 self._finished(folder)
         if self._documents:
             self.tell()
 
     def begin(self, folder: Path) -> int | None:
-        """Take up a portion: how many of its records are on disk, or None if it is done."""
-        known = self.blocks[folder]
+        """Take up a split: how many of its records are on disk, or None if it is done."""
+        known = self.shards[folder]
         if _is_done(known):
             return None
-        # Another machine may have written blocks since they were looked for.
-        blocks = self.blocks[folder] = committed_blocks(folder, known)
-        self._count(blocks[len(known) :])
-        if _is_done(blocks):
+        # Another machine may have written shards since they were looked for.
+        shards = self.shards[folder] = committed_shards(folder, known)
+        self._count(shards[len(known) :])
+        if _is_done(shards):
             self._finished(folder)
             return None
         remove_leftovers(folder)
-        self._writers[folder] = PortionWriter(folder, blocks)
-        return sum(block.records for block in blocks)
+        self._writers[folder] = ShardWriter(folder, shards)
+        return sum(shard.records for shard in shards)
 
     def add(
         self, folder: Path, record: Record | None, texts: Iterator[tuple[NDArray[np.int32], int]]
     ) -> None:
-        """Write a record of a portion, or its end; ``texts`` goes on with the ids and hashes of its texts."""
+        """Write a record of a split, or its end; ``texts`` goes on with the ids and hashes of its texts."""
         if record is None:
-            if changed(self.portions[folder]):
-                # Else these blocks would be taken for the file that has the old identity, should it come back.
+            if changed(self.splits[folder]):
+                # Else these shards would be taken for the file that has the old identity, should it come back.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise RopewalkError(
-                    f"a file of {self.portions[folder].spec.path} changed while it was being packed; pack again when "
+                    f"a file of {self.splits[folder].spec.path} changed while it was being packed; pack again when "
                     "it is complete"
                 )
-            self.blocks[folder] = self._writers.pop(folder).finish()
+            self.shards[folder] = self._writers.pop(folder).finish()
             self._finished(folder)
             return
         writer = self._writers[folder]
@@ -274,29 +273,29 @@ class _Work:
         if self._progress is not None:
             self._progress(self._documents, self._tokens)
 
-    def _count(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            self._documents += len(block.lengths)
-            self._tokens += block.tokens
+    def _count(self, shards: Iterable[TokenShard]) -> None:
+        for shard in shards:
+            self._documents += len(shard.lengths)
+            self._tokens += shard.tokens
 
     def _finished(self, folder: Path) -> None:
-        spec = self.portions[folder].spec
+        spec = self.splits[folder].spec
         self._waiting[spec] -= 1
         if not self._waiting[spec]:
-            folders = [path for path, portion in self.portions.items() if portion.spec == spec]
-            _refuse_no_documents(spec, [block for path in folders for block in self.blocks[path]])
+            folders = [path for path, split in self.splits.items() if split.spec == spec]
+            _refuse_no_documents(spec, [shard for path in folders for shard in self.shards[path]])
 
 
-def _is_done(blocks: Sequence[Block]) -> bool:
-    return bool(blocks) and blocks[-1].last
+def _is_done(shards: Sequence[TokenShard]) -> bool:
+    return bool(shards) and shards[-1].last
 
 
-def _refuse_no_documents(spec: SourceSpec, blocks: Sequence[Block]) -> None:
-    if any(len(block.lengths) for block in blocks):
+def _refuse_no_documents(spec: SourceSpec, shards: Sequence[TokenShard]) -> None:
+    if any(len(shard.lengths) for shard in shards):
         return
     parts = (
-        (sum(block.empty_documents for block in blocks), "empty documents"),
-        (sum(block.binary_files for block in blocks), "binary files"),
+        (sum(shard.empty_documents for shard in shards), "empty documents"),
+        (sum(shard.binary_files for shard in shards), "binary files"),
     )
     told = [f"{count} {what}" for count, what in parts if count]
     raise RopewalkError(
@@ -305,7 +304,7 @@ def _refuse_no_documents(spec: SourceSpec, blocks: Sequence[Block]) -> None:
 
 
 _Step = tuple[Path, Record | None]
-"""A portion's folder, and its next record or None at its end."""
+"""A split's folder, and its next record or None at its end."""
 
 
 def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step]:
@@ -313,13 +312,13 @@ def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step
         skip = work.begin(folder)
         if skip is None:
             continue
-        for record in read(work.portions[folder], skip):
+        for record in read(work.splits[folder], skip):
             yield folder, record
         yield folder, None
 
 
 def _batches(steps: Iterable[_Step], vocabulary: int) -> Iterator[tuple[list[str], list[_Step]]]:
-    """Texts to tokenise, of several portions where they are small, and the records that they belong to."""
+    """Texts to tokenise, of several splits where they are small, and the records that they belong to."""
     texts: list[str] = []
     entries: list[_Step] = []
     size = 0

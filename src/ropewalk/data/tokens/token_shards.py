@@ -1,4 +1,4 @@
-"""Token blocks: the documents of a portion as token ids on disk, in files that are whole or not there."""
+"""Token shards: the documents of an input split as token ids on disk, in files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, replacing
 
 FORMAT = 2
-"""Part of the names of the portions' folders; a change of BLOCK_TOKENS or of what a block holds changes it."""
+"""Part of the names of the splits' folders; a change of SHARD_TOKENS or of what a shard holds changes it."""
 
-BLOCK_TOKENS = 1 << 22
-"""A block ends with the record that reaches this many tokens."""
+SHARD_TOKENS = 1 << 22
+"""A shard ends with the record that reaches this many tokens."""
 
 _KEY = b"ropewalk"
 _SEAL_BYTES = 64
@@ -44,13 +44,13 @@ _SCHEMA = pyarrow.schema(
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
-    """A block on disk: what its header says, and one entry a document; the token ids stay in the file.
+class TokenShard:
+    """A shard on disk: what its header says, and one entry a document; the token ids stay in the file.
 
     Attributes:
         path: the file.
-        last: whether the portion ends with it.
-        records: records of the portion that it covers, with those that gave no document.
+        last: whether the split ends with it.
+        records: records of the split that it covers, with those that gave no document.
         empty_documents, binary_files: passed over in these records.
         tokens: token ids in the file.
         sources: names, in the order of their first documents.
@@ -78,17 +78,17 @@ class Block:
     last_ids: NDArray[np.int32]
 
 
-class PortionWriter:
-    """Writes the blocks of one portion, each when it is full.
+class ShardWriter:
+    """Writes the shards of one split, each when it is full.
 
     Args:
-        folder: the portion's folder.
-        blocks: those that are there already, from the first on.
+        folder: the split's folder.
+        shards: those that are there already, from the first on.
     """
 
-    def __init__(self, folder: Path, blocks: Sequence[Block]) -> None:
+    def __init__(self, folder: Path, shards: Sequence[TokenShard]) -> None:
         self._folder = folder
-        self._blocks = list(blocks)
+        self._shards = list(shards)
         self._begin()
 
     def _begin(self) -> None:
@@ -106,10 +106,10 @@ class PortionWriter:
             binary: whether it is a file that was passed over.
 
         Raises:
-            RopewalkError: if a block is full and cannot be written.
+            RopewalkError: if a shard is full and cannot be written.
         """
-        # Not as soon as it is full: whether a block is the last one shows when nothing follows.
-        if self._tokens >= BLOCK_TOKENS:
+        # Not as soon as it is full: whether a shard is the last one shows when nothing follows.
+        if self._tokens >= SHARD_TOKENS:
             self._write(last=False)
         self._records += 1
         self._binary += binary
@@ -122,7 +122,7 @@ class PortionWriter:
         """Add a document of the record.
 
         Raises:
-            RopewalkError: if one record holds more tokens than a block can.
+            RopewalkError: if one record holds more tokens than a shard can.
         """
         self._tokens += len(input_ids)
         if self._tokens > _MOST_TOKENS:
@@ -134,23 +134,23 @@ class PortionWriter:
         self._hashes.append(text_hash)
         self._characters.append(characters)
 
-    def finish(self) -> tuple[Block, ...]:
-        """Write the last block; all blocks of the portion, with those that were there before.
+    def finish(self) -> tuple[TokenShard, ...]:
+        """Write the last shard; all shards of the split, with those that were there before.
 
         Raises:
             RopewalkError: if it cannot be written.
         """
         self._write(last=True)
-        return tuple(self._blocks)
+        return tuple(self._shards)
 
     def _write(self, last: bool) -> None:
-        path = _block_path(self._folder, len(self._blocks))
+        path = _shard_path(self._folder, len(self._shards))
         lengths = np.fromiter(map(len, self._ids), np.int64, len(self._ids))
         ids = np.concatenate([np.zeros(0, np.int32), *self._ids])
         first_ids, last_ids = _ends(ids, lengths)
         source_ids, hashes = np.array(self._source_ids, np.int32), np.array(self._hashes, np.uint64)
         sources = tuple(self._sources)
-        block = Block(
+        shard = TokenShard(
             path=path,
             last=last,
             records=self._records,
@@ -166,34 +166,34 @@ class PortionWriter:
             first_ids=first_ids,
             last_ids=last_ids,
         )
-        _commit(block, ids)
-        self._blocks.append(block)
+        _commit(shard, ids)
+        self._shards.append(shard)
         self._begin()
 
 
-def committed_blocks(folder: Path, known: Sequence[Block] = ()) -> tuple[Block, ...]:
-    """The blocks of a portion that are on disk, from the first up to the last or to one that is missing.
+def committed_shards(folder: Path, known: Sequence[TokenShard] = ()) -> tuple[TokenShard, ...]:
+    """The shards of a split that are on disk, from the first up to the last or to one that is missing.
 
     Args:
-        folder: the portion's folder; it need not exist.
-        known: blocks that were opened before, from the first on; they are not opened again.
+        folder: the split's folder; it need not exist.
+        known: shards that were opened before, from the first on; they are not opened again.
 
     Raises:
-        RopewalkError: as :func:`open_block`.
+        RopewalkError: as :func:`open_shard`.
     """
-    blocks = list(known)
-    while not (blocks and blocks[-1].last):
-        path = _block_path(folder, len(blocks))
+    shards = list(known)
+    while not (shards and shards[-1].last):
+        path = _shard_path(folder, len(shards))
         if not path.exists():
             break
-        blocks.append(open_block(path))
-    return tuple(blocks)
+        shards.append(open_shard(path))
+    return tuple(shards)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of a run that was killed.
 
-    One may belong to a process that is at work on the same portion; that one writes its block once more.
+    One may belong to a process that is at work on the same split; that one writes its shard once more.
 
     Raises:
         RopewalkError: if the folder cannot be read or written.
@@ -206,11 +206,11 @@ def remove_leftovers(folder: Path) -> None:
         raise RopewalkError(f"cannot clear {folder}: {error.strerror or error}") from error
 
 
-def open_block(path: Path) -> Block:
-    """Read a block's header and index, and check every byte of the file.
+def open_shard(path: Path) -> TokenShard:
+    """Read a shard's header and index, and check every byte of the file.
 
     Raises:
-        RopewalkError: if the file cannot be read, is damaged, has another format, or is not the block that
+        RopewalkError: if the file cannot be read, is damaged, has another format, or is not the shard that
             its place says.
     """
     damaged = RopewalkError(f"{path} is damaged; delete it and run again")
@@ -238,13 +238,13 @@ def open_block(path: Path) -> Block:
         )
     if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
         raise RopewalkError(
-            f"{path} is block {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
+            f"{path} is shard {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
         )
     column = table.column("input_ids")
     ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)
     lengths = np.diff(offsets).astype(np.int64)
     first_ids, last_ids = _ends(ids, lengths)
-    return Block(
+    return TokenShard(
         path=path,
         last=header["last"],
         records=header["records"],
@@ -264,9 +264,9 @@ def open_block(path: Path) -> Block:
 
 
 class TokenFile:
-    """The token ids of a block that was opened before, read from their places.
+    """The token ids of a shard that was opened before, read from their places.
 
-    Not mapped: a mapped file's pages count as the process's own memory, and a corpus has many blocks.
+    Not mapped: a mapped file's pages count as the process's own memory, and a corpus has many shards.
 
     Attributes:
         offsets: int32 ``[documents + 1]``, where each document begins and ends among the ids.
@@ -316,12 +316,12 @@ class TokenFile:
     __del__ = close
 
 
-def _block_path(folder: Path, number: int) -> Path:
+def _shard_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05}.arrow"
 
 
 def _table(path: Path) -> tuple[Any, dict[str, Any], int]:
-    """The one batch of a block's file, its header, and the address at which the file begins."""
+    """The one batch of a shard's file, its header, and the address at which the file begins."""
     with pyarrow.memory_map(str(path)) as file:
         content = file.read_buffer(max(0, file.size() - _SEAL_BYTES))
     with pyarrow.ipc.open_file(pyarrow.BufferReader(content)) as reader:
@@ -353,39 +353,39 @@ def _content_digest(
     return state.hexdigest()
 
 
-def _commit(block: Block, ids: NDArray[np.int32]) -> None:
+def _commit(shard: TokenShard, ids: NDArray[np.int32]) -> None:
     for attempt in range(_ATTEMPTS):
         try:
-            with replacing(block.path) as temporary, temporary.open("wb") as file:
-                _write_file(file, block, ids)
+            with replacing(shard.path) as temporary, temporary.open("wb") as file:
+                _write_file(file, shard, ids)
             return
         except RopewalkError as error:
-            # A process that takes up the same portion clears away what looks left over.
+            # A process that takes up the same split clears away what looks left over.
             lost = isinstance(error.__cause__, FileNotFoundError)
             if not lost or attempt == _ATTEMPTS - 1:
                 raise
 
 
-def _write_file(file: BinaryIO, block: Block, ids: NDArray[np.int32]) -> None:
+def _write_file(file: BinaryIO, shard: TokenShard, ids: NDArray[np.int32]) -> None:
     """An Arrow file, and behind it the SHA-256 of its bytes, 64 hexadecimal digits."""
     header = {
         "format": FORMAT,
-        "portion": block.path.parent.name,
-        "block": int(block.path.stem),
-        "last": block.last,
-        "records": block.records,
-        "documents": len(block.lengths),
-        "empty_documents": block.empty_documents,
-        "binary_files": block.binary_files,
-        "tokens": block.tokens,
-        "sources": block.sources,
-        "sha256": block.digest,
+        "portion": shard.path.parent.name,
+        "block": int(shard.path.stem),
+        "last": shard.last,
+        "records": shard.records,
+        "documents": len(shard.lengths),
+        "empty_documents": shard.empty_documents,
+        "binary_files": shard.binary_files,
+        "tokens": shard.tokens,
+        "sources": shard.sources,
+        "sha256": shard.digest,
     }
     schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
-    offsets = np.concatenate([[0], np.cumsum(block.lengths)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(shard.lengths)]).astype(np.int32)
     columns = [
         pyarrow.ListArray.from_arrays(numbers(offsets), numbers(ids)),
-        *(numbers(column) for column in (block.source_ids, block.hashes, block.characters)),
+        *(numbers(column) for column in (shard.source_ids, shard.hashes, shard.characters)),
     ]
     hashing = HashingFile(file)
     with pyarrow.ipc.new_file(pyarrow.PythonFile(hashing, "w"), schema) as writer:

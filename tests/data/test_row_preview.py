@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data import InterleaveSettings, PackedRow, PackingSettings
+from ropewalk.data.row_preview import Chunk, RowPreview, Span, preview_row
 from ropewalk.data.rows.assemble import assemble_rows, pack_documents
 from ropewalk.data.rows.special_tokens import DocumentEnds
-from ropewalk.data.stats.preview import Chunk, RowPreview, Span, preview_row
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
 from ropewalk.data.read.documents import Document, TokenisedDocument, token_hash
 from ropewalk.data.read.files import hidden_entries
-from ropewalk.data.read.input_splits import is_blank, plan_portions, read_portion
+from ropewalk.data.read.input_splits import is_blank, plan_input_splits, read_input_split
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.settings import PackingSettings, SourceSpec
-from ropewalk.data.stats.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
 from ropewalk.errors import RopewalkError
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -89,7 +89,7 @@ class DataStatistics:
         documents_per_row_quantiles: number of documents a row at each of QUANTILES, None likewise.
         row_length: tokens of a row; None for documents where none was given.
         attention_share: (query, key) pairs that each pattern computes over those of full attention on rows of
-            ``row_length``; empty without one. See ``ropewalk.data.stats.attention_share``.
+            ``row_length``; empty without one. See ``ropewalk.data.attention_share``.
         repeats: None where it is not known.
     """
 
@@ -192,12 +192,12 @@ def source_documents(specs: Sequence[SourceSpec]) -> Iterator[Document | Tokenis
         specs: the sources.
 
     Raises:
-        RopewalkError: as ``plan_portions`` and ``read_portion``, and after a source without a document.
+        RopewalkError: as ``plan_input_splits`` and ``read_input_split``, and after a source without a document.
     """
-    for spec, portions in groupby(plan_portions(specs), lambda portion: portion.spec):
+    for spec, splits in groupby(plan_input_splits(specs), lambda split: split.spec):
         documents = blank = binary = 0
-        for portion in portions:
-            for record in read_portion(portion):
+        for split in splits:
+            for record in read_input_split(split):
                 binary += record.binary
                 for document in record.documents:
                     if is_blank(document):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.attention.layout import PATTERNS, PackedLayout
-from ropewalk.data.stats.attention_share import (
+from ropewalk.data.attention_share import (
     cut,
     ideal_speedup,
     share_of_documents,

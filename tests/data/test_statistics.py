@@ -16,7 +16,7 @@ from ropewalk.attention.layout import PATTERNS, PackedLayout
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.settings import SourceSpec
-from ropewalk.data.stats.stats import (
+from ropewalk.data.statistics import (
     LONG_LENGTHS,
     LengthBin,
     Repeats,

@@ -1,1 +1,0 @@
-"""What documents and packed rows consist of, in figures and for the eye."""
