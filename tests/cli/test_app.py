@@ -256,7 +256,7 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         (["extend"], "Missing argument"),
         (["extend", "demo", "--st", "a=1"], "No such option"),
         (["eval", "x", "--samples", "many"], "--samples"),
-        (["rope", "theta", "--rope-theta", "1e4", "--from", "x", "--to", "8k"], "'--from': 'x' is no length"),
+        (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is no length"),
         (["extend", "demo", "--set", "output"], "--set takes key=value"),
     ],
 )

@@ -144,8 +144,8 @@ def test_frequencies_of_dynamic_and_longrope(run, tmp_path: Path) -> None:
             "bound --rope-theta 1e4 --rotary-dim 127",
             "rotary_dim must be an even whole number, at least 2, got 127",
         ),
-        ("bound --rope-theta 1e4", "Missing option '--rotary-dim'"),
-        ("bound --rope-theta 1e4 --rotary-dim 128 --compare much", "--compare takes numbers"),
+        ("bound --rope-theta 1e4", "missing option --rotary-dim"),
+        ("bound --rope-theta 1e4 --rotary-dim 128 --compare much", "--compare must be a number, got 'much'"),
         (
             "bound --rope-theta 1e4 --rotary-dim 128 --plot x.jpg",
             "a figure is written as .png or .svg, got x.jpg",

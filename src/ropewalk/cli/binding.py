@@ -128,9 +128,13 @@ def make_command(function: Callable[..., None], name: str, example: str, help: s
     return app
 
 
-def make_group(name: str, help: str) -> App:
-    """A group of commands."""
-    return App(name=name, help=help, **_looks(""))
+def make_group(name: str, help: str, commands: Sequence[App]) -> App:
+    """A group of commands, which its help lists in the given order."""
+    group = App(name=name, help=help, **_looks(""))
+    for place, command in enumerate(commands):
+        command.sort_key = place
+        group.command(command)
+    return group
 
 
 def make_group_with_default(
@@ -165,8 +169,7 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     own = _own_parameters(function)
     ordered = tuple(settings_of(function))
     headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
-    # Below a heading the command's own options come first.
-    settings = tuple(sorted(ordered, key=lambda setting: len(setting.path) > 1))
+    settings = tuple(sorted(ordered, key=_place_below_its_heading))
     by_name = {"_".join(setting.path): setting for setting in settings}
 
     positional = [
@@ -198,6 +201,11 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__
     return call
+
+
+def _place_below_its_heading(setting: Setting) -> tuple[bool, bool, bool]:
+    """What the command cannot do without comes first, then its own options, then those of its models."""
+    return not setting.positional, not setting.required, len(setting.path) > 1
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

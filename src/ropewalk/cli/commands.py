@@ -25,6 +25,7 @@ HOMES = {
     "audit": "ropewalk.cli.audit:app",
     "data": "ropewalk.cli.data:app",
     "inspect": "ropewalk.cli.inspect:app",
+    "rope": "ropewalk.cli.rope:app",
     "search": "ropewalk.cli.search:app",
     "export": "ropewalk.cli.export:app",
     "eval": "ropewalk.cli.evaluate:app",
@@ -45,7 +46,7 @@ def register(app: App) -> None:
 @cache
 def typer_program() -> Any:
     """The commands that typer runs."""
-    from ropewalk.cli import extend, rope
+    from ropewalk.cli import extend
 
     app = typer.Typer(
         name="ropewalk",
@@ -54,6 +55,6 @@ def typer_program() -> Any:
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
-    for module in (rope, extend):
+    for module in (extend,):
         module.register(app)
     return typer.main.get_command(app)

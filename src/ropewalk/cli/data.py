@@ -148,8 +148,13 @@ def _print_mixture(report: Mapping[str, Any] | None) -> None:
 
 
 PACK_EXAMPLE = "ropewalk data pack books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"
-app = make_group("data", "From documents to packed training rows.")
-app.command(make_command(pack, "pack", PACK_EXAMPLE))
-app.command(make_command(merge, "merge", "ropewalk data merge part0 part1 part2 part3 --out rows"))
-app.command(data_stats.command)
-app.command(data_preview.command)
+app = make_group(
+    "data",
+    "From documents to packed training rows.",
+    [
+        make_command(pack, "pack", PACK_EXAMPLE),
+        make_command(merge, "merge", "ropewalk data merge part0 part1 part2 part3 --out rows"),
+        data_stats.command,
+        data_preview.command,
+    ],
+)

@@ -18,8 +18,6 @@ from ropewalk.io.settings import Option
 if TYPE_CHECKING:
     from ropewalk.parallel import World
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
 
 def evaluate(
     model: Annotated[

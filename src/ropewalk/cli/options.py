@@ -9,19 +9,9 @@ import typer
 from pydantic import AfterValidator, Field
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import parse_length
-from ropewalk.io.settings import FilePath, Option
+from ropewalk.io.settings import FilePath, Length, Option
 
-RotaryDimOption = Annotated[
-    int, typer.Option("--rotary-dim", help="Rotated dimensions of a head: head_dim, or a part of it.")
-]
-ThetaOption = Annotated[float, typer.Option("--rope-theta", help="RoPE base of the checkpoint.")]
-FromOption = Annotated[
-    int, typer.Option("--from", parser=parse_length, metavar="LENGTH", help="Trained length: 8192, 8k.")
-]
-ToOption = Annotated[
-    int, typer.Option("--to", parser=parse_length, metavar="LENGTH", help="Target length: 131072, 128k, 1M.")
-]
+TargetLength = Annotated[Length, Option(name="--to"), Field(description="Target length: 131072, 128k, 1M.")]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw a picture into FILE (.png or .svg).")
 ]

@@ -7,49 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.evaluate import DTYPES
-from ropewalk.cli.options import PlotOption, check_plot
-from ropewalk.cli.output import JsonOption, notes, print_json, print_whole, results
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import notes, print_json, print_whole, results
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.settings import ProbeSettings
 from ropewalk.evaluation.text import rows_of
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import ProbeResult
     from ropewalk.reporting import ResultTable
 
-DEFAULT_RULES = "current,critical-dimension,ntk,linear,yarn"
 CAVEAT = (
     "A low loss before training says which setting disturbs the model least: not which is best after training, nor "
     "that the model finds what lies far back."
 )
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to its group."""
-    example = "Example: ropewalk rope probe meta-llama/Llama-2-7b-hf --to 32k --text books/ --plot probe.png"
-    group.command("probe", epilog=example)(probe_command)
-
-
 def probe_command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a Hub id, or embedded.")
-    ],
-    to: Annotated[str, typer.Option("--to", help="The context to probe, in tokens: 2048, 32k, 1M.")],
-    text: Annotated[str, typer.Option(help="Documents: as for ropewalk data pack.")] = "embedded:validation",
-    rules: Annotated[
-        str, typer.Option(help="Settings, with commas between; theta=5e6 gives a base itself.")
-    ] = DEFAULT_RULES,
-    rows: Annotated[int, typer.Option(help="Most rows of text.")] = 4,
-    trained: Annotated[
-        str | None,
-        typer.Option("--from", help="The context the checkpoint was trained for; its config's if not given."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help=f"Dtype of the parameters: {', '.join(DTYPES)}.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto takes cuda where there is one, else cpu.")] = "auto",
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
+    settings: ProbeSettings,
+    *,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows."""
     from ropewalk.cli.progress import ConsoleReporter
@@ -57,34 +38,24 @@ def probe_command(
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation import candidate_methods
     from ropewalk.evaluation.probe import probe
-    from ropewalk.io.lengths import parse_length
     from ropewalk.models.config import ModelConfig
     from ropewalk.models.load import choose_device, load_model, read_config
     from ropewalk.rope import check_candidate
     from ropewalk.versions import software_versions
 
-    target = parse_length(to)
-    names = list(dict.fromkeys(name.strip() for name in rules.split(",") if name.strip()))
-    for name in names:
+    target = settings.to
+    for name in settings.rules:
         check_candidate(name)
-    check_plot(plot)
-    if dtype not in DTYPES:
-        raise RopewalkError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     path = resolve_model(model)
     config = ModelConfig.of(read_config(path))
-    length = config.trained_length if trained is None else parse_length(trained)
+    length = settings.from_length or config.trained_length
     if target < length:
         raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
     current = config.one_rope("one setting for all of them would change layers that are not meant")
-    methods, refused = candidate_methods(
-        names,
-        current,
-        length,
-        target,
-    )
-    where = choose_device(device)
-    measured_on = rows_of(text, load_tokenizer(path), target, rows)
-    loaded = load_model(path, dtype=dtype, device=where)
+    methods, refused = candidate_methods(settings.rules, current, length, target)
+    where = choose_device(settings.device)
+    measured_on = rows_of(settings.text, load_tokenizer(path), target, settings.rows)
+    loaded = load_model(path, dtype=settings.dtype, device=where)
     with ConsoleReporter(notes).bar("probe", len(methods) * len(measured_on)) as advance:
         found = probe(loaded, methods, measured_on, length, lambda done, total: advance(done, "rows"))
     if as_json:
@@ -93,7 +64,7 @@ def probe_command(
                 "model": model,
                 "trained_length": length,
                 "target_length": target,
-                "text": text,
+                "text": settings.text,
                 "rows": len(measured_on),
                 "dtype": str(loaded.dtype).removeprefix("torch."),
                 "device": str(loaded.device),

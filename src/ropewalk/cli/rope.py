@@ -4,62 +4,58 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from pydantic import Field
 
 from ropewalk.cli import probe, rope_plan
-from ropewalk.cli.options import FromOption, PlotOption, RotaryDimOption, ThetaOption, ToOption, check_plot
-from ropewalk.cli.output import JsonOption, print_json, results, searching
+from ropewalk.cli.binding import make_command, make_group
+from ropewalk.cli.options import JsonFlag, PlotFile, TargetLength
+from ropewalk.cli.output import print_json, results, searching
 from ropewalk.cli.rope_pictures import decay_path, draw_bases, draw_bound, draw_periods, draw_theta
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
-from ropewalk.io.lengths import parse_length
+from ropewalk.io.settings import FilePath, Length, Option, Settings, Several
 
 if TYPE_CHECKING:
     from ropewalk.planning.bases import BoundResult
     from ropewalk.rope.theory import FeasibleBases
 
-rope_app = typer.Typer(no_args_is_help=True, help="How far a RoPE setting reaches, and what a length needs.")
-
 LISTED = 12
 
+RotaryDim = Annotated[int, Field(description="Rotated dimensions of a head: head_dim, or a part of it.")]
 
-def register(app: typer.Typer) -> None:
-    """Add the group ``rope`` to the program."""
-    if not rope_app.registered_commands:
-        bound = "Example: ropewalk rope bound --rope-theta 10000 --rotary-dim 128"
-        rope_app.command("bound", epilog=bound)(bound_command)
-        base = "Example: ropewalk rope base --length 128k --rotary-dim 128 --plot bases.png"
-        rope_app.command("base", epilog=base)(base_command)
-        theta = "Example: ropewalk rope theta --rope-theta 500000 --from 8k --to 256k --rotary-dim 128"
-        rope_app.command("theta", epilog=theta)(theta_command)
-        frequencies = (
-            "Example: ropewalk rope frequencies --method yarn --rope-theta 10000 --rotary-dim 128 "
-            "--from 4k --to 64k"
-        )
-        rope_app.command("frequencies", epilog=frequencies)(frequencies_command)
-        rope_plan.register(rope_app)
-        probe.register(rope_app)
-    app.add_typer(rope_app, name="rope")
+
+class UnscaledRope(Settings):
+    """RoPE as a checkpoint was trained with it."""
+
+    rope_theta: float = Field(description="RoPE base of the checkpoint.")
+    rotary_dim: RotaryDim
+
+
+class ExtendedRope(UnscaledRope):
+    """A checkpoint's RoPE, and the length that it is changed for."""
+
+    from_length: Annotated[Length, Option(name="--from")] = Field(description="Trained length: 8192, 8k.")
+    to_length: TargetLength
 
 
 def bound_command(
-    rope_theta: ThetaOption,
-    rotary_dim: RotaryDimOption,
+    rope: UnscaledRope,
+    *,
     compare: Annotated[
-        str | None, typer.Option(help="Other bases to draw beside it, with commas between: 1e6,5e5.")
-    ] = None,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+        Several[float],
+        Option(metavar="NUMBER,..."),
+        Field(description="Other bases to draw beside it, with commas between: 1e6,5e5."),
+    ] = (),
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """The context bound of a base: up to which distance a similar token attracts more than a random one."""
     from ropewalk.planning.bases import bound_of
 
-    check_plot(plot)
-    found = bound_of(rope_theta, rotary_dim, _numbers(compare, "--compare"))
+    found = bound_of(rope.rope_theta, rope.rotary_dim, compare)
     result = found.to_json()
     if plot is not None:
         result["pictures"] = [str(plot), str(decay_path(plot))]
@@ -68,7 +64,7 @@ def bound_command(
     else:
         _print_bound(found)
     if plot is not None:
-        draw_bound(rotary_dim, found.bounds, plot)
+        draw_bound(rope.rotary_dim, found.bounds, plot)
         _say_plot(as_json, plot, decay_path(plot))
 
 
@@ -88,18 +84,16 @@ def _print_bound(found: BoundResult) -> None:
 
 
 def base_command(
-    length: Annotated[
-        int, typer.Option("--length", parser=parse_length, metavar="LENGTH", help="Tokens: 8192, 128k, 1M.")
-    ],
-    rotary_dim: RotaryDimOption,
-    ceiling: Annotated[float, typer.Option(help="Largest base to look at.")] = 1e9,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    *,
+    length: Annotated[Length, Field(description="Tokens: 8192, 128k, 1M.")],
+    rotary_dim: RotaryDim,
+    ceiling: Annotated[float, Field(description="Largest base to look at.")] = 1e9,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """The bases that reach a length: the infimum, every feasible interval, and the safe base above the holes."""
     from ropewalk.planning.bases import bases_for
 
-    check_plot(plot)
     with searching(f"bases for {length:,} tokens", length) as progress:
         result = bases_for(length, rotary_dim, ceiling, progress)
     if as_json:
@@ -150,32 +144,31 @@ def _print_bases(found: FeasibleBases, near: bool) -> None:
 
 
 def theta_command(
-    rope_theta: ThetaOption,
-    from_length: FromOption,
-    to_length: ToOption,
-    rotary_dim: RotaryDimOption,
+    rope: ExtendedRope,
+    *,
     rule: Annotated[
         str,
-        typer.Option(
-            help="recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME (gradient, lwm, "
-            "anchorcontext)."
+        Field(
+            description="recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME "
+            "(gradient, lwm, anchorcontext)."
         ),
     ] = "recommended",
     ceiling: Annotated[
         float | None,
-        typer.Option(help="For lower-bound: largest base to look at; 1e12 or more if not given."),
+        Field(description="For lower-bound: largest base to look at; 1e12 or more if not given."),
     ] = None,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """The base for a longer context by a rule, and how far that base reaches."""
     from ropewalk.planning.bases import theta_for
     from ropewalk.planning.rules import tokens_text
     from ropewalk.rope import Default
 
-    check_plot(plot)
+    from_length, to_length = rope.from_length, rope.to_length
+    before = Default(rope.rotary_dim, rope.rope_theta)
     with searching(f"safe base for {to_length:,} tokens", None) as progress:
-        found = theta_for(Default(rotary_dim, rope_theta), from_length, to_length, rule, ceiling, progress)
+        found = theta_for(before, from_length, to_length, rule, ceiling, progress)
     if as_json:
         print_json(found.to_json())
     else:
@@ -184,7 +177,7 @@ def theta_command(
             f"rope_theta {found.after.rope_theta:,.10g} for {to_length:,} tokens, by {found.rule}",
             *([] if found.reason is None else [f"recommended: {found.reason}"]),
             f"its context bound of {tokens_text(found.context_bound)} {covers} the target",
-            f"critical dimension {found.critical_dimension} of {rotary_dim} (base {rope_theta:,.10g}, "
+            f"critical dimension {found.critical_dimension} of {rope.rotary_dim} (base {rope.rope_theta:,.10g}, "
             f"{from_length:,} tokens)",
             f"formula  {found.origin.formula}",
             f"source   {found.origin.source}",
@@ -197,30 +190,32 @@ def theta_command(
 
 
 def frequencies_command(
+    rope: ExtendedRope,
+    *,
     method: Annotated[
-        str, typer.Option(help="default, theta, linear, ntk, dynamic, yarn, llama3 or longrope.")
+        str, Field(description="default, theta, linear, ntk, dynamic, yarn, llama3 or longrope.")
     ],
-    rope_theta: ThetaOption,
-    rotary_dim: RotaryDimOption,
-    from_length: FromOption,
-    to_length: ToOption,
     factor: Annotated[
-        float | None, typer.Option(help="In place of target over trained length (linear, ntk, yarn, llama3).")
+        float | None,
+        Field(description="In place of target over trained length (linear, ntk, yarn, llama3)."),
     ] = None,
     factors: Annotated[
-        Path | None, typer.Option(help="For longrope: JSON with short_factor and long_factor, one a pair.")
+        FilePath | None,
+        Field(description="For longrope: JSON with short_factor and long_factor, one a pair."),
     ] = None,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """The frequencies of a method for a target length: inv_freq in rad/token, and the attention factor."""
     from ropewalk.planning.bases import frequencies_for
     from ropewalk.rope import Default
 
-    check_plot(plot)
+    from_length, to_length = rope.from_length, rope.to_length
     short, long = _factor_lists(factors)
     parameters = {"factor": factor, "short_factor": short, "long_factor": long}
-    found = frequencies_for(method, Default(rotary_dim, rope_theta), from_length, to_length, parameters)
+    found = frequencies_for(
+        method, Default(rope.rotary_dim, rope.rope_theta), from_length, to_length, parameters
+    )
     result = found.to_json()
     if as_json:
         print_json(result)
@@ -271,13 +266,34 @@ def _print_frequencies(result: dict[str, Any], trained: int, target: int) -> Non
     console.print(table)
 
 
-def _numbers(text: str | None, option: str) -> Sequence[float]:
-    try:
-        return [float(part) for part in (text or "").split(",") if part.strip()]
-    except ValueError:
-        raise RopewalkError(f"{option} takes numbers with commas between, got {text!r}") from None
-
-
 def _say_plot(as_json: bool, *plots: Path) -> None:
     for plot in () if as_json else plots:
         results().say(f"picture {plot}")
+
+
+app = make_group(
+    "rope",
+    "How far a RoPE setting reaches, and what a length needs.",
+    [
+        make_command(bound_command, "bound", "ropewalk rope bound --rope-theta 10000 --rotary-dim 128"),
+        make_command(
+            base_command, "base", "ropewalk rope base --length 128k --rotary-dim 128 --plot bases.png"
+        ),
+        make_command(
+            theta_command,
+            "theta",
+            "ropewalk rope theta --rope-theta 500000 --from 8k --to 256k --rotary-dim 128",
+        ),
+        make_command(
+            frequencies_command,
+            "frequencies",
+            "ropewalk rope frequencies --method yarn --rope-theta 10000 --rotary-dim 128 --from 4k --to 64k",
+        ),
+        make_command(rope_plan.plan_command, "plan", "ropewalk rope plan meta-llama/Meta-Llama-3-8B --to 1M"),
+        make_command(
+            probe.probe_command,
+            "probe",
+            "ropewalk rope probe meta-llama/Llama-2-7b-hf --to 32k --text books/ --plot probe.png",
+        ),
+    ],
+)

@@ -4,50 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
 from ropewalk.cli.advice import default_notes
-from ropewalk.cli.options import ToOption
-from ropewalk.cli.output import JsonOption, print_json, results, searching
-from ropewalk.io.lengths import parse_length
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command to the group ``rope``."""
-    group.command("plan", epilog="Example: ropewalk rope plan meta-llama/Meta-Llama-3-8B --to 1M")(
-        plan_command
-    )
+from ropewalk.cli.options import JsonFlag, TargetLength
+from ropewalk.cli.output import print_json, results, searching
+from ropewalk.io.settings import Length, Option
 
 
 def plan_command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A checkpoint's folder, a config.json, or a Hub id.")
-    ],
-    to_length: ToOption,
+    model: Annotated[str, Field(description="A checkpoint's folder, a config.json, or a Hub id.")],
+    *,
+    to_length: TargetLength,
     from_length: Annotated[
-        int | None,
-        typer.Option(
-            "--from",
-            parser=parse_length,
-            metavar="LENGTH",
-            help="Trained length; what the config states if not given.",
-        ),
+        Length | None,
+        Option(name="--from"),
+        Field(description="Trained length; what the config states if not given."),
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option(
-            help="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3, theta=5e6; "
-            "if not given, what inspect --target recommends."
+        Field(
+            description="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3, "
+            "theta=5e6; if not given, what inspect --target recommends."
         ),
     ] = None,
     explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Also list the bases of every rule beside published ones; takes seconds.",
-        ),
+        bool, Field(description="Also list the bases of every rule beside published ones; takes seconds.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Plan the stages to a longer context: at which lengths to train, with which RoPE, and why."""
     from rich.table import Table

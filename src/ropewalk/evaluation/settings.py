@@ -238,6 +238,23 @@ class EvaluationOutput(BaseSettings):
     )
 
 
+class ProbeSettings(BaseSettings):
+    """One step-0 probe: which RoPE settings, at which length, on which text."""
+
+    to: Length = Field(description="Context to probe, in tokens: 2048, 32k, 1M.")
+    text: str = Field("embedded:validation", description="Documents: as for ropewalk data pack.")
+    rules: CommaList = Field(
+        ("current", "critical-dimension", "ntk", "linear", "yarn"),
+        description="RoPE settings, with commas between; theta=5e6 gives a base itself.",
+    )
+    rows: int = Field(4, ge=1, description="Most rows of text.")
+    from_length: Annotated[Length | None, Option(name="--from")] = Field(
+        None, description="Context the checkpoint was trained for; its config's if not given."
+    )
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+
+
 def check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise for a name that there is not; the message gives the nearest that there is."""
     for name in names:
