@@ -68,10 +68,6 @@ def program() -> App:
 
 
 def _run(arguments: list[str]) -> Any:
-    from ropewalk.cli import commands
-
-    if arguments and arguments[0] in commands.TYPER_COMMANDS:
-        return commands.typer_program()(args=arguments, prog_name="ropewalk", standalone_mode=False)
     from ropewalk.cli.output import results
 
     return program()(arguments, console=results())

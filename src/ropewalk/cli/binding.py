@@ -111,26 +111,27 @@ def _is_bool(annotation: Any) -> bool:
     return annotation is bool or bool in typing.get_args(annotation)
 
 
-def make_command(function: Callable[..., None], name: str, example: str, help: str | None = None) -> App:
+def make_command(function: Callable[..., None], name: str, example: str) -> App:
     """A command of the program.
 
     Args:
-        function: what it does; see the module.
+        function: what it does; see the module. The first paragraph of its docstring is the command's help, the others
+            stand at the end.
         name: of the command.
-        example: line at the end of its help.
-        help: of the command; the function's docstring if None.
+        example: last line of its help.
 
     Returns:
-        The command; groups take it with :func:`add`.
+        The command; :func:`make_group` takes several.
     """
-    app = App(name=name, help=inspect.cleandoc(help or function.__doc__ or ""), **_looks(example))
+    summary, _ = _paragraphs(function)
+    app = App(name=name, help=summary, **_looks(example, function))
     app.default(bound(function))
     return app
 
 
 def make_group(name: str, help: str, commands: Sequence[App]) -> App:
     """A group of commands, which its help lists in the given order."""
-    group = App(name=name, help=help, **_looks(""))
+    group = App(name=name, help=help, **_looks())
     for place, command in enumerate(commands):
         command.sort_key = place
         group.command(command)
@@ -149,18 +150,26 @@ def make_group_with_default(
     """
     words = [setting.name for setting in settings_of(function) if setting.positional]
     usage = " ".join(["Usage: ropewalk", name, "[OPTIONS]", *words])
-    app = App(name=name, help=help, usage=usage, **_looks(example))
+    app = App(name=name, help=help, usage=usage, **_looks(example, function))
     app.default(bound(function))
-    app.command(App(name=own_name, default_command=bound(function), show=False, **_looks(example)))
+    app.command(App(name=own_name, default_command=bound(function), show=False, **_looks(example, function)))
     return app
 
 
-def _looks(example: str) -> dict[str, Any]:
+def _paragraphs(function: Callable[..., None]) -> tuple[str, str]:
+    """The first paragraph of a function's docstring, and the others."""
+    summary, _, more = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    return summary, more
+
+
+def _looks(example: str = "", function: Callable[..., None] | None = None) -> dict[str, Any]:
+    more = "" if function is None else _paragraphs(function)[1]
+    last = f"Example: {example}" if example else ""
     return {
         "help_flags": HELP_FLAGS,
         "version_flags": (),
         "help_format": "plaintext",
-        "help_epilogue": f"Example: {example}" if example else None,
+        "help_epilogue": "\n\n".join(part for part in (more, last) if part) or None,
     }
 
 
@@ -169,7 +178,8 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     own = _own_parameters(function)
     ordered = tuple(settings_of(function))
     headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
-    settings = tuple(sorted(ordered, key=_place_below_its_heading))
+    # What the command cannot do without comes first, the rest as it is declared.
+    settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
     by_name = {"_".join(setting.path): setting for setting in settings}
 
     positional = [
@@ -201,11 +211,6 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__
     return call
-
-
-def _place_below_its_heading(setting: Setting) -> tuple[bool, bool, bool]:
-    """What the command cannot do without comes first, then its own options, then those of its models."""
-    return not setting.positional, not setting.required, len(setting.path) > 1
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -5,45 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
-from ropewalk.cli.output import JsonOption, notes, on_interrupt, print_json, results
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.options import JsonFlag, Overrides
+from ropewalk.cli.output import notes, on_interrupt, print_json, results
+from ropewalk.io.settings import FilePath, Option
 from ropewalk.recipes import shipped_recipes
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command ``extend``."""
-    app.command("extend")(extend)
-
-
 def extend(
     recipe: Annotated[
         str,
-        typer.Argument(
-            help=f"A recipe in YAML, or the name of a shipped one: {', '.join(shipped_recipes())}."
-        ),
+        Field(description=f"A recipe in YAML, or the name of a shipped one: {', '.join(shipped_recipes())}."),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key: stages.0.steps=20")
-    ] = None,
+    *,
+    overrides: Overrides = (),
     rope: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--rope", metavar="FILE", help="A factor table, for the stage of its length; may be given again."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the output folder.")
-    ] = False,
-    json: JsonOption = False,
+        tuple[FilePath, ...],
+        Option(metavar="FILE", repeated=True),
+        Field(description="A factor table, for the stage of its length; may be given again."),
+    ] = (),
+    resume: Annotated[bool, Field(description="Go on with the run in the output folder.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: measure, change RoPE, train, measure again, save.
 
     Over several processes: torchrun --nproc-per-node 4 -m ropewalk extend recipe.yaml
-
-    Example: [bold]ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k[/bold]
     """
     output: list[Path] = []
 
@@ -65,14 +55,14 @@ def extend(
         from ropewalk.training.stage_rope.tables import with_tables
 
         with joined(go_on=GO_ON) as world:
-            read = world.lead(lambda: with_tables(load_recipe(recipe, overrides or []), rope or []))
+            read = world.lead(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
             summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
             if not world.leads:
                 return
     files = write_run_report(Path(summary["output"]))
     readers = notes_on(read_config_file(summary["model"]))
-    if json:
+    if as_json:
         print_json({**summary, "files": [str(path) for path in files], "readers": readers})
         return
     console = results()
@@ -90,3 +80,8 @@ def extend(
     ]
     for name, value in facts:
         console.say(f"{name:8} {value}")
+
+
+app = make_command(
+    extend, "extend", "ropewalk extend recipe.yaml --set stages.0.context=32k --set output=runs/32k"
+)

@@ -39,7 +39,10 @@ def inspect(
     plot: PlotFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs. Reads no weights."""
+    """Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.
+
+    Reads no weights.
+    """
     from ropewalk.planning.inspection import inspect as inspected
 
     about = f"bases for {target or 0:,} tokens"

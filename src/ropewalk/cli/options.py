@@ -20,6 +20,13 @@ JsonFlag = Annotated[
     bool, Field(description="Print the result as JSON on stdout, nothing else."), Option(name="--json")
 ]
 
+Overrides = Annotated[
+    tuple[str, ...],
+    Option(name="--set", metavar="KEY=VALUE", repeated=True),
+    Field(description="Change a key of the recipe: stages.0.steps=20; may be given again."),
+]
+"""Changes of a recipe's keys."""
+
 
 def check_plot(path: Path | None) -> None:
     """Refuse a picture that could not be written, before the work."""
