@@ -114,7 +114,12 @@ def test_one_piece_needs_torch_alone():
 
 
 def test_help_needs_no_heavy_library():
-    loaded = loaded_after("from ropewalk.cli.app import main; main(['extend', '--help'])")
+    commands = (
+        "[['extend'], ['search'], ['eval'], ['data', 'pack'], ['audit'], ['verify'], ['rope', 'probe']]"
+    )
+    loaded = loaded_after(
+        f"from ropewalk.cli.app import main\nfor command in {commands}: main([*command, '--help'])"
+    )
     assert not loaded & {"torch", "transformers", "datasets", "matplotlib"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ropewalk.recipes
-from ropewalk.cli.app import main
+from ropewalk.cli.app import main, program
 from ropewalk.cli.commands import COMMANDS as SUMMARIES
 from tests.cli.option_cases import KEPT, commands, listing
 from tests.programs import Program
@@ -106,23 +106,41 @@ def test_help_names_every_shipped_recipe(capsys):
     assert all(name in printed for name in names)
 
 
-def test_a_shell_completes_commands_options_and_choices(tmp_path):
-    from ropewalk.cli.app import program
-
-    script = tmp_path / "ropewalk.bash"
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """What bash proposes for the last word of each of several command lines."""
+    script = tmp_path_factory.mktemp("completion") / "ropewalk.bash"
     script.write_text(program().generate_completion(shell="bash"))
-    for words, expected in (
-        ("ex", {"export", "extend"}),
-        ("search --ra", {"--racing"}),
-        ("search --objective ne", {"needle"}),
-    ):
-        line = ["ropewalk", *words.split()]
-        bash = (
-            f"source {script}; COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}; _ropewalk ropewalk "
-            f'{line[-1]} {line[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-        )
-        done = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True)
-        assert set(done.stdout.split()) == expected, done.stderr
+
+    def call(*lines):
+        calls = [
+            f"source {script}",
+            'complete_() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); '
+            '_ropewalk "$1" "${@: -1}" "${@: -2:1}"; echo "${COMPREPLY[@]}"; }',
+            *(f"complete_ ropewalk {line}" for line in lines),
+        ]
+        done = subprocess.run(["bash", "-c", "\n".join(calls)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        return dict(zip(lines, (set(line.split()) for line in done.stdout.splitlines()), strict=True))
+
+    return call
+
+
+def test_a_shell_completes_commands_and_choices(completed):
+    expected = {
+        "ex": {"export", "extend"},
+        "rope b": {"bound", "base"},
+        "search --objective ne": {"needle"},
+        "data pack --packing b": {"best_fit"},
+    }
+    assert completed(*expected) == expected
+
+
+def test_a_shell_completes_the_options_of_every_command(completed):
+    proposed = completed(*(f"{name} --" for name in COMMANDS))
+    for name, command in COMMANDS.items():
+        options = {each for argument in command.assemble_argument_collection() for each in argument.names}
+        assert proposed[f"{name} --"] >= {each for each in options if each.startswith("--")}
 
 
 def test_json_is_all_there_is_on_stdout(capsys):
