@@ -110,7 +110,7 @@ def test_importing_ropewalk_loads_no_heavy_library():
 
 def test_one_piece_needs_torch_alone():
     loaded = loaded_after("from ropewalk import PackedLayout, attend; import ropewalk.rope")
-    assert not loaded & {"transformers", "datasets", "pydantic", "typer", "matplotlib", "triton"}
+    assert not loaded & {"transformers", "datasets", "pydantic", "cyclopts", "matplotlib", "triton"}
 
 
 def test_help_needs_no_heavy_library():

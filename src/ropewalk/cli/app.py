@@ -7,9 +7,7 @@ import os
 import sys
 import traceback
 from functools import cache
-from typing import Any
 
-import typer
 from cyclopts import App
 
 import ropewalk
@@ -17,8 +15,6 @@ from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sent
 from ropewalk.errors import Echo, RopewalkError, RunFailure
 
 INTERRUPTED = 130
-TyperUsageError: Any = typer.BadParameter.__mro__[1]
-"""What typer raises for arguments that do not fit; which module it lives in depends on typer's version."""
 MOST_OF_A_MESSAGE = 2000
 """Characters of an error that are printed: it may repeat a value that fills a file."""
 
@@ -67,15 +63,9 @@ def program() -> App:
     return app
 
 
-def _run(arguments: list[str]) -> Any:
-    from ropewalk.cli.output import results
-
-    return program()(arguments, console=results())
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    from ropewalk.cli.output import Interrupted
+    from ropewalk.cli.output import Interrupted, results
 
     quiet_libraries()
     logging.getLogger("ropewalk").addHandler(_REMARKS)
@@ -83,9 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        result = _run(arguments)
-        # typer turns Ctrl-C into this status of its own.
-        return _fail_once("interrupted", INTERRUPTED) if result == INTERRUPTED else int(result or 0)
+        program()(arguments, console=results())
+        return 0
     except Interrupted as error:
         return _fail_once(f"interrupted: {error}", INTERRUPTED)
     except Echo as error:
@@ -99,15 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             _print_traceback()
         return _fail(str(error), 1 if isinstance(error, RunFailure) else 2)
-    except TyperUsageError as error:
-        # Typer checks values with pydantic, which calls the words of our own parsers a value error.
-        message = error.format_message().replace("Value error, ", "")
-        if not message:  # a group without a command: typer has printed its help
-            return 2
-        context = getattr(error, "ctx", None)
-        command = " ".join(context.command_path.split()) if context is not None else "ropewalk"
-        return _fail_once(f"{message} (see {command} --help)", 2)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return _fail_once("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()

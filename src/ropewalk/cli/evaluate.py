@@ -30,8 +30,8 @@ def evaluate(
     settings: Settings,
     loading: Loading,
     serving: Serving | None = None,
-    output: EvaluationOutput = EvaluationOutput(),
     *,
+    output: EvaluationOutput,
     text: Annotated[str, TEXTS, Field(description="Documents for perplexity: as for ropewalk data pack.")] = (
         "embedded:validation"
     ),

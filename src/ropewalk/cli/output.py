@@ -7,15 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from ropewalk.reporting.shown_text import harmless, shown
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, nothing else.")]
 
 
 class Terminal(Console):

@@ -32,7 +32,7 @@ LIBRARIES = [
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "rich.progress",
-    "typer._adapters",
+    "cyclopts",
     "pydantic.json_schema",
 ]
 """What most processes need, and takes seconds to import."""
