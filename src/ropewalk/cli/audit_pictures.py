@@ -111,7 +111,8 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
             f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
         ),
         "mitigations": lambda: mitigations_figure(
-            mitigations, f"{name}: what mitigates {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})"
+            mitigations,
+            f"{name}: mitigations of drift in {low} (near: {near:,}, far: {found.far:,}; Δ₂ = {delta2:,})",
         ),
     }
 

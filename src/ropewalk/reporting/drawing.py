@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import singledispatch
 from pathlib import Path
@@ -98,8 +98,9 @@ def draw(figure: Figure, path: Path) -> Picture:
 def render(figure: Figure) -> Page:
     """The figure as matplotlib's, laid out: with its size, and every word in its place."""
     with rc_context(SETTINGS):
-        figure = _harmless(figure)
-        if _font_lacks("".join(_strings(figure))):
+        texts: list[str] = []
+        figure = _harmless(figure, texts)
+        if _font_lacks("".join(texts)):
             figure = replace(figure, caption=f"{figure.caption} {BOXES}".strip())
         layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
         page = Page(figsize=(figure.width, figure.height), dpi=style.DPI, layout=layout)
@@ -127,26 +128,17 @@ def render(figure: Figure) -> Page:
     return page
 
 
-def _harmless(value: Any) -> Any:
-    """The same value with every text in it safe to be shown."""
+def _harmless(value: Any, texts: list[str]) -> Any:
+    """The same value with every text in it safe to be shown, and added to ``texts``."""
     if isinstance(value, str):
-        return harmless(value)
+        texts.append(harmless(value))
+        return texts[-1]
     if isinstance(value, tuple) and value and not isinstance(value[-1], float):
-        return tuple(map(_harmless, value))
+        return tuple(_harmless(each, texts) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _harmless(getattr(value, each.name)) for each in fields(value)})
+        safe = {each.name: _harmless(getattr(value, each.name), texts) for each in fields(value)}
+        return replace(value, **safe)
     return value
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, tuple) and value and not isinstance(value[-1], float):
-        for each in value:
-            yield from _strings(each)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _strings(getattr(value, field.name))
 
 
 def _font_lacks(text: str) -> bool:
