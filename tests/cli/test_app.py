@@ -56,6 +56,8 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
     ("arguments", "message"),
     [
         (["extnd"], "unknown command 'extnd'; did you mean extend?"),
+        (["--versio"], "unknown option --versio; did you mean --version?"),
+        (["rope", "bond"], "unknown command 'bond'; did you mean bound?"),
         (["extend"], "missing argument RECIPE"),
         (["extend", "demo", "--st", "a=1"], "unknown option --st; did you mean --set?"),
         (["eval", "x", "--samples", "many"], "--samples"),

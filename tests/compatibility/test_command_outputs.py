@@ -17,7 +17,57 @@ RENAMED: dict[str, str] = {
 }
 """JSON keys that were given another name on purpose: the old name, and the new one."""
 
-CHANGED_SENTENCES: dict[str, str] = {}
+CHANGED_SENTENCES: dict[str, str] = {
+    "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
+    "no recipe": "error: missing argument RECIPE (see ropewalk extend --help)",
+    "an unknown option": "error: unknown option --st; did you mean --set? (see ropewalk extend --help)",
+    "a length without digits": (
+        "error: --target: 'lots' is no length; write tokens as 131072, 128k or 1M (see ropewalk inspect "
+        "--help)"
+    ),
+    "a trained length of nothing": (
+        "error: --from: '0' is 0 tokens; a length is a whole number from 1 on (see ropewalk inspect --help)"
+    ),
+    "a picture of another kind": (
+        "error: --plot: a figure is written as .png or .svg, got periods.pdf (see ropewalk inspect --help)"
+    ),
+    "theta from no length": (
+        "error: --from: 'x' is no length; write tokens as 131072, 128k or 1M (see ropewalk rope theta --help)"
+    ),
+    "rows of no length": (
+        "error: --length: '12 monkeys' is no length; write tokens as 131072, 128k or 1M (see ropewalk data "
+        "pack --help)"
+    ),
+    "an unknown pattern": (
+        "error: unknown --pattern 'causal'; choose from full, intra_document, anchor (see ropewalk data "
+        "pack --help)"
+    ),
+    "an unknown field in a tag": (
+        "error: --tag: the tag '{title}' names {title}, or formats it; only {source} is known (see "
+        "ropewalk data pack --help)"
+    ),
+    "a mixture that falls short": (
+        "error: source 'web' has no document of 400 tokens or more, and 1,707 tokens of such are asked "
+        "for; what fits is long_factor (which leaves such documents as they are), or shortage cap"
+    ),
+    "an unknown algorithm": (
+        "error: unknown --algorithm 'guess'; choose from cma-es, evolution (see ropewalk search --help)"
+    ),
+    "an unknown suite": "error: unknown --suite 'pass-key'; did you mean passkey? (see ropewalk eval --help)",
+    "an unknown task": "error: unknown task 'passkeys'; did you mean passkey?",
+    "lm_eval without tasks": (
+        "error: the suite lm_eval needs the names of its tasks; give --lm-eval-tasks (see ropewalk eval "
+        "--help)"
+    ),
+    "a server's model without a server": "error: --server-model m needs --server URL (see ropewalk eval --help)",
+    "a dtype that is not audited": (
+        "error: --dtypes: cannot audit dtype 'float8'; choose from bfloat16, float16, float32 (see "
+        "ropewalk audit --help)"
+    ),
+    "no shift but the one compared with": (
+        "error: give a shift other than delta2, 16 tokens, to compare with it (see ropewalk audit --help)"
+    ),
+}
 """Refusals whose words were changed on purpose: the case, and what its sentence says now."""
 
 COMMANDS = command_outputs.scenarios(command_outputs.CASES / "commands.yaml")

@@ -409,6 +409,8 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
         case CoercionError() if error.argument is not None and error.argument.parameter.choices:
             value = error.token.value if error.token is not None else ""
             return f"unknown {error.argument.name} {value!r}; {near_or_all(value, error.argument.get_choices() or ())}"
+        case UnknownCommandError() if unused.startswith("-"):
+            return _unknown_option(unused, [name for name in error.app or () if name.startswith("-")])
         case UnknownCommandError():
             commands = [name for name in error.app or () if not name.startswith("-")]
             return f"unknown command {unused!r}; {near_or_all(unused, commands)}"

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag, Overrides
+from ropewalk.cli.options import JsonFlag
 from ropewalk.cli.output import notes, on_interrupt, print_json, results
-from ropewalk.io.settings import FilePath, Option
+from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
@@ -22,7 +22,9 @@ def extend(
         Field(description=f"A recipe in YAML, or the name of a shipped one: {', '.join(shipped_recipes())}."),
     ],
     *,
-    overrides: Overrides = (),
+    overrides: Annotated[
+        Overrides, Field(description="Change a key of the recipe: stages.0.steps=20; may be given again.")
+    ] = (),
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),

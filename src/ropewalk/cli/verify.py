@@ -13,8 +13,8 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.options import JsonFlag
 from ropewalk.cli.output import notes, print_json, print_whole, results
-from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.io.settings import FilePath, Option, Settings
+from ropewalk.errors import RunFailure
+from ropewalk.io.settings import OutputFile, Settings
 from ropewalk.verification.settings import VerifySettings
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ class VerifyOutput(Settings):
 
     group: ClassVar[str | None] = "Output"
 
-    out: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
-        None, description="Write the result as JSON into FILE."
-    )
+    out: OutputFile | None = Field(None, description="Write the result as JSON into FILE.")
     as_json: JsonFlag = False
 
 
@@ -48,8 +46,6 @@ def verify(
     from ropewalk.verification import verify as run
 
     out = output.out
-    if out is not None and out.is_dir():
-        raise RopewalkError(f"{out} is a folder; --out names a file")
     config = settings.model_copy(update={"recipe": recipe})
     with joined() as world:
         with _ended_by_sigterm() if world.size == 1 else nullcontext():

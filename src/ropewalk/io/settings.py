@@ -206,6 +206,12 @@ def _no_file(path: Path) -> Path:
     return path
 
 
+def _no_folder(path: Path) -> Path:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and must be a file")
+    return path
+
+
 def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
     """``KEY=VALUE`` texts as a mapping, each key once; anything else is left as it is.
 
@@ -236,6 +242,12 @@ ExistingPath = Annotated[FilePath, AfterValidator(_exists)]
 
 Folder = Annotated[FilePath, AfterValidator(_no_file), Option(metavar="DIR")]
 """A folder that is there or can be made."""
+
+OutputFile = Annotated[FilePath, AfterValidator(_no_folder), Option(metavar="FILE")]
+"""A file that is there or can be made."""
+
+Overrides = Annotated[tuple[str, ...], Option(name="--set", metavar="KEY=VALUE", repeated=True)]
+"""Changes of a recipe's keys, each as ``stages.0.steps=20``."""
 
 
 def near_or_all(name: str, known: Sequence[str]) -> str:

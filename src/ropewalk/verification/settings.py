@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ropewalk.io.settings import Count, Length, Option, Settings
+from ropewalk.io.settings import Count, Length, Option, Overrides, Settings
 
 
 class VerifySettings(Settings):
@@ -17,8 +17,8 @@ class VerifySettings(Settings):
     recipe: Annotated[str, Option(hidden=True)] = Field(
         "demo", description="A recipe in YAML, or the name of a shipped one (demo)."
     )
-    overrides: Annotated[tuple[str, ...], Option(name="--set", metavar="KEY=VALUE", repeated=True)] = Field(
-        (), description="Change a key: stages.0.context=32k."
+    overrides: Overrides = Field(
+        (), description="Change a key of the recipe: stages.0.context=32k; may be given again."
     )
     layers: Count | None = Field(
         None, ge=1, description="Verify the model's first layers alone; all of them if not given."
