@@ -24,14 +24,14 @@ class CheckpointCase:
         trained_length: tokens that the model read before its positions were scaled, as far as the file tells.
         config_class: transformers' class for the decoder.
         defaults: what the file leaves out and that class supplies.
-        tension: part of the one sentence that is to be said of it, if any.
+        warning: part of the one sentence that is to be said of it, if any.
     """
 
     methods: dict[str | None, RopeMethod]
     trained_length: int
     config_class: str | None = "LlamaConfig"
     defaults: dict[str, Any] = field(default_factory=dict)
-    tension: str | None = None
+    warning: str | None = None
 
     @property
     def length_dependent(self) -> bool:
@@ -63,7 +63,7 @@ CASES = {
         Linear(128, 10000.0, 8.0),
         4096,
         defaults=LLAMA_2_THETA,
-        tension="linear factor 8: nothing says whether",
+        warning="linear factor 8: nothing says whether",
     ),
     "yarn-llama-2-7b-128k": one(Yarn(128, 10000.0, 32.0, 4096), 4096, defaults=LLAMA_2_THETA),
     "yarn-llama-2-13b-64k": one(Yarn(128, 10000.0, 16.0, 4096), 4096, defaults=LLAMA_2_THETA),
@@ -74,7 +74,7 @@ CASES = {
     "llama-3.1-8b": one(Llama3(128, 500000.0, 8.0, 1.0, 4.0, 8192), 8192),
     "llama-3.2-1b": one(Llama3(64, 500000.0, 32.0, 1.0, 4.0, 8192), 8192),
     "mistral-7b-v0.1": one(
-        Default(128, 10000.0), 32768, "MistralConfig", tension="only the last 4096 tokens (sliding_window)"
+        Default(128, 10000.0), 32768, "MistralConfig", warning="only the last 4096 tokens (sliding_window)"
     ),
     "mistral-7b-v0.2": one(Default(128, 1000000.0), 32768, "MistralConfig"),
     "mistral-7b-v0.3": one(Default(128, 1000000.0), 32768, "MistralConfig"),
@@ -84,18 +84,18 @@ CASES = {
         Yarn(128, 1000000.0, 4.0, 32768),
         32768,
         "Qwen2Config",
-        tension="32768 is 131072 tokens, but max_position_embeddings is 32768",
+        warning="32768 is 131072 tokens, but max_position_embeddings is 32768",
     ),
     "qwen1.5-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "deepseek-coder-6.7b-base": one(
-        Linear(128, 100000, 4.0), 4096, tension="linear factor 4: nothing says whether"
+        Linear(128, 100000, 4.0), 4096, warning="linear factor 4: nothing says whether"
     ),
     "qwen2.5-coder-7b": one(Default(128, 1000000.0), 32768, "Qwen2Config"),
     "qwen2.5-7b-instruct-1m": one(
         Default(128, 1e7),
         262144,
         "Qwen2Config",
-        tension="an original length of 262144 tokens, and max_position_embeddings is 1010000",
+        warning="an original length of 262144 tokens, and max_position_embeddings is 1010000",
     ),
     "granite-3.1-2b": one(Default(64, 5e6), 131072, "GraniteConfig"),
     "command-r7b": one(Default(128, 50000), 132096, "Cohere2Config"),
@@ -140,7 +140,7 @@ CASES = {
         "full_attention: linear factor 8: nothing says whether",
     ),
     "starcoder2-7b": one(
-        Default(128, 1000000), 16384, "Starcoder2Config", tension="only the last 4096 tokens (sliding_window)"
+        Default(128, 1000000), 16384, "Starcoder2Config", warning="only the last 4096 tokens (sliding_window)"
     ),
     "pythia-70m": one(Default(16, 10000), 2048, "GPTNeoXConfig"),
     "glm-4-9b-0414": one(Default(64, 10000.0), 32768, "Glm4Config"),
@@ -148,6 +148,6 @@ CASES = {
     "olmo-2-7b": one(Default(128, 500000), 4096, "Olmo2Config"),
     # transformers does not have this family, whose code is in the checkpoint: the file stands alone.
     "internlm2.5-7b": one(
-        DynamicNtk(128, 1000000, 2.0, 32768), 32768, None, tension="dynamic is for inference only"
+        DynamicNtk(128, 1000000, 2.0, 32768), 32768, None, warning="dynamic is for inference only"
     ),
 }

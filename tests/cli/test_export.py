@@ -221,7 +221,7 @@ def test_an_exported_folder_is_extended_again_from_its_first_length(
     assert found["methods"][0]["loaded"]["largest_relative_difference"] < 6 * 2**-24
 
 
-def test_a_length_that_is_no_round_multiple_is_no_tension(
+def test_a_length_that_is_no_round_multiple_gives_no_warning(
     run: Run, write: Write, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "odd"

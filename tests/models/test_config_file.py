@@ -83,8 +83,8 @@ def test_transformers_computes_what_was_read(name: str, case: CheckpointCase) ->
 @cases
 def test_config_warnings_are_those_of_the_table(name: str, case: CheckpointCase) -> None:
     said = read_model_config(str(path_of(name))).config_warnings
-    assert [case.tension in sentence for sentence in said if case.tension] == [True] * bool(case.tension)
-    assert len(said) == bool(case.tension)
+    assert [case.warning in sentence for sentence in said if case.warning] == [True] * bool(case.warning)
+    assert len(said) == bool(case.warning)
 
 
 @pytest.mark.parametrize(

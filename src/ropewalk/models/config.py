@@ -331,7 +331,7 @@ class ModelConfig:
         return notes
 
     def packing_refusals(self) -> list[str]:
-        """Why packed rows cannot pass through the model, predicates whose subject is the model; none where they can."""
+        """Why packed rows cannot pass through the model, each the rest of a sentence on it; none where they can."""
         refused = []
         other = sorted({layer.kind for layer in self.layers} - set(SERVED))
         if other:

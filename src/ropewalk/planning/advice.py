@@ -39,7 +39,7 @@ class Advice:
     Attributes:
         trained_length, target_length: tokens.
         current_bound: context bound of the checkpoint as it is, at the target length, tokens.
-        refusals: why ``ropewalk extend`` does not train the model at that length, predicates whose subject is the
+        refusals: why ``ropewalk extend`` does not train the model at that length, each the rest of a sentence on the
             model; none where it does.
         chosen: the recommended setting; None where nothing needs to change or nothing can be recommended.
         recommendation: the decision on the base, for an unscaled checkpoint.

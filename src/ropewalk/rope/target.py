@@ -14,7 +14,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_theta
 from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope
-from ropewalk.rope.methods.base import Extension, RopeMethod, compared_methods, trainable_methods
+from ropewalk.rope.methods.base import RopeMethod, TargetContext, compared_methods, trainable_methods
 from ropewalk.rope.theory import Recommendation, recommended_theta
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
@@ -90,7 +90,7 @@ def method_for_target(
             f"{name!r} on a checkpoint that is already {current.name}-scaled is ambiguous: choose "
             f"{current.name!r} to scale further, or 'default' to keep its frequencies"
         )
-    return METHODS[name].for_target(plain, Extension(original_length, target_length, given))
+    return METHODS[name].for_target(plain, TargetContext(original_length, target_length, given))
 
 
 def _given(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

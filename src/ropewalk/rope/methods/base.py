@@ -117,7 +117,7 @@ class ConfigEntry:
 
 
 @dataclass(frozen=True)
-class Extension:
+class TargetContext:
     """What a method is asked for: from which length to which, and what the user sets other than by derivation.
 
     Attributes:
@@ -299,7 +299,7 @@ class RopeMethod(ABC):
     # To a longer context.
 
     @classmethod
-    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+    def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         """The method that extends a checkpoint.
 
         By default a factor, if there is one, is derived from the lengths, times that of a checkpoint which is scaled by

@@ -11,10 +11,10 @@ from ropewalk.rope._checks import check_factor, check_original_length, check_pos
 from ropewalk.rope.methods.base import (
     LLAMA_LIKE,
     ORIGINAL,
-    Extension,
     Origin,
     RopeFrequencies,
     RopeMethod,
+    TargetContext,
     register,
     unscaled_inv_freq,
 )
@@ -79,7 +79,7 @@ class Llama3(RopeMethod):
         return RopeFrequencies(inv_freq * kept + inv_freq / self.factor * (1 - kept), 1.0)
 
     @classmethod
-    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+    def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         given = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **wanted.given}
         return super().for_target(
             current, wanted if isinstance(current, Llama3) else replace(wanted, given=given)

@@ -13,9 +13,9 @@ from ropewalk.rope.methods.base import (
     LLAMA_LIKE,
     ORIGINAL,
     ConfigEntry,
-    Extension,
     RopeFrequencies,
     RopeMethod,
+    TargetContext,
     ratio_warning,
     register,
     unscaled_inv_freq,
@@ -160,7 +160,7 @@ class LongRope(RopeMethod):
         return ratio_warning(self, entry, original, length)
 
     @classmethod
-    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+    def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         """The given factors, relative to ``θ_i``; on a longrope checkpoint its original length stays."""
         given = wanted.given
         missing = next((key for key in ("short_factor", "long_factor") if key not in given), None)

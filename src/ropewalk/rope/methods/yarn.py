@@ -12,10 +12,10 @@ from ropewalk.rope._checks import check_factor, check_original_length, check_pos
 from ropewalk.rope.methods.base import (
     ORIGINAL,
     ConfigEntry,
-    Extension,
     Origin,
     RopeFrequencies,
     RopeMethod,
+    TargetContext,
     ratio_warning,
     register,
     unscaled_inv_freq,
@@ -139,7 +139,7 @@ class Yarn(RopeMethod):
         return cls(entry.rotary_dim, entry.rope_theta, entry.factor(original), original, **optional)
 
     @classmethod
-    def for_target(cls, current: RopeMethod, wanted: Extension) -> RopeMethod:
+    def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         fixed = current.attention_factor if isinstance(current, Yarn) else None
         if fixed is not None and "attention_factor" not in wanted.given:
             raise RopewalkError(
