@@ -43,14 +43,14 @@ from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, MeshShape, ShardedLayouts, joined, make_mesh, sharded_attend
+from ropewalk.parallel.rank_pool import Ranks
 from ropewalk.parallel.ring.balance import ring_chunks, ring_work
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import ring_bytes
+from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
-from ropewalk.testing.ranks import Ranks
-from ropewalk.testing.traffic import counted_traffic
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.step import Batch, train_step

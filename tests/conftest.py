@@ -77,7 +77,7 @@ def stories() -> Path:
 @pytest.fixture(scope="session")
 def two_ranks():
     """Two processes over gloo, started once."""
-    from ropewalk.testing.ranks import Ranks
+    from ropewalk.parallel.rank_pool import Ranks
 
     with Ranks(2) as ranks:
         yield ranks
@@ -86,7 +86,7 @@ def two_ranks():
 @pytest.fixture(scope="session")
 def four_ranks():
     """Four processes over gloo, started once."""
-    from ropewalk.testing.ranks import Ranks
+    from ropewalk.parallel.rank_pool import Ranks
 
     with Ranks(4) as ranks:
         yield ranks

@@ -24,7 +24,7 @@ class Program:
 
     def __init__(self, code: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> None:
         # Not above: the program's process imports this module too.
-        from ropewalk.testing.ranks import process_context
+        from ropewalk.parallel.rank_pool import process_context
 
         self._said = tempfile.TemporaryDirectory()
         for name in ("out", "errors"):

@@ -19,7 +19,7 @@ ALLOWED = {
     "rope": set(),
     "attention": set(),
     "parallel": {"attention"},
-    "testing": {"attention"},
+    "testing": {"attention", "parallel"},
     "recipes": set(),
     "data": {"attention", "parallel"},
     "models": {"attention", "parallel", "rope"},
@@ -47,7 +47,6 @@ ALLOWED = {
         "models",
         "parallel",
         "rope",
-        "testing",
         "training",
     },
 }

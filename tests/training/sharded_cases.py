@@ -12,8 +12,8 @@ from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
+from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout
-from ropewalk.testing.traffic import counted_traffic
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk import RopewalkError
 from ropewalk.io.files import remove_left_overs
-from ropewalk.testing.ranks import RankFailure
+from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.training.checkpoint.files import (
     RECORD,
     FileDigest,

@@ -10,7 +10,7 @@ import torch
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RunFailure
 from ropewalk.parallel import MeshShape
-from ropewalk.testing.ranks import RankFailure
+from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.verification import (
     Check,
     Outcome,

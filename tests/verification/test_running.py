@@ -10,7 +10,7 @@ import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, World
-from ropewalk.testing.ranks import _serve
+from ropewalk.parallel.rank_pool import _serve
 from ropewalk.verification import Planned, run_checks, run_in
 from ropewalk.verification import run as running
 from ropewalk.verification.checks import Claim

@@ -11,10 +11,16 @@ from ropewalk.attention.oracle import (
     random_layout,
     repeated_anchor_attention,
 )
+from ropewalk.parallel.rank_pool import RankFailure, Ranks
+from ropewalk.parallel.traffic import Traffic, counted_traffic
 
 __all__ = [
     "AttentionErrors",
+    "RankFailure",
+    "Ranks",
+    "Traffic",
     "attention_errors",
+    "counted_traffic",
     "cut_row",
     "oracle_attention",
     "random_layout",

@@ -15,7 +15,7 @@ from ropewalk.errors import Echo, RopewalkError
 from ropewalk.io.progress import Reporter, Silent
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.parallel.context import RunContext
-from ropewalk.testing.ranks import RankFailure, Ranks
+from ropewalk.parallel.rank_pool import RankFailure, Ranks
 from ropewalk.training import load_recipe
 from ropewalk.training.recipe.recipe import Parallel, Recipe
 from ropewalk.verification.case import Case, prepare

@@ -15,8 +15,8 @@ from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, s
 from ropewalk.parallel.ring.attention import attend_received
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange, ring_bytes
+from ropewalk.parallel.traffic import counted_traffic
 from ropewalk.testing import random_layout
-from ropewalk.testing.traffic import counted_traffic
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import RowShards, ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
+from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.parallel.ring import ring_attend
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
-from ropewalk.testing.ranks import RankFailure
 from tests.parallel.ring.ring_cases import (
     Case,
     autocast_changes,

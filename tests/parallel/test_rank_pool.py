@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ropewalk.parallel import MeshShape
-from ropewalk.testing.ranks import RankFailure, Ranks
+from ropewalk.parallel.rank_pool import RankFailure, Ranks
 from tests.parallel.ranks_cases import dying, late, own_rank, refusing, threads_after, threads_after_refusals
 
 
