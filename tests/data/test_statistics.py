@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ropewalk.attention.layout import PATTERNS, PackedLayout
 from ropewalk.data import PackedRow, PackingSettings, packed_statistics, tokenised_statistics
 from ropewalk.data.read.documents import Document, TokenisedDocument
+from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import (
     LONG_LENGTHS,
@@ -22,7 +23,6 @@ from ropewalk.data.statistics import (
     Repeats,
     length_statistics,
     rows_report,
-    source_documents,
     statistics_report,
 )
 from ropewalk.errors import RopewalkError
@@ -292,7 +292,7 @@ def test_documents_are_read_as_packing_reads_them(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "n.txt").write_text("two")
     documents = list(
-        source_documents([SourceSpec(path=str(tmp_path / name)) for name in ("m.jsonl", "n.txt")])
+        read_texts_and_tokens([SourceSpec(path=str(tmp_path / name)) for name in ("m.jsonl", "n.txt")])
     )
     found = [
         (each.source, each.text if isinstance(each, Document) else each.input_ids.tolist())
@@ -311,4 +311,6 @@ def test_a_source_without_a_document_is_refused(tmp_path: Path) -> None:
     (empty / ".hidden").write_text("text")
     told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders passed over\)"
     with pytest.raises(RopewalkError, match=told):
-        list(source_documents([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))]))
+        list(
+            read_texts_and_tokens([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))])
+        )

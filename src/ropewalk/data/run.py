@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.read.readers import read_texts_and_tokens
 from ropewalk.data.row_preview import RowPreview, preview_row, with_texts
 from ropewalk.data.rows.manifest import summary
 from ropewalk.data.rows.store import Part, Writing, pack_rows
 from ropewalk.data.rows.stored import PackedRows, holds_rows, is_packed, merge_parts, open_rows
 from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig, processes
-from ropewalk.data.statistics import rows_report, source_documents, statistics_report, tokenised_statistics
+from ropewalk.data.statistics import rows_report, statistics_report, tokenised_statistics
 from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
@@ -204,7 +205,7 @@ def stats(config: StatsConfig, context: RunContext) -> DataStats:
     name = EMBEDDED if config.tokenizer is None else config.tokenizer
     with context.told.bar("documents", None) as advance:
         documents = tokenise(
-            source_documents(config.sources),
+            read_texts_and_tokens(config.sources),
             name,
             processes(config.workers),
             progress=lambda done, tokens: advance(done, f"{tokens:,} tokens"),

@@ -6,18 +6,15 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.attention_share import ideal_speedup, share_of_documents, share_of_rows, skipped
-from ropewalk.data.read.documents import Document, TokenisedDocument, token_hash
-from ropewalk.data.read.files import hidden_entries
-from ropewalk.data.read.input_splits import is_blank, plan_input_splits, read_input_split
+from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
-from ropewalk.data.settings import PackingSettings, SourceSpec
+from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -183,37 +180,6 @@ def tokenised_statistics(
         row_length=row_length,
         hashes=np.array(hashes, np.uint64),
     )
-
-
-def source_documents(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
-    """What packing reads, in its order: texts, and documents that are tokenised already; no blank ones.
-
-    Args:
-        specs: the sources.
-
-    Raises:
-        RopewalkError: as ``plan_input_splits`` and ``read_input_split``, and after a source without a document.
-    """
-    for spec, splits in groupby(plan_input_splits(specs), lambda split: split.spec):
-        documents = blank = binary = 0
-        for split in splits:
-            for record in read_input_split(split):
-                binary += record.binary
-                for document in record.documents:
-                    if is_blank(document):
-                        blank += 1
-                        continue
-                    documents += 1
-                    yield document
-        if not documents:
-            raise RopewalkError(f"no documents in {spec.path}{_passed_over(spec, blank, binary)}")
-
-
-def _passed_over(spec: SourceSpec, blank: int, binary: int) -> str:
-    hidden = hidden_entries([spec])
-    parts = ((blank, "empty documents"), (binary, "binary files"), (hidden, "hidden files or folders"))
-    told = [f"{count} {what}" for count, what in parts if count]
-    return f" ({', '.join(told)} passed over)" if told else ""
 
 
 def packed_statistics(rows: Rows, progress: Callable[[int], None] | None = None) -> DataStatistics:

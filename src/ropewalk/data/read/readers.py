@@ -6,20 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ropewalk.data.read.documents import Document, TokenisedDocument
-from ropewalk.data.read.files import existing_path, is_named, list_folder, source_files
-from ropewalk.data.read.hub import parse_hugging_face
+from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
-
-__all__ = [
-    "ReadingCounts",
-    "existing_path",
-    "parse_hugging_face",
-    "read_documents",
-    "read_input_split",
-    "source_files",
-]
 
 
 @dataclass
@@ -57,39 +47,53 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
             that is not UTF-8, a broken JSON line, a missing or ill-typed field, an unknown suffix, a source
             without a single document, one that is given twice, or one of token ids rather than texts.
     """
+    for spec, document in _stream(specs, counts):
+        if isinstance(document, TokenisedDocument):
+            raise RopewalkError(f"{spec.path} holds token ids, and texts are read here")
+        yield document
+
+
+def read_texts_and_tokens(specs: Sequence[SourceSpec]) -> Iterator[Document | TokenisedDocument]:
+    """What packing reads: as :func:`read_documents`, and documents that are tokenised already.
+
+    Raises:
+        RopewalkError: as :func:`read_documents`, but for token ids.
+    """
+    return (document for _, document in _stream(specs))
+
+
+def _stream(
+    specs: Sequence[SourceSpec], counts: ReadingCounts | None = None
+) -> Iterator[tuple[SourceSpec, Document | TokenisedDocument]]:
+    """Every document that is not blank, with its source."""
     counts = ReadingCounts() if counts is None else counts
     if not specs:
         raise RopewalkError("no documents: give at least one file, folder or dataset")
     refuse_duplicates(specs)
     for spec in specs:
         before = replace(counts)
-        for document in _texts(spec, counts):
-            if is_blank(document):
-                counts.empty_documents += 1
-                continue
-            counts.documents += 1
-            yield document
+        counts.hidden_entries += hidden_entries([spec])
+        for split in source_splits(spec, whole=True):
+            for record in read_input_split(split):
+                counts.binary_files += record.binary
+                for document in record.documents:
+                    if is_blank(document):
+                        counts.empty_documents += 1
+                        continue
+                    counts.documents += 1
+                    yield spec, document
         if counts.documents == before.documents:
-            raise RopewalkError(f"no documents in {spec.path}{_passed_over(before, counts)}")
+            since = {name: now - getattr(before, name) for name, now in vars(counts).items()}
+            raise no_documents(spec, ReadingCounts(**since))
 
 
-def _texts(spec: SourceSpec, counts: ReadingCounts) -> Iterator[Document]:
-    if not is_named(spec.path) and (folder := existing_path(spec.path)).is_dir():
-        counts.hidden_entries += list_folder(folder).hidden
-    for split in source_splits(spec, whole=True):
-        for record in read_input_split(split):
-            counts.binary_files += record.binary
-            for document in record.documents:
-                if isinstance(document, TokenisedDocument):
-                    raise RopewalkError(f"{spec.path} holds token ids, and texts are read here")
-                yield document
-
-
-def _passed_over(before: ReadingCounts, after: ReadingCounts) -> str:
+def no_documents(spec: SourceSpec, counts: ReadingCounts) -> RopewalkError:
+    """That a source has none, and what reading passed over in it."""
     parts = (
-        (after.empty_documents - before.empty_documents, "empty documents"),
-        (after.binary_files - before.binary_files, "binary files"),
-        (after.hidden_entries - before.hidden_entries, "hidden files or folders"),
+        (counts.empty_documents, "empty documents"),
+        (counts.binary_files, "binary files"),
+        (counts.hidden_entries, "hidden files or folders"),
     )
     told = [f"{count} {what}" for count, what in parts if count]
-    return f" ({', '.join(told)} passed over)" if told else ""
+    passed_over = f" ({', '.join(told)} passed over)" if told else ""
+    return RopewalkError(f"no documents in {spec.path}{passed_over}")

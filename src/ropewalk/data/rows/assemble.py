@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.rows.plan import RowPlan, plan_rows
-from ropewalk.data.rows.special_tokens import DocumentEnds, Framing, PackingCounts, frame
+from ropewalk.data.rows.plan import Pieces, RowPlan, plan_rows
+from ropewalk.data.rows.special_tokens import AddedTokens, DocumentEnds, PackingCounts, add_special_tokens
 from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
@@ -58,13 +58,13 @@ class PackedRow:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A sequence of documents, framed and planned into rows; everything but the tokens themselves.
+    """A sequence of documents with their special tokens, planned into rows; everything but the tokens themselves.
 
     Attributes:
         documents: int64, the number of each document in the corpus, in the order of the sequence.
         source_ids: int32, its source.
         sources: the sources' names, by id.
-        framing: how each is framed.
+        added: what is added to each and left out of it.
         plan: which piece of which document lies in which row; items count the sequence.
         settings: the policies.
         special: the tokenizer's special tokens.
@@ -74,7 +74,7 @@ class Packed:
     documents: NDArray[np.int64]
     source_ids: NDArray[np.int32]
     sources: Sequence[str]
-    framing: Framing
+    added: AddedTokens
     plan: RowPlan
     settings: PackingSettings
     special: SpecialTokens
@@ -86,27 +86,27 @@ class Packed:
 
     def counts(self, ends: DocumentEnds) -> PackingCounts:
         """Where every token went; ``ends`` as it was packed."""
-        framing, plan, rows = self.framing, self.plan, self.num_rows
+        added, plan, rows = self.added, self.plan, self.num_rows
         begun = rows if self.settings.bos_policy(self.special) == "row" else 0
-        skipped = framing.long & (framing.own_lengths == 0)
-        skipped_bos = int(framing.own_starts[skipped].sum())
+        skipped = added.long & (added.own_lengths == 0)
+        skipped_bos = int(added.own_starts[skipped].sum())
         return PackingCounts(
             documents=len(self.documents),
             tokens_in=int(ends.lengths.sum()),
-            document_tokens=int(framing.own_lengths.sum()),
-            bos_tokens=int(framing.bos.sum()) + begun,
-            eos_tokens=int(framing.eos.sum()),
-            tag_tokens=int(framing.tag_lengths.sum()),
-            own_bos_tokens=int(framing.own_starts.sum()) - skipped_bos,
+            document_tokens=int(added.own_lengths.sum()),
+            bos_tokens=int(added.bos.sum()) + begun,
+            eos_tokens=int(added.eos.sum()),
+            tag_tokens=int(added.tag_lengths.sum()),
+            own_bos_tokens=int(added.own_starts.sum()) - skipped_bos,
             padding_tokens=int(plan.padding.sum()),
             rows=rows,
             row_tokens=rows * self.settings.context,
             remainder_tokens=int(plan.remainder.lengths.sum()),
             remainder_documents=len(np.unique(plan.remainder.items)),
             cut_documents=plan.cut,
-            empty_documents=int(((framing.lengths == 0) & ~framing.long).sum()),
-            long_documents=int(framing.long.sum()),
-            dropped_tokens=int(framing.dropped.sum()) + skipped_bos,
+            empty_documents=int(((added.lengths == 0) & ~added.long).sum()),
+            long_documents=int(added.long.sum()),
+            dropped_tokens=int(added.dropped.sum()) + skipped_bos,
         )
 
 
@@ -118,20 +118,20 @@ def pack_documents(
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
 ) -> Packed:
-    """Frame a sequence of documents and plan its rows.
+    """Add special tokens to a sequence of documents and plan its rows.
 
     Args:
         documents: their numbers in the corpus, in order; one that is repeated is there several times.
-        ends: what framing must know of each, in the same order.
+        ends: what special tokens depend on, in the same order.
         sources: the sources' names, by id.
-        settings, special, tags: as in :func:`frame`.
+        settings, special, tags: as in :func:`add_special_tokens`.
 
     Raises:
-        RopewalkError: as :func:`frame`.
+        RopewalkError: as :func:`add_special_tokens`.
     """
-    framing = frame(ends, settings, special, tags)
-    plan = plan_rows(framing.lengths, settings.room(special), settings.packing, settings.remainder)
-    return Packed(documents, ends.source_ids, sources, framing, plan, settings, special, tags)
+    added = add_special_tokens(ends, settings, special, tags)
+    plan = plan_rows(added.lengths, settings.room(special), settings.packing, settings.remainder)
+    return Packed(documents, ends.source_ids, sources, added, plan, settings, special, tags)
 
 
 def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list[PackedRow]:
@@ -145,48 +145,28 @@ def assemble_rows(packed: Packed, corpus: Tokens, first: int, stop: int) -> list
     plan, settings = packed.plan, packed.settings
     lead = settings.context - settings.room(packed.special)
     bounds = plan.row_starts[first : stop + 1]
-    here = slice(int(bounds[0]), int(bounds[-1]))
-    items, starts, lengths = plan.pieces.items[here], plan.pieces.starts[here], plan.pieces.lengths[here]
+    pieces = plan.pieces.select(slice(int(bounds[0]), int(bounds[-1])))
     row_of = np.repeat(np.arange(stop - first), np.diff(bounds))
-    before = np.cumsum(lengths) - lengths
+    before = np.cumsum(pieces.lengths) - pieces.lengths
     positions = before - before[(bounds[:-1] - bounds[0])[row_of]] + row_of * settings.context + lead
     ids = np.empty((stop - first, settings.context), np.int32)
     if lead:
         ids[:, 0] = packed.special.anchor
-    _copy(packed, corpus, ids.reshape(-1), items, starts, lengths, positions)
-    tag_spans = _tag_spans(packed.framing, items, starts, lengths, positions - row_of * settings.context)
-    sources, numbers = packed.source_ids[items], packed.documents[items]
+    _copy(packed, corpus, ids.reshape(-1), pieces, positions)
+    tag_spans = _tag_spans(packed.added, pieces, positions - row_of * settings.context)
     rows = []
     for row in range(stop - first):
         within = slice(int(bounds[row] - bounds[0]), int(bounds[row + 1] - bounds[0]))
-        padding = int(plan.padding[first + row])
-        rows.append(
-            _row(
-                packed,
-                first + row,
-                ids[row],
-                lengths[within],
-                sources[within],
-                numbers[within],
-                tag_spans[within],
-                padding,
-            )
-        )
+        rows.append(_row(packed, first + row, ids[row], pieces.select(within), tag_spans[within]))
     return rows
 
 
 def _row(
-    packed: Packed,
-    number: int,
-    ids: NDArray[np.int32],
-    lengths: NDArray[np.int64],
-    sources: NDArray[np.int32],
-    numbers: NDArray[np.int64],
-    tag_spans: NDArray[np.int64],
-    padding: int,
+    packed: Packed, number: int, ids: NDArray[np.int32], pieces: Pieces, tag_spans: NDArray[np.int64]
 ) -> PackedRow:
-    settings = packed.settings
-    segments, documents = lengths.tolist(), list(range(len(lengths)))
+    """Row ``number``, whose tokens stand in ``ids`` in the documents' order; padding and chunks are still to come."""
+    settings, padding = packed.settings, int(packed.plan.padding[number])
+    segments, documents = pieces.lengths.tolist(), list(range(len(pieces)))
     masked = tag_spans[tag_spans[:, 0] < tag_spans[:, 1]].reshape(-1).tolist() if packed.tags else []
     begin = settings.context - settings.room(packed.special)
     if settings.interleave is not None:
@@ -199,15 +179,16 @@ def _row(
     if begin > settings.anchor_length:
         # A row's BOS without an anchor belongs to the first document.
         segments[0] += begin
-    names, number_list = [packed.sources[source] for source in sources.tolist()], numbers.tolist()
+    names = [packed.sources[source] for source in packed.source_ids[pieces.items].tolist()]
+    numbers = packed.documents[pieces.items].tolist()
     if padding:
         # A document's own EOS would look like an end; where there is none, the anchor stands in.
         fill = packed.special.anchor if packed.special.eos is None else packed.special.eos
         ids[settings.context - padding :] = fill
         segments, documents = [*segments, padding], [*documents, len(names)]
-        names, number_list = [*names, PADDING_SOURCE], [*number_list, PADDING]
+        names, numbers = [*names, PADDING_SOURCE], [*numbers, PADDING]
         masked = [*masked, settings.context - padding, settings.context]
-    return PackedRow(ids, segments, documents, names, number_list, masked)
+    return PackedRow(ids, segments, documents, names, numbers, masked)
 
 
 def _moved(masked: list[int], order: NDArray[np.int64], begin: int) -> list[int]:
@@ -223,50 +204,44 @@ def _copy(
     packed: Packed,
     corpus: Tokens,
     flat: NDArray[np.int32],
-    items: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
+    pieces: Pieces,
     positions: NDArray[np.int64],
 ) -> None:
     """Fill in the pieces' tokens: BOS, tag, own tokens and EOS, as far as each lies in the piece."""
-    framing, special = packed.framing, packed.special
-    prefix, own = framing.prefix_lengths[items], framing.own_lengths[items]
-    begins = framing.bos[items] & (starts == 0)
+    items, starts, lengths = pieces.items, pieces.starts, pieces.lengths
+    added, special = packed.added, packed.special
+    prefix, own = added.prefix_lengths[items], added.own_lengths[items]
+    begins = added.bos[items] & (starts == 0)
     if special.bos is not None:
         flat[positions[begins]] = special.bos
-    ends = framing.eos[items] & (starts + lengths > prefix + own)
+    ends = added.eos[items] & (starts + lengths > prefix + own)
     if special.eos is not None:
         flat[(positions + prefix + own - starts)[ends]] = special.eos
     if packed.tags is not None:
-        spans = _tag_spans(framing, items, starts, lengths, positions)
+        spans = _tag_spans(added, pieces, positions)
         sources = packed.source_ids[items]
         for piece in np.flatnonzero(spans[:, 0] < spans[:, 1]).tolist():
             at, to = spans[piece].tolist()
-            skipped = at - int(positions[piece]) + int(starts[piece]) - int(framing.bos[items[piece]])
+            skipped = at - int(positions[piece]) + int(starts[piece]) - int(added.bos[items[piece]])
             flat[at:to] = packed.tags[int(sources[piece])][skipped : skipped + to - at]
     # From here on: the stretch of each piece that is the document's own.
     own_from = np.maximum(starts - prefix, 0)
     counts = np.minimum(starts + lengths - prefix, own) - own_from
     copied = counts > 0
     targets = (positions + np.maximum(prefix - starts, 0))[copied].tolist()
-    offsets = (own_from + framing.own_starts[items])[copied].tolist()
+    offsets = (own_from + added.own_starts[items])[copied].tolist()
     for number, offset, count, target in zip(
         packed.documents[items[copied]].tolist(), offsets, counts[copied].tolist(), targets, strict=True
     ):
         corpus.read_tokens(number, offset, flat[target : target + count])
 
 
-def _tag_spans(
-    framing: Framing,
-    items: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    positions: NDArray[np.int64],
-) -> NDArray[np.int64]:
+def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 ``[pieces, 2]``: where each piece's part of its tag lies; empty where it has none."""
-    bos = framing.bos[items].astype(np.int64)
+    items, starts, lengths = pieces.items, pieces.starts, pieces.lengths
+    bos = added.bos[items].astype(np.int64)
     first = np.clip(bos, starts, starts + lengths)
-    last = np.clip(bos + framing.tag_lengths[items], starts, starts + lengths)
+    last = np.clip(bos + added.tag_lengths[items], starts, starts + lengths)
     spans: NDArray[np.int64] = np.stack([first, last], axis=1) + (positions - starts)[:, None]
     return spans
 

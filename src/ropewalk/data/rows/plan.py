@@ -87,7 +87,7 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     into a new row. The pieces of a row are in order of (item, start), and so are rows, by their first piece.
 
     Args:
-        lengths: int64 ``[documents]``, tokens of each document as it is framed; one of 0 has no piece.
+        lengths: int64 ``[documents]``, tokens of each document with its special tokens; one of 0 has no piece.
         room: tokens of a row that documents can take, at least 1.
         packing: ``sequential`` or ``best_fit``.
         remainder: ``drop`` leaves out the row with the most room left, the last of several, if it is not full;

@@ -1,4 +1,4 @@
-"""Framing: what is put around each document (BOS, tag, EOS) and left out of it, before anything is packed."""
+"""The policy of special tokens: what each document gets (BOS, tag, EOS) and loses before anything is packed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Integers = NDArray[np.signedinteger[Any]]
 
 @dataclass(frozen=True, eq=False)
 class DocumentEnds:
-    """What framing must know of each document of a sequence; arrays of one entry a document.
+    """What special tokens depend on in each document of a sequence; arrays of one entry a document.
 
     Attributes:
         lengths: int64, own tokens.
@@ -34,8 +34,8 @@ class DocumentEnds:
 
 
 @dataclass(frozen=True, eq=False)
-class Framing:
-    """A framed document is ``[BOS] [tag] own tokens [EOS]``; arrays of one entry a document.
+class AddedTokens:
+    """A document in a row is ``[BOS] [tag] own tokens [EOS]``; arrays of one entry a document.
 
     Attributes:
         bos: bool, whether a BOS begins it.
@@ -62,20 +62,20 @@ class Framing:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64: tokens of the framed document; 0 where nothing of it is left."""
+        """int64: tokens of the document in its rows; 0 where nothing of it is left."""
         lengths = self.own_lengths.astype(np.int64)
         for part in (self.bos, self.tag_lengths, self.eos):
             lengths += part
         return lengths
 
 
-def frame(
+def add_special_tokens(
     ends: DocumentEnds,
     settings: PackingSettings,
     special: SpecialTokens,
     tags: Sequence[NDArray[np.int32]] | None = None,
-) -> Framing:
-    """Frame a sequence of documents by the settings' policies.
+) -> AddedTokens:
+    """Decide what each document of a sequence gets and loses, by the settings' policies.
 
     Under the policies ``document`` and ``row`` a document's own leading BOS gives way, so that there is one
     BOS and not two, and none in the middle of a row that has its own. An EOS that a document brings itself
@@ -89,7 +89,7 @@ def frame(
 
     Raises:
         RopewalkError: if a special token is asked for that the tokenizer lacks, or a row has no room for a
-            document's token beside its frame.
+            document's token beside what is added.
     """
     policy = settings.bos_policy(special)
     room = settings.room(special)
@@ -112,14 +112,14 @@ def frame(
         )
     eos = there & (ends.last_ids != special.eos) if settings.eos else none.astype(bool)
     if settings.long_documents == "split":
-        return Framing(bos, tag_lengths, own_bos, own, eos, none, none.astype(bool))
+        return AddedTokens(bos, tag_lengths, own_bos, own, eos, none, none.astype(bool))
     long = prefix + own + eos > room
     # A truncated document has not ended, so it gets no EOS.
     kept = np.where(long, room - prefix if settings.long_documents == "truncate" else 0, own)
     kept = np.minimum(kept, own)
     gone = long & (kept == 0)
     eos, bos, tag_lengths = eos & ~long, bos & ~gone, np.where(gone, 0, tag_lengths)
-    return Framing(bos, tag_lengths, own_bos, kept, eos, own - kept, long)
+    return AddedTokens(bos, tag_lengths, own_bos, kept, eos, own - kept, long)
 
 
 @dataclass(frozen=True)

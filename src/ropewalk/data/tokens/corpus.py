@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import InputSplit, changed, is_blank, read_input_split
-from ropewalk.data.read.readers import ReadingCounts
+from ropewalk.data.read.readers import ReadingCounts, no_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
@@ -291,16 +291,9 @@ def _is_done(shards: Sequence[TokenShard]) -> bool:
 
 
 def _refuse_no_documents(spec: SourceSpec, shards: Sequence[TokenShard]) -> None:
-    if any(len(shard.lengths) for shard in shards):
-        return
-    parts = (
-        (sum(shard.empty_documents for shard in shards), "empty documents"),
-        (sum(shard.binary_files for shard in shards), "binary files"),
-    )
-    told = [f"{count} {what}" for count, what in parts if count]
-    raise RopewalkError(
-        f"no documents in {spec.path}" + (f" ({', '.join(told)} passed over)" if told else "")
-    )
+    if not any(len(shard.lengths) for shard in shards):
+        empty = sum(shard.empty_documents for shard in shards)
+        raise no_documents(spec, ReadingCounts(0, empty, sum(shard.binary_files for shard in shards)))
 
 
 _Step = tuple[Path, Record | None]

@@ -174,7 +174,7 @@ class Recipe(Settings):
         min_length=1, description="folder in Hugging Face layout, hub id, or embedded"
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; it must not exist yet")
-    data: Data = Field(description="which documents, and how they are framed")
+    data: Data = Field(description="which documents, and how they become rows")
     stages: Annotated[list[Stage], ONWARD] = Field(
         min_length=1, description="stretches of training, contexts growing"
     )
