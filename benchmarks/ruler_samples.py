@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.common import write
 from ropewalk.data.read.embedded import embedded_documents
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import Sample
 from ropewalk.evaluation.tasks.ruler.tasks import RULER
 from ropewalk.io.lengths import parse_length
 

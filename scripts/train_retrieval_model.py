@@ -206,8 +206,8 @@ def train(model: LlamaForCausalLM, maker: RowMaker, steps: int, minutes: float |
 
 def quick_check(folder: Path, samples: int) -> None:
     """Print the scores of the saved folder, at the context and at twice and four times its length."""
-    from ropewalk.evaluation.model_under_test import Subject
-    from ropewalk.evaluation.run import evaluate
+    from ropewalk.evaluation import evaluate_model
+    from ropewalk.evaluation.model_under_test import ModelUnderTest
     from ropewalk.evaluation.settings import Settings
     from ropewalk.models.load import load_model
 
@@ -220,7 +220,7 @@ def quick_check(folder: Path, samples: int) -> None:
         beyond_config=True,
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    results = evaluate(Subject.in_memory(load_model(folder), tokenizer), settings)
+    results = evaluate_model(ModelUnderTest.in_memory(load_model(folder), tokenizer), settings)
     for result in results:
         if result.length is not None and result.status == "ok":
             low, high = result.ci95

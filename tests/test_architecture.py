@@ -53,7 +53,7 @@ ALLOWED = {
 PURE = {"rope", "attention", "parallel"}
 TRACKERS_AND_HARNESS = {
     PACKAGE / "training" / "trackers.py",
-    PACKAGE / "evaluation" / "tasks" / "lm_eval" / "quiet_libraries.py",
+    PACKAGE / "evaluation" / "tasks" / "lm_eval" / "model.py",
 }
 """accelerate's trackers, and transformers' progress bars, which are to be silent while lm_eval runs."""
 LIBRARIES_OF_PURE_ROOMS = {"torch", "numpy"}

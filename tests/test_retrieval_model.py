@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.scoring import METRICS
 from ropewalk.evaluation.tasks.longeval import LinesTask
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.evaluation.tasks.ruler.niah import NeedleTask
 from ropewalk.evaluation.tasks.words import words_unavailable
 from tests.places import ROOT

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.cli.evaluate_output import draw
+from ropewalk.cli.evaluate_output import pictures_of
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
-from ropewalk.evaluation.predictions import Prediction, PredictionLog
+from ropewalk.evaluation.store import Prediction, PredictionLog
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
@@ -342,7 +342,7 @@ def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> 
     out = tmp_path / "out"
     result = TaskResult("passkey", "x/../../victim", 512, 4, 50.0, (25.0, 75.0))
     with pytest.raises(RopewalkError, match=r"results\.json lists the file 'passkey-x/../../victim\.png'"):
-        list(draw(out, "model", [result], 85.0))
+        list(pictures_of(out, "model", [result], 85.0))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ropewalk.cli import app as program
 from ropewalk.data import load_tokenizer
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.rows import rows_of
+from ropewalk.evaluation.store import model_digest
 from ropewalk.evaluation.tasks.perplexity import perplexity_by_position
-from ropewalk.evaluation.text import rows_of
 from ropewalk.models.config_file import read_config_file
 from ropewalk.models.load import load_model, rope_of
 from ropewalk.models.losses import OutputHead

@@ -13,11 +13,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.backends import Answer, Request
-from ropewalk.evaluation.predictions import Prediction, predicted
+from ropewalk.evaluation.backends import Answer, GenerationRequest
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.store import Prediction, predicted
 from ropewalk.io.digests import digest
 
 CHAT = (
@@ -113,9 +113,9 @@ class NumberBackend:
         fails_after: int | None = None,
     ) -> None:
         self.tokenizer, self.order, self.fails_after = tokenizer, order, fails_after
-        self.asked: list[list[Request]] = []
+        self.asked: list[list[GenerationRequest]] = []
 
-    def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
         self.asked.append(list(requests))
         for number, index in enumerate(self.order(len(requests))):
             if number == self.fails_after:

@@ -50,7 +50,7 @@ def upstream(
     scripts: Path, python: str, task: str, length: int, count: int, tokenizer: Path, timeout: float = 120
 ) -> list[dict[str, object]] | None:
     """Upstream's samples; None where its script does not end, or ends in an error."""
-    import ropewalk.evaluation.tasks.sentences as sentences
+    import ropewalk.evaluation.tasks.haystack_sources as sentences
 
     with tempfile.TemporaryDirectory() as out:
         arguments = ["--save_dir", out, "--tokenizer_type", "hf", "--tokenizer_path", str(tokenizer)]

@@ -9,9 +9,9 @@ from torch.distributed.tensor import DTensor
 from ropewalk.cli.app import main
 from ropewalk.data import load_tokenizer
 from ropewalk.errors import Echo, RunFailure
+from ropewalk.evaluation import ModelUnderTest, evaluate_model
+from ropewalk.evaluation.backends.sharded import forced_row, row_losses_of, sharded_likeliest, sharded_losses
 from ropewalk.evaluation.probe import probe
-from ropewalk.evaluation.sharded import evaluate_sharded
-from ropewalk.evaluation.sharded_rows import forced_row, row_losses_of, sharded_likeliest, sharded_losses
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, joined, make_mesh
 
@@ -49,15 +49,8 @@ def evaluated(shape, folder, settings, documents, with_world=True, mutation=None
     def run(model, mesh, world):
         calls = []
         tokenizer = load_tokenizer(str(folder))
-        results = evaluate_sharded(
-            model,
-            tokenizer,
-            settings,
-            documents,
-            mesh,
-            lambda *call: calls.append(call),
-            world if with_world else None,
-        )
+        under_test = ModelUnderTest.over_mesh(model, tokenizer, mesh, world if with_world else None)
+        results = evaluate_model(under_test, settings, documents, progress=lambda *call: calls.append(call))
         return [result.to_json() for result in results], calls
 
     if mutation is None:

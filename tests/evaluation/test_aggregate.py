@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import (
-    OVERALL,
     effective_length,
     effective_lengths,
     mean_over_checkpoints,
-    overall_results,
     task_result,
-    weighted_averages,
 )
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
@@ -28,6 +25,7 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
+from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results, weighted_averages
 from ropewalk.io.digests import digest
 from tests.evaluation.core_cases import (
     answered,

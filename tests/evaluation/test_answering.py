@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation import answering
-from ropewalk.evaluation.answering import answer
-from ropewalk.evaluation.predictions import PredictionLog, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.store import PredictionLog, read_predictions
+from ropewalk.evaluation.tasks import generation as answering
+from ropewalk.evaluation.tasks.generation import generated_predictions
 from tests.evaluation.core_cases import NumberBackend, asked_sample, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -21,7 +21,7 @@ SAMPLES = [asked_sample(ENCODER, index) for index in range(7)]
 
 def test_each_sample_gets_its_own_answer_in_order() -> None:
     backend = NumberBackend(TOKENIZER)
-    found = answer(backend, ENCODER, iter(SAMPLES), PredictionLog())
+    found = generated_predictions(backend, ENCODER, iter(SAMPLES), PredictionLog())
     assert [each.index for each in found] == list(range(7))
     assert [each.prediction for each in found] == [f" {index}." for index in range(7)]
     assert all(each.score == 1 for each in found)
@@ -34,13 +34,13 @@ def test_each_sample_gets_its_own_answer_in_order() -> None:
 @given(st.permutations(range(7)), st.sets(st.integers(0, 6)))
 def test_order_of_answers_and_what_was_known_do_not_matter(order: list[int], known: set[int]) -> None:
     log = PredictionLog()
-    answer(NumberBackend(TOKENIZER), ENCODER, [SAMPLES[i] for i in sorted(known)], log)
+    generated_predictions(NumberBackend(TOKENIZER), ENCODER, [SAMPLES[i] for i in sorted(known)], log)
 
     def kept(n: int) -> Sequence[int]:
         return [i for i in order if i < n]
 
     backend = NumberBackend(TOKENIZER, kept)
-    found = answer(backend, ENCODER, SAMPLES, log)
+    found = generated_predictions(backend, ENCODER, SAMPLES, log)
     assert [(each.index, each.score) for each in found] == [(index, 1) for index in range(7)]
     asked = [request.input_ids for group in backend.asked for request in group]
     unknown = [sample for sample in SAMPLES if sample.index not in known]
@@ -49,7 +49,7 @@ def test_order_of_answers_and_what_was_known_do_not_matter(order: list[int], kno
 
 def test_no_samples_ask_nothing() -> None:
     backend = NumberBackend(TOKENIZER)
-    assert answer(backend, ENCODER, [], PredictionLog()) == []
+    assert generated_predictions(backend, ENCODER, [], PredictionLog()) == []
     assert backend.asked == []
 
 
@@ -57,13 +57,13 @@ def test_run_that_fails_keeps_what_was_answered_and_goes_on_from_it(tmp_path: Pa
     path = tmp_path / "p.jsonl"
     log = PredictionLog(path)
     with pytest.raises(RunFailure, match="memory of the device is full"):
-        answer(NumberBackend(TOKENIZER, fails_after=3), ENCODER, SAMPLES, log)
+        generated_predictions(NumberBackend(TOKENIZER, fails_after=3), ENCODER, SAMPLES, log)
     assert [each.index for each in read_predictions(path)] == [0, 1, 2]
     backend = NumberBackend(TOKENIZER)
-    found = answer(backend, ENCODER, SAMPLES, PredictionLog(path))
+    found = generated_predictions(backend, ENCODER, SAMPLES, PredictionLog(path))
     assert sum(map(len, backend.asked)) == 4
     assert found == read_predictions(path)
-    assert found == answer(NumberBackend(TOKENIZER), ENCODER, SAMPLES, PredictionLog())
+    assert found == generated_predictions(NumberBackend(TOKENIZER), ENCODER, SAMPLES, PredictionLog())
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_run_that_fails_keeps_what_was_answered_and_goes_on_from_it(tmp_path: Pa
 )
 def test_answer_that_never_came_is_a_failure_of_the_run(order: Callable[[int], Sequence[int]]) -> None:
     with pytest.raises(RunFailure, match="niah"):
-        answer(NumberBackend(TOKENIZER, order), ENCODER, SAMPLES, PredictionLog())
+        generated_predictions(NumberBackend(TOKENIZER, order), ENCODER, SAMPLES, PredictionLog())
 
 
 @pytest.mark.parametrize("order", [lambda n: [0, 0], lambda n: [0, n], lambda n: [-1, 0]])
@@ -86,7 +86,7 @@ def test_answer_to_nothing_that_was_asked_is_no_answer(order: Callable[[int], Se
 
     log = PredictionLog()
     with pytest.raises(RopewalkError):
-        answer(Confused(TOKENIZER, order), ENCODER, SAMPLES, log)
+        generated_predictions(Confused(TOKENIZER, order), ENCODER, SAMPLES, log)
     assert {key[3] for key in log.known} <= {0}
 
 
@@ -96,7 +96,7 @@ def test_another_tokenizer_s_samples_are_refused_before_anything_is_asked() -> N
         with pytest.raises(
             RopewalkError, match=r"sample 0 of niah has \d+ tokens with . BOS and was made with"
         ):
-            answer(backend, PromptEncoder(other), SAMPLES, PredictionLog())
+            generated_predictions(backend, PromptEncoder(other), SAMPLES, PredictionLog())
         assert backend.asked == []
 
 
@@ -110,7 +110,7 @@ def test_prompts_wait_in_groups_of_so_many_tokens(monkeypatch: pytest.MonkeyPatc
             taken.append(len(backend.asked))
             yield sample
 
-    found = answer(backend, ENCODER, stream(), PredictionLog())
+    found = generated_predictions(backend, ENCODER, stream(), PredictionLog())
     assert [len(group) for group in backend.asked] == [3, 3, 1]
     assert taken == [0, 0, 0, 1, 1, 1, 2]
     assert [each.index for each in found] == list(range(7))
@@ -119,13 +119,15 @@ def test_prompts_wait_in_groups_of_so_many_tokens(monkeypatch: pytest.MonkeyPatc
 def test_a_prompt_longer_than_a_group_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "ASKED_TOKENS", 5)
     backend = NumberBackend(TOKENIZER)
-    assert len(answer(backend, ENCODER, SAMPLES, PredictionLog())) == 7
+    assert len(generated_predictions(backend, ENCODER, SAMPLES, PredictionLog())) == 7
     assert [len(group) for group in backend.asked] == [1] * 7
 
 
 def test_progress_counts_what_was_known_before() -> None:
     log = PredictionLog()
-    answer(NumberBackend(TOKENIZER), ENCODER, SAMPLES[:3], log)
+    generated_predictions(NumberBackend(TOKENIZER), ENCODER, SAMPLES[:3], log)
     told: list[tuple[int, int]] = []
-    answer(NumberBackend(TOKENIZER), ENCODER, SAMPLES, log, lambda done, seen: told.append((done, seen)))
+    generated_predictions(
+        NumberBackend(TOKENIZER), ENCODER, SAMPLES, log, lambda done, seen: told.append((done, seen))
+    )
     assert told == [(4, 7), (5, 7), (6, 7), (7, 7)]

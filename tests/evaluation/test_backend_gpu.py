@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ropewalk.evaluation.backends import InMemoryBackend, Request
+from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend
 from ropewalk.models.load import attach
 from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama
 
@@ -22,7 +22,7 @@ def test_batches_and_chunks_answer_like_single_prompts(dtype: torch.dtype) -> No
     attach(model)
     generator = torch.Generator().manual_seed(0)
     requests = [
-        Request(tuple(torch.randint(3, 250, (n,), generator=generator).tolist()), 8, 256)
+        GenerationRequest(tuple(torch.randint(3, 250, (n,), generator=generator).tolist()), 8, 256)
         for n in (40, 97, 200)
     ]
     one_by_one = {a.index: a.text for a in InMemoryBackend(model, tokenizer, batch_size=1).answers(requests)}
@@ -40,7 +40,7 @@ def test_a_long_prompt_holds_no_logits_but_the_last() -> None:
     model = tiny_llama(vocab_size=32_000).to("cuda", torch.bfloat16)
     attach(model)
     backend = InMemoryBackend(model, tokenizer, 1, prefill_chunk=2048)
-    request = Request(tuple([5] * 65_536), 1, 65_537)
+    request = GenerationRequest(tuple([5] * 65_536), 1, 65_537)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     assert len(list(backend.answers([request]))) == 1

@@ -16,7 +16,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import InMemoryBackend, Request, argmax_matches, decoding
+from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, argmax_matches
+from ropewalk.evaluation.backends import in_memory as decoding
 from ropewalk.models.load import attach
 from ropewalk.rope import RotaryEmbedding
 
@@ -104,16 +105,18 @@ def argmax_chain(model: Any, prompt: tuple[int, ...], new_tokens: int, length: i
     return ids[len(prompt) :]
 
 
-def ragged_requests(count: int = 7, length: int = 100, new_tokens: int = 6, seed: int = 0) -> list[Request]:
+def ragged_requests(
+    count: int = 7, length: int = 100, new_tokens: int = 6, seed: int = 0
+) -> list[GenerationRequest]:
     """Prompts of lengths from 1 to all that fits."""
     rng = random.Random(seed)
     longest = length - new_tokens
     sizes = [longest, 1, 2, longest - 1, *(rng.randint(20, longest) for _ in range(count - 4))]
     prompts = [tuple(rng.randrange(VOCABULARY) for _ in range(size)) for size in sizes]
-    return [Request(prompt, new_tokens, length) for prompt in prompts]
+    return [GenerationRequest(prompt, new_tokens, length) for prompt in prompts]
 
 
-def texts(backend: InMemoryBackend, requests: list[Request]) -> list[str]:
+def texts(backend: InMemoryBackend, requests: list[GenerationRequest]) -> list[str]:
     found = {answer.index: answer.text for answer in backend.answers(requests)}
     return [found[index] for index in range(len(requests))]
 
@@ -180,7 +183,7 @@ def test_rope_that_depends_on_the_length_is_fixed_by_the_length_of_the_request()
     seen = []
     rotary = next(module for module in model.modules() if isinstance(module, RotaryEmbedding))
     rotary.register_forward_hook(lambda *_: seen.append(rotary.total_length))
-    texts(InMemoryBackend(model, TOKENIZER), [Request(row, 6, 46), Request(row, 6, 128)])
+    texts(InMemoryBackend(model, TOKENIZER), [GenerationRequest(row, 6, 46), GenerationRequest(row, 6, 128)])
     assert set(seen[: len(seen) // 2]) == {128}
     assert set(seen[len(seen) // 2 :]) == {46}
     assert rotary.total_length is None
@@ -223,7 +226,7 @@ def test_any_of_several_endings_ends_an_answer_and_none_is_in_its_text() -> None
     tokenizer.add_tokens([tokenizer.convert_ids_to_tokens(chain[5])])
     assert chain[5] in tokenizer.added_tokens_decoder
     model.generation_config.eos_token_id = [257, chain[5]]
-    (answer,) = InMemoryBackend(model, tokenizer).answers([Request(prompt, 12, 200)])
+    (answer,) = InMemoryBackend(model, tokenizer).answers([GenerationRequest(prompt, 12, 200)])
     assert answer.text == TOKENIZER.decode(said)
     assert (answer.new_tokens, answer.finished) == (len(said) + 1, True)
 
@@ -234,9 +237,9 @@ def test_the_tokenizers_eos_ends_an_answer_and_the_room_does_too() -> None:
     chain = argmax_chain(model, prompt, 12, 200)
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(chain[5])
-    (answer,) = InMemoryBackend(model, tokenizer).answers([Request(prompt, 12, 200)])
+    (answer,) = InMemoryBackend(model, tokenizer).answers([GenerationRequest(prompt, 12, 200)])
     assert (answer.new_tokens, answer.finished) == (chain.index(chain[5]) + 1, True)
-    (answer,) = InMemoryBackend(model, TOKENIZER).answers([Request(prompt, 3, 200)])
+    (answer,) = InMemoryBackend(model, TOKENIZER).answers([GenerationRequest(prompt, 3, 200)])
     assert (answer.text, answer.new_tokens, answer.finished) == (TOKENIZER.decode(chain[:3]), 3, False)
 
 
@@ -380,7 +383,7 @@ def test_a_chunk_counts_the_tokens_of_all_rows() -> None:
 def test_one_prompt_that_does_not_fit_is_read_in_smaller_chunks() -> None:
     model = tiny()
     prompt = ragged_requests()[0].input_ids * 12
-    request = Request(prompt, 4, len(prompt) + 4)
+    request = GenerationRequest(prompt, 4, len(prompt) + 4)
     expected = texts(InMemoryBackend(model, TOKENIZER), [request])
     with failing_above(model, 300, 8, OUT_OF_MEMORY[0]) as shapes:
         assert texts(InMemoryBackend(model, TOKENIZER, batch_size=1), [request]) == expected
@@ -391,7 +394,10 @@ def test_one_prompt_that_does_not_fit_is_read_in_smaller_chunks() -> None:
 def test_too_little_memory_for_the_smallest_chunk_ends_the_run_and_keeps_what_was_answered() -> None:
     model = tiny()
     long = ragged_requests()[0].input_ids * 12
-    requests = [Request(long, 4, 2000), *(Request(r.input_ids, 6, 2100) for r in ragged_requests())]
+    requests = [
+        GenerationRequest(long, 4, 2000),
+        *(GenerationRequest(r.input_ids, 6, 2100) for r in ragged_requests()),
+    ]
     stream = InMemoryBackend(model, TOKENIZER).answers(requests)
     with failing_above(model, 255, 8, OUT_OF_MEMORY[0]):
         got = [next(stream) for _ in range(7)]
@@ -485,22 +491,24 @@ def test_forced_targets_are_read_in_smaller_chunks_where_memory_is_short() -> No
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request((), 4, 100), "a prompt has no tokens"),
-        (Request((1, 2), 0, 100), r"max_new_tokens of request 1 must be 1 or more, got 0"),
-        (Request((1,) * 97, 4, 100), r"request 1 needs 101 tokens .* and has a length of 100"),
+        (GenerationRequest((), 4, 100), "a prompt has no tokens"),
+        (GenerationRequest((1, 2), 0, 100), r"max_new_tokens of request 1 must be 1 or more, got 0"),
+        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .* and has a length of 100"),
         (
-            Request((1, VOCABULARY), 4, 100),
+            GenerationRequest((1, VOCABULARY), 4, 100),
             rf"token id {VOCABULARY}, and the model knows 0 to {VOCABULARY - 1}",
         ),
-        (Request((1, -1), 4, 100), r"token id -1"),
+        (GenerationRequest((1, -1), 4, 100), r"token id -1"),
     ],
 )
-def test_bad_requests_are_refused_before_the_model_is_asked(request_: Request, message: str) -> None:
+def test_bad_requests_are_refused_before_the_model_is_asked(
+    request_: GenerationRequest, message: str
+) -> None:
     model = tiny()
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(RopewalkError, match=message):
-        InMemoryBackend(model, TOKENIZER).answers([Request((1, 2), 4, 100), request_])
+        InMemoryBackend(model, TOKENIZER).answers([GenerationRequest((1, 2), 4, 100), request_])
     assert not calls
 
 

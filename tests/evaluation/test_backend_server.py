@@ -20,8 +20,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import Answer, Request, ServerBackend
-from ropewalk.evaluation.backends.completions import (
+from ropewalk.evaluation.backends import Answer, GenerationRequest, ServerBackend
+from ropewalk.evaluation.backends.server import (
     FaultError,
     named_fields,
     one_line,
@@ -54,9 +54,9 @@ def backend(server: CompletionServer, **settings: Any) -> ServerBackend:
     return ServerBackend(server.url, **{"backoff": 0.01, "timeout": 10.0, **settings})
 
 
-def requests_of(count: int) -> list[Request]:
+def requests_of(count: int) -> list[GenerationRequest]:
     """Prompts that name themselves."""
-    return [Request((1, 7, index), 4, 100) for index in range(count)]
+    return [GenerationRequest((1, 7, index), 4, 100) for index in range(count)]
 
 
 def echo(value: dict[str, Any], number: int) -> Reply:
@@ -97,8 +97,8 @@ def test_no_more_requests_are_under_way_than_were_asked_for(concurrency: int) ->
 def test_a_request_is_greedy_and_carries_the_prompts_own_ids() -> None:
     with CompletionServer(echo, models=["org/tiny"]) as server:
         asked = backend(server)
-        list(asked.answers([Request((1, 5, 5, 9), 17, 100)]))
-        list(backend(server, extra={"top_k": 1}).answers([Request((1, 2), 3, 100)]))
+        list(asked.answers([GenerationRequest((1, 5, 5, 9), 17, 100)]))
+        list(backend(server, extra={"top_k": 1}).answers([GenerationRequest((1, 2), 3, 100)]))
     assert server.requests[0] == {
         "model": "org/tiny",
         "prompt": [1, 5, 5, 9],
@@ -144,7 +144,7 @@ def test_text_is_what_the_server_reads_as_the_prompts_own_tokens(adds_bos: bool)
     whole = (tokenizer.bos_token_id, *ids)
     with CompletionServer(always(completion("x")), reads=count(tokenizer)) as server:
         asked = backend(server, tokenizer=tokenizer, send="text", concurrency=1)
-        list(asked.answers([Request(whole, 4, 100)]))
+        list(asked.answers([GenerationRequest(whole, 4, 100)]))
         # One BOS, whoever writes it.
         assert server.requests[0]["prompt"] == (TEXT if adds_bos else "<s>" + TEXT)
         assert tuple(tokenizer(server.requests[0]["prompt"])["input_ids"]) == whole
@@ -153,9 +153,9 @@ def test_text_is_what_the_server_reads_as_the_prompts_own_tokens(adds_bos: bool)
             with pytest.raises(
                 RunFailure, match=rf"of {len(ids)} tokens cannot be sent as text.*\({len(ids) + 1} of"
             ):
-                list(asked.answers([Request(ids, 4, 100)]))
+                list(asked.answers([GenerationRequest(ids, 4, 100)]))
         else:
-            list(asked.answers([Request(ids, 4, 100)]))
+            list(asked.answers([GenerationRequest(ids, 4, 100)]))
             assert server.requests[1]["prompt"] == TEXT
 
 
@@ -165,7 +165,7 @@ def test_what_the_server_says_it_read_decides_who_writes_bos(adds_bos: bool) -> 
     prompt = (ours.bos_token_id, *ours("abc", add_special_tokens=False)["input_ids"])
     with CompletionServer(echo, reads=count(theirs)) as server:
         asked = backend(server, tokenizer=ours, send="text")
-        list(asked.answers([Request(prompt, 4, 100)]))
+        list(asked.answers([GenerationRequest(prompt, 4, 100)]))
     assert [tuple(theirs(value["prompt"])["input_ids"]) for value in server.requests] == [prompt]
     assert len(server.trials) == 2
 
@@ -186,7 +186,9 @@ def test_tokens_that_no_text_is_read_as_are_not_sent_as_text() -> None:
     merged = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=merged)
     with CompletionServer(echo) as server:
-        stream = backend(server, tokenizer=tokenizer, send="text").answers([Request((0, 1, 0), 4, 100)])
+        stream = backend(server, tokenizer=tokenizer, send="text").answers(
+            [GenerationRequest((0, 1, 0), 4, 100)]
+        )
         with pytest.raises(RunFailure, match=r"a prompt of 3 tokens cannot be sent as text.*\(2 of them\)"):
             list(stream)
     assert not server.requests
@@ -317,7 +319,9 @@ def test_text_is_sent_to_a_server_that_takes_no_ids(said: Reply) -> None:
 
     with CompletionServer(echo, refuses=refuses, reads=count(tokenizer)) as server:
         asked = backend(server, tokenizer=tokenizer)
-        assert [answer.text for answer in asked.answers([Request(prompt, 4, 100)])] == ["answer to c"]
+        assert [answer.text for answer in asked.answers([GenerationRequest(prompt, 4, 100)])] == [
+            "answer to c"
+        ]
         assert len(server.trials) == 3
         assert asked.description["prompts"] == "text"
         assert any("takes no token ids" in note for note in asked.notes)
@@ -737,8 +741,8 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         ServerBackend("http://localhost:1/v1", **settings)
 
 
-@pytest.mark.parametrize("bad", [Request((), 4, 100), Request((1,), 0, 100)])
-def test_bad_requests_are_refused_before_the_server_is_asked(bad: Request) -> None:
+@pytest.mark.parametrize("bad", [GenerationRequest((), 4, 100), GenerationRequest((1,), 0, 100)])
+def test_bad_requests_are_refused_before_the_server_is_asked(bad: GenerationRequest) -> None:
     with pytest.raises(RopewalkError, match="request 1 has"):
         ServerBackend("http://localhost:1/v1").answers([*requests_of(1), bad])
 
@@ -755,7 +759,7 @@ def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
         asked = backend(server)
         asked.check()
         start = time.process_time()
-        assert [answer.text for answer in asked.answers([Request(ids, 4, 40_000)])] == ["32768"]
+        assert [answer.text for answer in asked.answers([GenerationRequest(ids, 4, 40_000)])] == ["32768"]
         ours = time.process_time() - start
         with asked._client(10.0) as client:
             start = time.process_time()

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.aggregate import overall_results
-from ropewalk.evaluation.comparison import RESAMPLES, Difference, compare
+from ropewalk.evaluation.comparison import RESAMPLES, ScoreDifference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.statistics import Z_95, ratio_interval
+from ropewalk.evaluation.tasks.ruler.tasks import overall_results
 from ropewalk.io.digests import digest
 from tests.evaluation.core_cases import percent_result, perplexity_result, through_json
 
@@ -51,7 +51,7 @@ def within_four_errors(share: float) -> Any:
     return pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / RESAMPLES) + 1 / RESAMPLES)
 
 
-def one(a: TaskResult, b: TaskResult, seed: int = 0) -> Difference:
+def one(a: TaskResult, b: TaskResult, seed: int = 0) -> ScoreDifference:
     (found,) = compare([a], [b], seed)
     return found
 

@@ -1,6 +1,7 @@
 """What no evaluation can do is refused by its value, before anything runs."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,17 +9,18 @@ from pydantic import ValidationError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.settings import (
-    SUITES,
-    Materials,
+    OWN,
     Settings,
-    check_names,
 )
+from ropewalk.evaluation.tasks.needle import NeedleSettings
+from ropewalk.evaluation.tasks.registry import BY_NAME, check_names
+from ropewalk.evaluation.tasks.suite import BenchmarkSettings
 from ropewalk.io.settings import explain
 
 
 def test_default_settings_and_every_suite_will_do() -> None:
     Settings()
-    Settings(suites=SUITES, harness_names=("mine",))
+    Settings(suites=tuple(BY_NAME), harness_names=("mine",))
     Settings(threshold=0, compat="nvidia", haystack="essay", depths=1, samples=1, rows=1)
     Settings(threshold=100, stride=1, short_context=4, haystack="embedded")
 
@@ -29,19 +31,19 @@ def test_default_settings_and_every_suite_will_do() -> None:
         ("samples", 0, "samples must be 1 or more, got 0"),
         ("samples", True, "samples must be a whole number, got True"),
         ("rows", -1, "rows must be 1 or more, got -1"),
-        ("depths", 0, "depths must be 1 or more, got 0"),
-        ("depths", 1002, "depths must be 1001 or less, got 1002"),
-        ("stride", 0, "stride must be 1 or more, got 0"),
-        ("short_context", 3, "short_context must be 4 or more, got 3"),
+        ("depths", 0, "needle.depths must be 1 or more, got 0"),
+        ("depths", 1002, "needle.depths must be 1001 or less, got 1002"),
+        ("stride", 0, "perplexity.stride must be 1 or more, got 0"),
+        ("short_context", 3, "longppl.short_context must be 4 or more, got 3"),
         ("threshold", -0.1, "threshold must be 0 or more, got -0.1"),
         ("threshold", 100.1, "threshold must be 100 or less, got 100.1"),
         ("threshold", math.nan, "threshold must be a finite number, got nan"),
-        ("compat", "hf", "unknown compat 'hf'; choose from none, nvidia"),
-        ("haystack", "hay", "unknown haystack 'hay'; choose from noise, essay, embedded"),
+        ("compat", "hf", "unknown ruler.compat 'hf'; choose from none, nvidia"),
+        ("haystack", "hay", "unknown needle.haystack 'hay'; choose from noise, essay, embedded"),
         ("seed", -1, "seed must be 0 or more, got -1"),
         ("lengths", (8, 8), "each length can be given once, got 8, 8"),
         ("lengths", (1 << 27,), "a length is from 1 to 67,108,864 tokens, got 134,217,728"),
-        ("suites", (), "no suite given; choose from perplexity, passkey"),
+        ("suites", (), "no suite given; choose from ruler, passkey"),
         ("suites", ("ruler", "perplexty"), "unknown suites.1 'perplexty'; did you mean perplexity?"),
         ("suites", ("lm_eval",), "the suite lm_eval needs the names of its tasks"),
     ],
@@ -71,7 +73,27 @@ def test_lengths_are_for_all_suites_or_for_each() -> None:
 
 
 def test_settings_are_values() -> None:
-    assert Settings() == Settings(materials=Materials())
-    assert Materials().harness == {}
+    assert Settings() == Settings(lines=())
     with pytest.raises(ValidationError, match="frozen"):
         Settings().samples = 3  # type: ignore[misc]
+
+
+def test_settings_of_a_suite_stand_with_it_and_come_back_from_json() -> None:
+    asked = Settings(suites=("needle", "longppl"), depths=3, short_context="1k", essays=str(Path(__file__)))
+    assert asked.of(NeedleSettings).depths == 3
+    assert asked == Settings(
+        suites=("needle", "longppl"),
+        needle={"depths": 3},
+        longppl={"short_context": 1024},
+        prose={"essays": Path(__file__)},
+    )
+    assert Settings(**asked.to_json()) == asked
+    # A folder is known by what its suites read, and by no more.
+    assert {"depths", "essays", "evaluator"} <= set(asked.identity())
+    assert not {"stride", "squad", "lines", "harness", "threshold"} & set(asked.identity())
+
+
+def test_no_two_suites_have_a_setting_of_the_same_name() -> None:
+    own = [field for kind in OWN.values() for field in kind.model_fields]
+    assert len(own) == len(set(own))
+    assert not set(own) & {*BenchmarkSettings.model_fields, *OWN}

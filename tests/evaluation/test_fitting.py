@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import fitting
-from ropewalk.evaluation.fitting import Draft, Form, LengthTooShort, fitted_samples, sample_random
+from ropewalk.evaluation import samples as fitting
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import Draft, Form, LengthTooShort, Sample, fitted_samples, sample_random
 from tests.evaluation.core_cases import CHAT, byte_tokenizer
 
 # What the project's page promises; not taken from the code, which must keep it.

@@ -10,7 +10,7 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
-from ropewalk.evaluation.tasks.lm_eval.results import scored, task_result
+from ropewalk.evaluation.tasks.lm_eval.suites import scored, task_result
 
 pytest.importorskip("lm_eval")
 

@@ -8,14 +8,14 @@ from typing import ClassVar
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.backends import Answer, Request
-from ropewalk.evaluation.model_under_test import Subject
+from ropewalk.evaluation import evaluate_model
+from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.run import evaluate
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.samples import Sample
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.tasks.longeval import PUBLISHED_LINES, LinesTask, Protocol
+from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.evaluation.tasks.words import key_words
 from ropewalk.reporting import evaluation_tables
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer
@@ -162,7 +162,7 @@ def test_the_chat_template_chooses_the_protocol_and_the_result_says_which() -> N
 
         description: ClassVar[dict[str, str]] = {"kind": "test"}
 
-        def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
+        def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
             for index, request in enumerate(requests):
                 prompt = tokenizer.decode(request.input_ids)
                 asked = re.search(r"in line (\S+)\? I need", prompt)
@@ -176,7 +176,7 @@ def test_the_chat_template_chooses_the_protocol_and_the_result_says_which() -> N
 
     for chat, protocol in ((False, "base"), (True, "chat")):
         settings = Settings(suites=("longeval",), lengths=(1024,), samples=3, chat=chat)
-        (result,) = evaluate(Subject(tokenizer, GoesOn()), settings)
+        (result,) = evaluate_model(ModelUnderTest(tokenizer, GoesOn()), settings)
         assert (result.score, result.to_json()["details"]["protocol"]) == (100, protocol)
         (table,) = evaluation_tables({"model": [result]})
         assert any(note.startswith(f"{protocol}-model protocol") for note in table.notes)

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 
 from ropewalk import RopewalkError
-from ropewalk.evaluation.backends import decoding
-from ropewalk.evaluation.tasks.perplexity import causal_losses
+from ropewalk.evaluation.backends import in_memory as decoding
+from ropewalk.evaluation.backends.likelihoods import causal_losses
 from ropewalk.models.load import attach, generating, load_model, rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope

@@ -7,7 +7,7 @@ import huggingface_hub.constants
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 
 
 @pytest.fixture

@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.backends import Answer, argmax_matches
-from ropewalk.evaluation.model_under_test import Subject
-from ropewalk.evaluation.predictions import predicted
+from ropewalk.evaluation.aggregate import task_result
+from ropewalk.evaluation.backends import Answer, argmax_matches, likelihoods
+from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.store import predicted
 from ropewalk.evaluation.tasks import haystack_sources as material
 from ropewalk.evaluation.tasks.haystack_sources import haystack_words
 from ropewalk.evaluation.tasks.needle import (
     NeedleGridTask,
-    depth_details,
-    forced_ids,
-    forced_result,
-    forced_target,
     nearest_end,
     nearest_line,
     scores_by_depth,
 )
+from ropewalk.evaluation.tasks.registry import METRICS
+from ropewalk.evaluation.tasks.teacher_forced import forced_ids, forced_result, forced_target
 from tests.evaluation.evaluation_cases import tiny_llama
 from tests.evaluation.ruler_cases import TOKENIZERS, byte_tokenizer, demo_tokenizer, prose
 
@@ -226,7 +224,7 @@ def test_depth_details_of_predictions() -> None:
     # Right at the end alone.
     said = [forced_target(each) if each.details["depth"] == 1 else "7" for each in samples]
     predictions = [predicted(each, Answer(0, text)) for each, text in zip(samples, said, strict=True)]
-    (start, end) = depth_details(predictions)["depths"]
+    (start, end) = task_result(predictions, {}).details["depths"]
     assert (start["depth"], start["n"], start["score"]) == (0.0, 3, 0.0)
     assert (end["depth"], end["n"], end["score"]) == (1.0, 3, 100.0)
 
@@ -257,13 +255,12 @@ def test_forced_target_begins_with_a_token_that_the_two_share() -> None:
     assert "".join(map(chr, ids[start + 1 :])) == sample.references[0]
 
 
-def subject_of(model: Any) -> Subject:
-    return Subject(byte_tokenizer(), backend=None, model=model, prefill_chunk=512)  # type: ignore[arg-type]
+def under_test_of(model: Any) -> ModelUnderTest:
+    return ModelUnderTest(byte_tokenizer(), backend=None, model=model, prefill_chunk=512)  # type: ignore[arg-type]
 
 
 def forced(samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, right: Any) -> TaskResult:
     """As a model that says the numbers for which ``right`` gives all tokens."""
-    import ropewalk.evaluation.backends as backends
 
     calls = iter(samples)
 
@@ -272,8 +269,11 @@ def forced(samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch, right: An
         assert (length, chunk) == (sample.length, 512)
         return [right(sample, at) for at in range(len(ids) - start)]
 
-    monkeypatch.setattr(backends, "argmax_matches", matches, raising=False)
-    return forced_result(subject_of(None), PromptEncoder(byte_tokenizer()), iter(samples))
+    monkeypatch.setattr(likelihoods, "argmax_matches", matches)
+    monkeypatch.setattr(likelihoods, "check_ids", lambda model, ids: None)
+    return forced_result(
+        under_test_of(object()), PromptEncoder(byte_tokenizer()), iter(samples), by_depth=True
+    )
 
 
 def test_forced_score_counts_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_forced_score_is_that_of_a_model() -> None:
     model, encoder = tiny_llama(vocab_size=300), PromptEncoder(byte_tokenizer())
     samples = made(NeedleGridTask((0.0, 1.0)), 700, 1, 0, byte_tokenizer())
     calls: list[tuple[int, int]] = []
-    result = forced_result(subject_of(model), encoder, samples, lambda *call: calls.append(call))
+    result = forced_result(under_test_of(model), encoder, samples, lambda *call: calls.append(call))
     shares = []
     for sample in samples:
         whole = encoder.encode(sample.text + sample.answer_prefix + forced_target(sample)).input_ids
@@ -304,4 +304,4 @@ def test_forced_score_is_that_of_a_model() -> None:
     assert result.details["tokens_right"] == pytest.approx(100 * sum(shares) / 2)
     assert calls == [(1, 2), (2, 2)]
     with pytest.raises(RopewalkError, match="at least one sample"):
-        forced_result(subject_of(model), encoder, [])
+        forced_result(under_test_of(model), encoder, [])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ropewalk.evaluation import Settings, Subject, evaluate
-from ropewalk.evaluation.backends import Answer, Request
+from ropewalk.evaluation import ModelUnderTest, Settings, evaluate_model
+from ropewalk.evaluation.backends import Answer, GenerationRequest
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.settings import Materials
-from ropewalk.evaluation.tasks.registry import generated_tasks
+from ropewalk.evaluation.samples import Sample, Task
+from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
+from ropewalk.evaluation.tasks.suite import FORCED, GeneratedSuite
 from tests.evaluation.evaluation_cases import word_tokenizer
 
 LENGTH = 4000
@@ -32,9 +32,16 @@ class Oracle:
         self.say = say
         self.description = {"kind": "oracle"}
 
-    def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
         for index, request in enumerate(requests):
             yield Answer(index, self.say(self.by_prompt[request.input_ids]))
+
+
+def generated_tasks(settings: Settings) -> list[Task]:
+    """The tasks in which the model writes an answer."""
+    chosen = chosen_tasks(settings)
+    suites = [suite for suite in chosen_suites(settings) if isinstance(suite, GeneratedSuite)]
+    return [suite.tasks(settings)[n] for suite in suites for n in chosen[suite.name] if n != FORCED]
 
 
 def everything(sample: Sample) -> str:
@@ -50,9 +57,9 @@ def every_second_sample(sample: Sample) -> str:
 
 
 @pytest.fixture(scope="module")
-def materials(tmp_path_factory: pytest.TempPathFactory) -> Materials:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Made-up essays, SQuAD and HotpotQA, in the form of the real files."""
-    folder = tmp_path_factory.mktemp("materials")
+    folder = tmp_path_factory.mktemp("sources")
     sentences = [f"Essay sentence {n} has something to say about nothing at all." for n in range(400)]
     (folder / "essays.txt").write_text(" ".join(sentences))
 
@@ -85,14 +92,13 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Materials:
         for n in range(100)
     ]
     (folder / "hotpot.json").write_text(json.dumps(hotpot))
-    return Materials(
-        essays=folder / "essays.txt", squad=str(folder / "squad.json"), hotpotqa=str(folder / "hotpot.json")
-    )
+    squad, hotpotqa = str(folder / "squad.json"), str(folder / "hotpot.json")
+    return {"essays": folder / "essays.txt", "squad": squad, "hotpotqa": hotpotqa}
 
 
 @pytest.mark.parametrize(("say", "score"), [(everything, 100.0), (nothing, 0.0), (every_second_sample, 50.0)])
 def test_a_score_is_the_share_of_answers_that_are_right(
-    materials: Materials, say: Callable[[Sample], str], score: float
+    sources: dict[str, Any], say: Callable[[Sample], str], score: float
 ) -> None:
     tokenizer = word_tokenizer()
     encoder = PromptEncoder(tokenizer)
@@ -102,16 +108,16 @@ def test_a_score_is_the_share_of_answers_that_are_right(
         samples=SAMPLES,
         depths=3,
         exclude=("forced", "cwe"),
-        materials=materials,
+        **sources,
     )
     # Words are few tokens to this tokenizer, and cwe's prompt is long: it has a length of its own.
     for asked in (settings, Settings(suites=("ruler",), tasks=("cwe",), lengths=(20_000,), samples=SAMPLES)):
         samples = [
             sample
-            for task in generated_tasks(asked).values()
+            for task in generated_tasks(asked)
             for sample in task.samples(encoder, asked.lengths_of("")[0], SAMPLES, asked.seed)
         ]
-        results = evaluate(Subject(tokenizer, Oracle(samples, encoder, say)), asked)
+        results = evaluate_model(ModelUnderTest(tokenizer, Oracle(samples, encoder, say)), asked)
         assert {r.status for r in results} == {"ok"}
         assert {r.task: r.score for r in results} == pytest.approx({r.task: score for r in results})
         for result in results:
@@ -123,16 +129,14 @@ def test_a_score_is_the_share_of_answers_that_are_right(
             assert {*PUBLISHED, "overall", "passkey", "generated", "lines"} - ran == {"cwe"}
 
 
-def test_half_of_several_references_is_half_a_score(materials: Materials) -> None:
+def test_half_of_several_references_is_half_a_score(sources: dict[str, Any]) -> None:
     tokenizer = word_tokenizer()
     encoder = PromptEncoder(tokenizer)
-    settings = Settings(
-        suites=("ruler",), tasks=("niah_multivalue",), lengths=(4096,), samples=2, materials=materials
-    )
-    (task,) = generated_tasks(settings).values()
+    settings = Settings(suites=("ruler",), tasks=("niah_multivalue",), lengths=(4096,), samples=2, **sources)
+    (task,) = generated_tasks(settings)
     samples = list(task.samples(encoder, 4096, 2, 0))
     oracle = Oracle(samples, encoder, lambda sample: " and ".join(sample.references[:2]))
-    (result,) = evaluate(Subject(tokenizer, oracle), settings)
+    (result,) = evaluate_model(ModelUnderTest(tokenizer, oracle), settings)
     assert result.score == 50
 
 
@@ -144,12 +148,13 @@ def test_missing_material_is_not_run_and_never_zero(tmp_path: Path) -> None:
     )
     samples = [
         sample
-        for task in generated_tasks(settings).values()
+        for task in generated_tasks(settings)
         if task.unavailable() is None
         for sample in task.samples(encoder, 4096, 2, 0)
     ]
     results = {
-        r.task: r for r in evaluate(Subject(tokenizer, Oracle(samples, encoder, everything)), settings)
+        r.task: r
+        for r in evaluate_model(ModelUnderTest(tokenizer, Oracle(samples, encoder, everything)), settings)
     }
     for name in ("qa_1", "qa_2"):
         assert results[name].status == "not run"

@@ -7,9 +7,9 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.scoring import METRICS
+from ropewalk.evaluation.samples import Sample
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.tasks.registry import METRICS
 from tests.evaluation.evaluation_cases import byte_tokenizer, word_tokenizer
 from tests.evaluation.ruler_cases import demo_tokenizer, metaspace_tokenizer
 

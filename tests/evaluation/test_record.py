@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import path_digest
-from ropewalk.evaluation.record import RUN, begin, read_record
+from ropewalk.evaluation.store import RUN_FILE, begin, path_digest, read_record
 
 
 def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) -> None:
@@ -17,8 +16,8 @@ def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) ->
     begin(tmp_path / "new", {"materials": {"essays": "a"}, "seed": 0})
     with pytest.raises(RopewalkError, match="differs in materials, seed; give another --out"):
         begin(tmp_path / "new", {"seed": 1, "materials": {"essays": "b"}})
-    assert json.loads((tmp_path / "new" / RUN).read_text())["seed"] == 0
-    (tmp_path / "new" / RUN).write_text('{"format": 1, "settings": [1]}')
+    assert json.loads((tmp_path / "new" / RUN_FILE).read_text())["seed"] == 0
+    (tmp_path / "new" / RUN_FILE).write_text('{"format": 1, "settings": [1]}')
     with pytest.raises(RopewalkError, match="differs in settings; give another --out"):
         begin(tmp_path / "new", {"settings": {"seed": 1}})
 

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.model_under_test import Subject
+from ropewalk.evaluation import evaluate_model
+from ropewalk.evaluation.backends.sharded import ShardedBackend
+from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.run import evaluate
-from ropewalk.evaluation.settings import Materials, Settings
-from ropewalk.evaluation.sharded import ShardedBackend
+from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.statistics import (
     mean_score_interval,
     ratio_interval,
     score_interval,
     wilson_interval,
 )
-from ropewalk.evaluation.tasks.lm_eval import retention as module
-from ropewalk.evaluation.tasks.lm_eval.retention import RetentionSettings, check_retention, retention
+from ropewalk.evaluation.tasks.lm_eval import suites as module
+from ropewalk.evaluation.tasks.lm_eval.suites import RetentionSettings, check_retention, retention
 from ropewalk.models.load import load_model
 from ropewalk.reporting import evaluation_tables
 from ropewalk.rope import Yarn
@@ -236,14 +236,13 @@ def test_the_seed_of_an_evaluation_chooses_the_few_shot_examples(tokenizer, tmp_
         'doc_to_text: "A {{knot}} joins"\ndoc_to_target: use\ndoc_to_choice: ["a loop", "two ends", "two ropes"]\n'
     )
     own_task(tmp_path, "drawn_knots", text)
-    asked = Settings(
-        suites=("lm_eval",), harness_names=("drawn_knots",), materials=Materials(harness_tasks=tmp_path)
-    )
+    asked = Settings(suites=("lm_eval",), harness_names=("drawn_knots",), harness_tasks=tmp_path)
 
     def read(seed):
         parrot = Parrot(tokenizer, ["nothing"])
-        (result,) = evaluate(
-            Subject(tokenizer, ShardedBackend({}), parrot), asked.model_copy(update={"seed": seed})
+        (result,) = evaluate_model(
+            ModelUnderTest(tokenizer, ShardedBackend({}), parrot),
+            Settings(**{**asked.to_json(), "seed": seed}),
         )
         assert result.details["seed"] == seed
         return sorted(tokenizer.decode(ids) for ids in parrot.read)
@@ -624,7 +623,7 @@ def test_nothing_is_printed_by_a_process_of_its_own():
     """Where no test runner sets up logging, and bars are not switched off."""
     program = (
         "from tests.harness_cases import *\n"
-        "from ropewalk.evaluation.tasks.lm_eval.retention import *\n"
+        "from ropewalk.evaluation.tasks.lm_eval.suites import *\n"
         "settings = RetentionSettings('short', ('mmlu',), {'mmlu': DATA / 'mmlu'})\n"
         "assert retention(harness_model(), harness_tokenizer(), settings)[0].n == 7\n"
     )
@@ -641,7 +640,7 @@ def test_nothing_is_printed_by_a_process_of_its_own():
 
 def test_importing_it_loads_no_torch():
     program = (
-        "import sys, ropewalk.evaluation.tasks.lm_eval.retention as r; "
+        "import sys, ropewalk.evaluation.tasks.lm_eval.suites as r; "
         "r.check_retention.__name__; print('torch' in sys.modules, 'lm_eval' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,10 +11,15 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.scoring import METRICS
-from ropewalk.evaluation.tasks.ruler.documents import filling, others_in_order
-from ropewalk.evaluation.tasks.ruler.qa import QuestionTask, qa_tasks, question_order
-from ropewalk.evaluation.tasks.ruler.qa_upstream import upstream_qa_samples
+from ropewalk.evaluation.tasks.registry import METRICS
+from ropewalk.evaluation.tasks.ruler.qa import (
+    QuestionTask,
+    filling,
+    others_in_order,
+    qa_tasks,
+    question_order,
+)
+from ropewalk.evaluation.tasks.ruler.upstream import upstream_qa_samples
 from tests.evaluation.qa_cases import hotpotqa, squad, write
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, template_tokenizer
 from tests.evaluation.ruler_fixture import digest

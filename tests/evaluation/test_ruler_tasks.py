@@ -11,12 +11,12 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.scoring import METRICS
-from ropewalk.evaluation.tasks.ruler import cwe, fwe, niah
-from ropewalk.evaluation.tasks.ruler.haystack import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
+from ropewalk.evaluation.tasks.haystack_sources import sentence_ends
+from ropewalk.evaluation.tasks.registry import METRICS
+from ropewalk.evaluation.tasks.ruler import niah, word_counting
+from ropewalk.evaluation.tasks.ruler.niah import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
 from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED, PUBLISHED, RULER, ruler_tasks
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE
-from ropewalk.evaluation.tasks.sentences import sentence_ends
 from ropewalk.evaluation.tasks.words import KeyNames, listed_words, words_unavailable
 from tests.evaluation.ruler_cases import TOKENIZERS, demo_tokenizer, prose, template_tokenizer
 
@@ -343,7 +343,9 @@ def test_statements_stand_in_order(tasks):
 def test_words_are_repeated_as_the_length_asks(
     tasks, length, common, other, example_words, example_common, example_other
 ):
-    example, question = tasks["cwe"].draft(random.Random(1), 60, cwe.repeats_at(length)).text.split("\nBelow")
+    example, question = (
+        tasks["cwe"].draft(random.Random(1), 60, word_counting.repeats_at(length)).text.split("\nBelow")
+    )
     for text, words, most, least in (
         (example, example_words, example_common, example_other),
         ("Below" + question, 60, common, other),
@@ -364,7 +366,7 @@ def test_the_answer_of_the_example_is_right(tasks):
 
 def test_lists_longer_than_wonderwords_go_on_with_made_up_words_and_say_so(tasks):
     units = len(listed_words()) + 100
-    draft = tasks["cwe"].draft(random.Random(1), units, cwe.SHORT)
+    draft = tasks["cwe"].draft(random.Random(1), units, word_counting.SHORT)
     assert draft.details["made_up_words"] == 100
     assert set(draft.references) <= set(listed_words())
     counts = Counter(numbered_words(draft.text.split("\nBelow", 1)[1]))
@@ -382,19 +384,19 @@ def test_numbers_go_on_from_one(tasks):
 # Frequent words
 
 
-@pytest.mark.parametrize("units", [fwe.FEWEST, 100, 5000])
+@pytest.mark.parametrize("units", [word_counting.FEWEST, 100, 5000])
 def test_words_appear_by_zipfs_law(units):
     expected = [int(units / rank**2 / (math.pi**2 / 6)) for rank in range(1, 201)]
-    assert fwe.word_counts(units, 200) == expected
+    assert word_counting.word_counts(units, 200) == expected
 
 
 def test_words_that_answer_and_the_next_never_appear_equally_often():
     def in_order(words):
-        _, first, second, third, fourth = fwe.word_counts(words, 5)
+        _, first, second, third, fourth = word_counting.word_counts(words, 5)
         return first > second > third > fourth
 
-    assert all(in_order(words) for words in range(fwe.FEWEST, 3000))
-    assert not in_order(fwe.FEWEST - 1)
+    assert all(in_order(words) for words in range(word_counting.FEWEST, 3000))
+    assert not in_order(word_counting.FEWEST - 1)
 
 
 def test_vocabulary_grows_with_the_length_and_its_first_word_is_dots(tasks):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ropewalk.evaluation.tasks.ruler.cwe import answered_example, numbered
 from ropewalk.evaluation.tasks.ruler.templates import (
     CWE,
     FWE,
@@ -13,6 +12,7 @@ from ropewalk.evaluation.tasks.ruler.templates import (
     niah_prompt,
 )
 from ropewalk.evaluation.tasks.ruler.vt import answered, chain_statements, tracking_prompt
+from ropewalk.evaluation.tasks.ruler.word_counting import answered_example, numbered
 
 
 def test_noise_line():

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.tasks.haystack_sources import split_sentences
 from ropewalk.evaluation.tasks.ruler import upstream
 from ropewalk.evaluation.tasks.ruler.tasks import RULER, ruler_tasks
 from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_unavailable
-from ropewalk.evaluation.tasks.sentences import split_sentences
 from ropewalk.evaluation.tasks.words import listed_words, word_lists, words_unavailable
 from tests.evaluation.ruler_cases import byte_tokenizer, prose, template_tokenizer
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks import words
+from ropewalk.evaluation.tasks.haystack_sources import Prose, sentence_ends, split_sentences
 from ropewalk.evaluation.tasks.ruler.niah import uuid4
-from ropewalk.evaluation.tasks.sentences import Prose, sentence_ends, split_sentences
 from ropewalk.evaluation.tasks.words import KeyNames
 from tests.evaluation.ruler_cases import prose
 

@@ -10,8 +10,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.sample_store import sample_identity, stored_samples
+from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.store import sample_identity, stored_samples
 from tests.disk_cases import files_no_larger_than
 from tests.evaluation.core_cases import CHAT, WILD_TEXTS, asked_sample, byte_tokenizer
 

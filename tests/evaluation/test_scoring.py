@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk.evaluation.scoring import (
-    METRICS,
+from ropewalk.evaluation.samples import (
     any_reference,
     clean_prediction,
     first_integer,
     last_integer,
     share_of_references,
 )
+from ropewalk.evaluation.tasks.registry import METRICS
 from tests.evaluation.core_cases import WILD_TEXTS
 
 # What RULER's clean-up, string_match_all and string_match_part (NVIDIA/RULER at c3f5e3b) gave for these answers.

@@ -8,21 +8,23 @@ import pytest
 import torch
 
 from ropewalk.attention.layout import IGNORED
-from ropewalk.cli.evaluate_sharded import check_processes, degrees_in, shape_for
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation import PromptEncoder, Settings, Subject, evaluate, evaluation_rows
+from ropewalk.evaluation import ModelUnderTest, PromptEncoder, Settings, evaluate_model, evaluation_rows
 from ropewalk.evaluation.backends import argmax_matches
-from ropewalk.evaluation.backends.decoding import greedy_ids
+from ropewalk.evaluation.backends.in_memory import greedy_ids
+from ropewalk.evaluation.backends.likelihoods import row_losses
+from ropewalk.evaluation.backends.sharded import ShardedBackend, row_losses_of
+from ropewalk.evaluation.measure import check_evaluation
 from ropewalk.evaluation.probe import probe
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.sharded import ShardedBackend, check_sharded, chosen_suites
-from ropewalk.evaluation.sharded_rows import row_losses_of
-from ropewalk.evaluation.tasks.needle import forced_ids
+from ropewalk.evaluation.rows import documents_of
+from ropewalk.evaluation.run import check_together, degrees_in, shape_for
+from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
-from ropewalk.evaluation.tasks.perplexity import row_losses
-from ropewalk.evaluation.text import documents_of
+from ropewalk.evaluation.tasks.registry import chosen_tasks
+from ropewalk.evaluation.tasks.teacher_forced import forced_ids
 from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape
@@ -39,6 +41,14 @@ from tests.evaluation.sharded_evaluation_cases import (
 
 FOLDER = demo_model_path()
 MESHES = [{"sequence": 4}, {"shard": 2, "sequence": 2}, {"ring": 2, "sequence": 2}]
+
+
+def check_sharded(tokenizer: Any, settings: Settings, documents: Any, stated: int) -> None:
+    """What is refused before the model is loaded."""
+    under_test = ModelUnderTest(tokenizer, ShardedBackend({}), None, stated, sharded=True)
+    check_evaluation(under_test, settings, documents)
+
+
 SETTINGS = Settings(
     suites=("perplexity", "needle", "passkey"),
     tasks=("perplexity", "forced"),
@@ -71,8 +81,8 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def alone(model: Any, tokenizer: Any, documents: Any) -> dict[Any, TaskResult]:
     """What one process finds; passkeys are generated there."""
-    asked = Settings(**{**SETTINGS.__dict__, "tasks": ("perplexity", "forced", "passkey")})
-    found = evaluate(Subject.in_memory(model, tokenizer), asked, documents)
+    asked = Settings(**{**SETTINGS.to_json(), "tasks": ("perplexity", "forced", "passkey")})
+    found = evaluate_model(ModelUnderTest.in_memory(model, tokenizer), asked, documents)
     return {(result.suite, result.length): result for result in found}
 
 
@@ -145,8 +155,8 @@ def test_passkey_is_right_where_generation_says_it(
 def test_a_mesh_that_is_wrong_measures_something_else(
     four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, mutation: str
 ) -> None:
-    asked = Settings(**{**SETTINGS.__dict__, "lengths": {"perplexity": (61,), "needle": (251,)}})
-    asked = Settings(**{**asked.__dict__, "suites": ("perplexity", "needle")})
+    asked = Settings(**{**SETTINGS.to_json(), "lengths": {"perplexity": (61,), "needle": (251,)}})
+    asked = Settings(**{**asked.to_json(), "suites": ("perplexity", "needle")})
     found = four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, documents, True, mutation)
     perplexity, needle = (TaskResult.from_json(value) for value in found[0][0][0])
     pairs = zip(perplexity.positions, alone["perplexity", 61].positions, strict=True)
@@ -186,7 +196,7 @@ def test_rows_of_any_lengths_have_the_losses_of_one_process(
     rows = [evaluation_rows(documents, length, 0, None, 1).rows[0] for length in (33, 60, 7, 8, 41)]
     head = OutputHead.of(model)
     with torch.no_grad():
-        expected = [row_losses(model, head, row)[0] for row in rows]
+        expected = [row_losses(model, head, row) for row in rows]
     for found, untouched in four_ranks.run(losses, shape, FOLDER, rows):
         assert untouched
         for one, two, row in zip(found, expected, rows, strict=True):
@@ -270,11 +280,11 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
         ({"lengths": (512,)}, "states max_position_embeddings 256, and the lengths go up to 512"),
         (
             {"lengths": (100,)},
-            r"prompts of the suite needle do not fit in 100 tokens .*; the shortest length is \d+",
+            r"prompts do not fit in 100 tokens .*needle forced needs \d+",
         ),
         (
             {"lengths": {"perplexity": (250,), "needle": (250,), "passkey": (60,)}},
-            "prompts of the suite passkey",
+            r"prompts do not fit in 60 tokens .*passkey forced needs \d+",
         ),
     ],
 )
@@ -305,9 +315,11 @@ def test_texts_that_are_too_short_are_refused_and_none_is_said(
 
 def test_tasks_narrow_and_exclude() -> None:
     suites = ("passkey", "perplexity", "needle")
-    assert chosen_suites(Settings(suites=suites)) == list(suites)
-    assert chosen_suites(Settings(suites=suites, tasks=("forced",))) == list(suites)
-    assert chosen_suites(Settings(suites=suites, exclude=("forced", "generated"))) == ["perplexity"]
+    each = {"passkey": ["forced"], "perplexity": ["perplexity"], "needle": ["forced"]}
+    assert chosen_tasks(Settings(suites=suites), sharded=True) == each
+    assert chosen_tasks(Settings(suites=suites, tasks=("forced",)), sharded=True) == each
+    left = chosen_tasks(Settings(suites=suites, exclude=("forced", "generated")), sharded=True)
+    assert left == {"passkey": [], "perplexity": ["perplexity"], "needle": []}
 
 
 def test_a_sharded_model_generates_nothing() -> None:
@@ -346,18 +358,21 @@ def test_the_mesh_suits_processes_and_heads() -> None:
 
 
 def test_options_that_need_one_process_or_several() -> None:
-    check_processes(1, None, True, None, "cuda:1")
-    check_processes(2, "sequence=2", False, None, "cpu")
+    def check(processes: int, device: str = "cpu", **given: Any) -> None:
+        check_together(EvaluationSettings(model="embedded", loading={"device": device}, **given), processes)
+
+    check(1, "cuda:1", average=True)
+    check(2, parallel="sequence=2")
     with pytest.raises(
         RopewalkError, match="needs several processes; start them with torchrun --nproc-per-node 8 -m"
     ):
-        check_processes(1, "shard=2,sequence=4", False, None, "auto")
+        check(1, "auto", parallel="shard=2,sequence=4")
     with pytest.raises(RopewalkError, match="--average is for one process, and torchrun started 2"):
-        check_processes(2, None, True, None, "cpu")
+        check(2, average=True)
     with pytest.raises(RopewalkError, match="--server is for one process"):
-        check_processes(2, None, False, "http://localhost", "cpu")
+        check(2, serving={"url": "http://localhost"})
     with pytest.raises(RopewalkError, match="unknown device 'gpu'"):
-        check_processes(2, None, False, None, "gpu")
+        check(2, "gpu")
 
 
 def test_the_command_writes_and_says_everything_once(

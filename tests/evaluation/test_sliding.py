@@ -16,13 +16,12 @@ from transformers import MistralConfig, MistralForCausalLM
 from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, evaluation_rows, perplexity_by_position, ratio_interval
-from ropewalk.evaluation.tasks.perplexity import causal_losses, chunked_row_losses
-from ropewalk.evaluation.tasks.sliding import (
+from ropewalk.evaluation.backends.likelihoods import causal_losses, window_row
+from ropewalk.evaluation.tasks.perplexity import (
     SlidingPerplexity,
     document_windows,
     sliding_perplexity,
     sliding_task,
-    window_row,
 )
 from ropewalk.models import losses as losses_module
 from ropewalk.models.load import attach
@@ -32,6 +31,16 @@ from tests.evaluation.evaluation_cases import tiny_llama
 BOS, VOCABULARY = 1, 97
 # Losses of about 5 nats in float32, 1e-6 each, averaged.
 FLOAT32 = 1e-5
+
+
+def chunked_row_losses(
+    model: Any, head: OutputHead, input_ids: torch.Tensor, chunk: int | None
+) -> np.ndarray:
+    """Losses ``[length - 1]`` in nats of one causal sequence, every token of which but the first is scored."""
+    ids = input_ids.to(model.device)[None]
+    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+    with torch.no_grad():
+        return causal_losses(model, head, ids, labels, chunk)[0, :-1].cpu().numpy()
 
 
 def text(*lengths: int, seed: int = 5) -> list[np.ndarray]:

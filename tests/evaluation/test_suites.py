@@ -12,11 +12,10 @@ import pytest
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation import Settings, Stores, Subject, TaskResult, evaluate
-from ropewalk.evaluation.backends import Answer, Request
-from ropewalk.evaluation.finished import FinishedResults
-from ropewalk.evaluation.predictions import PredictionLog
-from ropewalk.evaluation.run import check
+from ropewalk.evaluation import ModelUnderTest, Settings, Stores, TaskResult, evaluate_model
+from ropewalk.evaluation.backends import Answer, GenerationRequest
+from ropewalk.evaluation.measure import check_evaluation
+from ropewalk.evaluation.store import PredictionLog, ResultCache
 from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED
 from ropewalk.models.load import attach
 from tests.evaluation.evaluation_cases import byte_tokenizer, tiny_llama, word_tokenizer
@@ -25,8 +24,12 @@ DOCUMENTS = [np.random.default_rng(3).integers(0, 250, size=n) for n in (300, 90
 BEYOND = Settings(beyond_config=True, samples=2, rows=3)
 
 
+def changed(asked: Settings, **changes: Any) -> Settings:
+    return Settings(**{**asked.to_json(), **changes})
+
+
 def settings(**changes: Any) -> Settings:
-    return Settings(**{**dict(BEYOND), **changes})
+    return changed(BEYOND, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +38,10 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def subject(tokenizer: Any) -> Subject:
+def under_test(tokenizer: Any) -> ModelUnderTest:
     model = tiny_llama(vocab_size=len(tokenizer))
     attach(model)
-    return Subject.in_memory(model, tokenizer)
+    return ModelUnderTest.in_memory(model, tokenizer)
 
 
 class Served:
@@ -48,7 +51,7 @@ class Served:
         self.most, self.asked = most, 0
         self.description = {"kind": "server"}
 
-    def answers(self, requests: Sequence[Request]) -> Iterator[Answer]:
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
         for index in reversed(range(len(requests))):
             if self.asked >= self.most:
                 raise RunFailure("the server stopped answering")
@@ -56,10 +59,10 @@ class Served:
             yield Answer(index, " 7", 1, True)
 
 
-def test_every_suite_at_every_length(subject: Subject) -> None:
+def test_every_suite_at_every_length(under_test: ModelUnderTest) -> None:
     told: list[tuple[str, int, int]] = []
-    results = evaluate(
-        subject, settings(lengths=(96, 192)), DOCUMENTS, progress=lambda *call: told.append(call)
+    results = evaluate_model(
+        under_test, settings(lengths=(96, 192)), DOCUMENTS, progress=lambda *call: told.append(call)
     )
     assert [(r.suite, r.task, r.length, r.status, r.unit) for r in results] == [
         ("perplexity", "perplexity", 96, "ok", "perplexity"),
@@ -87,11 +90,11 @@ def test_every_suite_at_every_length(subject: Subject) -> None:
     assert told[-1] == ("passkey at 192 tokens", 2, 2)
 
 
-def test_perplexity_has_three_forms_with_both_averages(subject: Subject) -> None:
+def test_perplexity_has_three_forms_with_both_averages(under_test: ModelUnderTest) -> None:
     asked = settings(
         suites=("perplexity",), tasks=("sliding", "truncated"), lengths=(96,), stride=32, most_windows=3
     )
-    sliding, truncated = evaluate(subject, asked, DOCUMENTS)
+    sliding, truncated = evaluate_model(under_test, asked, DOCUMENTS)
     assert [r.task for r in (sliding, truncated)] == ["sliding", "truncated"]
     assert sliding.details["stride"] == 32
     assert sliding.details["n_windows"] == 7  # 3 of each long document, 1 of the one of 90 tokens
@@ -102,9 +105,9 @@ def test_perplexity_has_three_forms_with_both_averages(subject: Subject) -> None
         assert len(result.details["samples_sha256"]) == 64
 
 
-def test_longppl_runs_with_the_model_itself(subject: Subject) -> None:
+def test_longppl_runs_with_the_model_itself(under_test: ModelUnderTest) -> None:
     asked = settings(suites=("longppl",), lengths=(200,), short_context=32)
-    (result,) = evaluate(subject, asked, DOCUMENTS)
+    (result,) = evaluate_model(under_test, asked, DOCUMENTS)
     # A random model has no use for context; then it says so.
     assert result.status == "not run" or result.details["n_key_tokens"] > 0
     assert result.details["evaluator"] == "the model itself"
@@ -115,12 +118,12 @@ def test_longppl_takes_key_tokens_from_a_model_with_another_tokenizer() -> None:
     tokenizer = byte_tokenizer()
     model = tiny_llama(vocab_size=len(tokenizer))
     attach(model)
-    subject, evaluator = Subject.in_memory(model, tokenizer), str(demo_model_path())
-    assert load_tokenizer(evaluator).get_vocab() != subject.tokenizer.get_vocab()
+    under_test, evaluator = ModelUnderTest.in_memory(model, tokenizer), str(demo_model_path())
+    assert load_tokenizer(evaluator).get_vocab() != under_test.tokenizer.get_vocab()
     (document,) = list(embedded_documents("validation"))[:1]
-    ids = np.array(subject.tokenizer(document.text, add_special_tokens=False)["input_ids"])
+    ids = np.array(under_test.tokenizer(document.text, add_special_tokens=False)["input_ids"])
     asked = settings(suites=("longppl",), lengths=(600,), short_context=16, evaluator=evaluator)
-    (result,) = evaluate(subject, asked, [ids])
+    (result,) = evaluate_model(under_test, asked, [ids])
     assert (result.status, result.details["mapping"]) == ("ok", "characters")
     assert result.details["n_key_tokens"] > 0
     # A token a byte here; fewer there, so that the same text is compared from a later token on.
@@ -128,11 +131,13 @@ def test_longppl_takes_key_tokens_from_a_model_with_another_tokenizer() -> None:
     with pytest.raises(
         RopewalkError, match=rf"more than 500 tokens of the evaluator {evaluator}, .* has \d+$"
     ):
-        check(subject, asked.model_copy(update={"short_context": 400}), [ids])
+        check_evaluation(under_test, changed(asked, short_context=400), [ids])
 
 
-def test_needle_grid_by_answers_and_by_teacher_forcing(subject: Subject) -> None:
-    results = evaluate(subject, settings(suites=("needle",), lengths=(360, 500), depths=3, samples=1))
+def test_needle_grid_by_answers_and_by_teacher_forcing(under_test: ModelUnderTest) -> None:
+    results = evaluate_model(
+        under_test, settings(suites=("needle",), lengths=(360, 500), depths=3, samples=1)
+    )
     assert [(r.task, r.length, r.n) for r in results] == [
         ("generated", 360, 3),
         ("generated", 500, 3),
@@ -144,37 +149,37 @@ def test_needle_grid_by_answers_and_by_teacher_forcing(subject: Subject) -> None
         assert result.to_json()["details"]["haystack"] == "noise"
 
 
-def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(subject: Subject) -> None:
+def test_lengths_may_differ_by_suite_and_bins_follow_the_trained_length(under_test: ModelUnderTest) -> None:
     asked = settings(
         suites=("passkey", "perplexity"),
         lengths={"perplexity": [96], "passkey": [128]},
         samples=1,
         trained_length=32,
     )
-    results = evaluate(subject, asked, DOCUMENTS)
+    results = evaluate_model(under_test, asked, DOCUMENTS)
     assert [(result.suite, result.length) for result in results] == [("passkey", 128), ("perplexity", 96)]
     assert [each.end for each in results[1].positions] == [32, 64, 96]
 
 
 def test_records_of_so_many_lines_have_lengths_of_their_own(tokenizer: Any) -> None:
-    subject = Subject(tokenizer, Served())
-    results = evaluate(subject, settings(suites=("longeval",), lines=(5, 9)))
+    under_test = ModelUnderTest(tokenizer, Served())
+    results = evaluate_model(under_test, settings(suites=("longeval",), lines=(5, 9)))
     assert [r.task for r in results] == ["lines_5", "lines_9"]
     assert results[0].length < results[1].length
 
 
-def test_perplexity_without_text_is_not_run(subject: Subject) -> None:
-    (result,) = evaluate(subject, settings(suites=("perplexity",), lengths=(96,)))
+def test_perplexity_without_text_is_not_run(under_test: ModelUnderTest) -> None:
+    (result,) = evaluate_model(under_test, settings(suites=("perplexity",), lengths=(96,)))
     assert (result.status, result.reason, result.n) == ("not run", "no text was given", 0)
     assert math.isnan(result.score)
 
 
 def test_what_a_server_cannot_do_is_not_run_with_the_reason(tokenizer: Any) -> None:
-    served = Subject(tokenizer, Served())
+    served = ModelUnderTest(tokenizer, Served())
     asked = settings(
         suites=("perplexity", "needle", "short"), lengths=(200,), depths=1, tasks=("forced", "hellaswag")
     )
-    results = evaluate(served, asked, DOCUMENTS)
+    results = evaluate_model(served, asked, DOCUMENTS)
     assert [(r.task, r.status) for r in results] == [
         ("perplexity", "not run"),
         ("forced", "not run"),
@@ -185,8 +190,8 @@ def test_what_a_server_cannot_do_is_not_run_with_the_reason(tokenizer: Any) -> N
 
 def test_ruler_over_some_tasks_says_what_its_mean_is_of(tokenizer: Any) -> None:
     names = ("niah_single_1", "vt", "qa_1")
-    results = evaluate(
-        Subject(tokenizer, Served()), settings(suites=("ruler",), tasks=names, lengths=(3000,))
+    results = evaluate_model(
+        ModelUnderTest(tokenizer, Served()), settings(suites=("ruler",), tasks=names, lengths=(3000,))
     )
     by_task = {r.task: r for r in results}
     assert list(by_task) == [*names, "overall"]
@@ -206,10 +211,10 @@ def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path:
     def run(served: Served) -> list[TaskResult]:
         log, results = (
             PredictionLog(tmp_path / "predictions.jsonl"),
-            FinishedResults(tmp_path / "finished.jsonl"),
+            ResultCache(tmp_path / "finished.jsonl"),
         )
         stores = Stores(log, results, tmp_path / "samples")
-        return evaluate(Subject(tokenizer, served), asked, stores=stores)
+        return evaluate_model(ModelUnderTest(tokenizer, served), asked, stores=stores)
 
     with pytest.raises(RunFailure):
         run(first)
@@ -217,18 +222,18 @@ def test_a_run_that_broke_goes_on_without_asking_twice(tokenizer: Any, tmp_path:
     assert (first.asked, second.asked) == (4, 2)
     again = run(third)
     assert third.asked == 0
-    whole = evaluate(Subject(tokenizer, Served()), asked)
+    whole = evaluate_model(ModelUnderTest(tokenizer, Served()), asked)
     assert [r.to_json() for r in resumed] == [r.to_json() for r in again] == [r.to_json() for r in whole]
     assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 6
 
 
-def test_perplexity_is_not_measured_twice(subject: Subject, tmp_path: Path) -> None:
+def test_perplexity_is_not_measured_twice(under_test: ModelUnderTest, tmp_path: Path) -> None:
     asked = settings(suites=("perplexity",), lengths=(96,))
     told: list[Any] = []
 
     def run() -> Any:
-        stores = Stores(PredictionLog(), FinishedResults(tmp_path / "finished.jsonl"))
-        return evaluate(subject, asked, DOCUMENTS, stores, progress=lambda *call: told.append(call))
+        stores = Stores(PredictionLog(), ResultCache(tmp_path / "finished.jsonl"))
+        return evaluate_model(under_test, asked, DOCUMENTS, stores, progress=lambda *call: told.append(call))
 
     (first,) = run()
     count = len(told)
@@ -238,7 +243,7 @@ def test_perplexity_is_not_measured_twice(subject: Subject, tmp_path: Path) -> N
     assert first.to_json() == second.to_json()
 
 
-def test_impossible_lengths_are_refused_before_anything_runs(subject: Subject) -> None:
+def test_impossible_lengths_are_refused_before_anything_runs(under_test: ModelUnderTest) -> None:
     told: list[Any] = []
     for lengths, message in (
         ((96, 16), "do not fit in 16 tokens.*passkey needs"),
@@ -246,37 +251,39 @@ def test_impossible_lengths_are_refused_before_anything_runs(subject: Subject) -
         ((), "needs lengths in tokens"),
     ):
         with pytest.raises(RopewalkError, match=message):
-            evaluate(subject, settings(lengths=lengths), DOCUMENTS, progress=lambda *call: told.append(call))
+            evaluate_model(
+                under_test, settings(lengths=lengths), DOCUMENTS, progress=lambda *call: told.append(call)
+            )
     assert not told
 
 
 def test_the_shortest_length_that_is_named_works(tokenizer: Any) -> None:
-    subject = Subject(tokenizer, Served())
+    under_test = ModelUnderTest(tokenizer, Served())
     asked = settings(suites=("ruler",), tasks=("niah_single_1", "vt"), exclude=(), samples=3)
     with pytest.raises(RopewalkError) as refused:
-        evaluate(subject, asked.model_copy(update={"lengths": (200,)}))
+        evaluate_model(under_test, changed(asked, lengths=(200,)))
     needs = dict(
         part.split(" needs ") for part in str(refused.value).split(": ")[1].split(";")[0].split(", ")
     )
     assert set(needs) == {"niah_single_1", "vt"}
     assert "--exclude niah_single_1,vt" in str(refused.value)
     for name, tokens in needs.items():
-        alone = asked.model_copy(update={"tasks": (name,), "lengths": (int(tokens),)})
-        assert evaluate(subject, alone)[0].status == "ok"
+        alone = changed(asked, tasks=(name,), lengths=(int(tokens),))
+        assert evaluate_model(under_test, alone)[0].status == "ok"
         # Other lengths have other samples, which may need a token more.
         with pytest.raises(RopewalkError, match=f"{name} needs"):
-            evaluate(subject, alone.model_copy(update={"lengths": (int(tokens) - 1,)}))
+            evaluate_model(under_test, changed(alone, lengths=(int(tokens) - 1,)))
 
 
-def test_a_length_beyond_the_config_is_refused_unless_asked_for(subject: Subject) -> None:
+def test_a_length_beyond_the_config_is_refused_unless_asked_for(under_test: ModelUnderTest) -> None:
     asked = Settings(suites=("passkey",), lengths=(96,), samples=1)
     with pytest.raises(RopewalkError, match=r"max_position_embeddings 64.*go up to 96.*--beyond-config"):
-        evaluate(subject, asked)
+        evaluate_model(under_test, asked)
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
-    subject = Subject(word_tokenizer(), Served())
+    under_test = ModelUnderTest(word_tokenizer(), Served())
     with pytest.raises(RopewalkError, match="unknown task 'niah_singel_1'; did you mean niah_single_1"):
-        evaluate(subject, settings(suites=("ruler",), lengths=(4096,), tasks=("niah_singel_1",)))
+        evaluate_model(under_test, settings(suites=("ruler",), lengths=(4096,), tasks=("niah_singel_1",)))
     with pytest.raises(RopewalkError, match="leaves no task to run"):
-        evaluate(subject, settings(suites=("passkey",), lengths=(4096,), exclude=("passkey",)))
+        evaluate_model(under_test, settings(suites=("passkey",), lengths=(4096,), exclude=("passkey",)))

@@ -14,7 +14,7 @@ import pytest
 
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
-from ropewalk.evaluation.backends import InMemoryBackend, Request, ServerBackend
+from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, ServerBackend
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.models.load import load_model
 from tests.completion_server import free_port
@@ -79,10 +79,10 @@ def healthy(address: str) -> bool:
         return False
 
 
-def requests(tokenizer: Any) -> list[Request]:
+def requests(tokenizer: Any) -> list[GenerationRequest]:
     encoder = PromptEncoder(tokenizer)
     texts = ["def main(", "The key is 123. The key is", "import os\nimport ", "Übung – 漢字 <|x|>\n\tfor"]
-    return [Request(encoder.encode(text).input_ids, 24, 200) for text in texts]
+    return [GenerationRequest(encoder.encode(text).input_ids, 24, 200) for text in texts]
 
 
 def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.record import read_record as read_results
+from ropewalk.evaluation.store import read_record as read_results
 from ropewalk.evaluation.tasks.benchmark_files import read_rows
 from ropewalk.io.files import (
     check_model_place,

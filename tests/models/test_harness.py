@@ -23,10 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from ropewalk.data.read.hub import hub_reachable, offline
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.tasks.lm_eval import tasks as harness_tasks
-from ropewalk.evaluation.tasks.lm_eval.harness import Catalogue, HarnessModel
-from ropewalk.evaluation.tasks.lm_eval.model import cut
-from ropewalk.evaluation.tasks.lm_eval.quiet_libraries import quiet_libraries
+from ropewalk.evaluation.tasks.lm_eval import catalogue as harness_tasks
+from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue
+from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel, cut, quiet_libraries
 from ropewalk.rope import Default, RotaryEmbedding
 
 

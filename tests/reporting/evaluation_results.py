@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from ropewalk.evaluation.comparison import Difference
+from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL, wilson_interval
 
@@ -111,16 +111,20 @@ def difference(
     unit="percent",
     n: int = 100,
     score_a: float = 80.0,
-) -> Difference:
+) -> ScoreDifference:
     p = 0.0004 if abs(value) > half else 0.3
     score_b = score_a + value if unit == "percent" else score_a * (1 + value / 100)
     ends = (value - half, value + half)
-    return Difference(suite, task, length, unit, n, score_a, score_b, value, ends, p, 2 * p, 2 * p < 0.05)
+    return ScoreDifference(
+        suite, task, length, unit, n, score_a, score_b, value, ends, p, 2 * p, 2 * p < 0.05
+    )
 
 
-def not_compared(task: str, reason: str, suite: str = "ruler", length: int | None = 4096) -> Difference:
+def not_compared(task: str, reason: str, suite: str = "ruler", length: int | None = 4096) -> ScoreDifference:
     nan = math.nan
-    return Difference(suite, task, length, "percent", 0, 80.0, nan, nan, NO_INTERVAL, nan, nan, False, reason)
+    return ScoreDifference(
+        suite, task, length, "percent", 0, 80.0, nan, nan, NO_INTERVAL, nan, nan, False, reason
+    )
 
 
 DIFFERENCES = [

@@ -7,7 +7,7 @@ import transformers
 
 from ropewalk import PackedLayout, RopewalkError, Row
 from ropewalk.attention.layout import IGNORED, next_token_labels
-from ropewalk.evaluation.fitting import LengthTooShort
+from ropewalk.evaluation.samples import LengthTooShort
 from ropewalk.models.load import checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded

@@ -15,7 +15,7 @@ import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from ropewalk import RopewalkError
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.search import read_factors
 from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ropewalk.audit.results import RopeStage
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.running import Progress
+from ropewalk.evaluation.backends.protocol import Progress
 from ropewalk.models.held_rope import (
     held_inv_freq,
     inv_freq_in_weights,

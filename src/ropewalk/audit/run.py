@@ -23,7 +23,7 @@ from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.text import rows_of
+from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.intercept import AuditedModel, random_parameters

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from ropewalk.cli import evaluate_compare
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import on_interrupt
-from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.settings import HOW, TEXTS, EvaluationOutput, Loading, Serving, Settings
-from ropewalk.io.settings import Option
+from ropewalk.cli.output import notes, on_interrupt
+from ropewalk.errors import RunFailure
+from ropewalk.evaluation.settings import EvaluationSettings, Loading, Serving, Settings
+from ropewalk.evaluation.tasks.suite import HOW, TEXTS
+from ropewalk.io.settings import Folder, Option
+from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from ropewalk.parallel import World
+    from ropewalk.search.fitted_table import FittedTable
+
+
+class EvaluationOutput(BaseSettings):
+    """Where results and prompts are kept."""
+
+    group: ClassVar[str | None] = "Output"
+
+    out: Folder | None = Field(
+        None,
+        description="Folder for results, predictions, figures and the page; given again, the run goes on.",
+    )
+    samples_dir: Folder | None = Field(
+        None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
+    )
 
 
 def evaluate(
@@ -51,63 +69,61 @@ def evaluate(
     as_json: Annotated[JsonFlag, Option(group="Output")] = False,
 ) -> None:
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
-    from ropewalk.cli.evaluate_run import Output, measure
-    from ropewalk.cli.evaluate_sharded import check_processes, measure_sharded
-    from ropewalk.data.read.embedded import resolve_model
-    from ropewalk.models.load import choose_device
-    from ropewalk.parallel import joined, require_devices
+    from ropewalk.parallel import joined
 
-    def check(world: World) -> None:
-        """Raise for options that do not go together."""
-        _check_effect(settings)
-        _check_server(loading, serving, average)
-        check_processes(
-            world.size, parallel, average, None if serving is None else serving.url, loading.device
-        )
-        if world.size > 1:
-            require_devices(world, choose_device(loading.device))
-
-    if settings.evaluator is not None:
-        settings = settings.model_copy(update={"evaluator": resolve_model(settings.evaluator)})
-    kept = Output(output.out, output.samples_dir, as_json)
+    config = EvaluationSettings(
+        model=model,
+        what=settings,
+        loading=loading,
+        serving=serving,
+        text=text,
+        average=average,
+        last=last,
+        parallel=parallel,
+        samples_dir=output.samples_dir,
+    )
     with (
         on_interrupt(lambda: _so_far(output.out)),
         joined(loading.device, "the same command goes on where it was") as world,
     ):
-        # Every process reads the same command; what is wrong with it is said once.
-        world.lead(lambda: check(world))
-        if world.size == 1:
-            measure(model, settings, text, loading, serving, last if average else None, kept)
-        else:
-            measure_sharded(model, settings, text, loading, parallel, kept, world)
+        _measure(config, output.out, as_json, world)
 
 
-def _check_effect(settings: Settings) -> None:
-    """Raise for options of suites that are not asked for."""
-    for option, value, needed in (
-        ("--lm-eval-tasks", ",".join(settings.harness_names), "lm_eval"),
-        ("--lines", ",".join(map(str, settings.lines)), "longeval"),
-        ("--evaluator", settings.evaluator, "longppl"),
-    ):
-        if value and needed not in settings.suites:
-            raise RopewalkError(
-                f"{option} {value} has no effect without the suite {needed}; add it to --suite"
-            )
+def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
+    from ropewalk.cli.evaluate_output import draw, show
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.evaluation.run import check_together, run
+    from ropewalk.models.load import choose_device
+    from ropewalk.parallel import require_devices
+    from ropewalk.parallel.context import RunContext
+
+    def check() -> None:
+        check_together(config, world.size)
+        if world.size > 1:
+            require_devices(world, choose_device(config.loading.device))
+
+    # Every process reads the same command; what is wrong with it is said once.
+    world.lead(check)
+    if not world.leads:
+        logging.getLogger("ropewalk").setLevel(logging.ERROR)
+    context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
+    rope = config.loading.rope
+    result = run(
+        config,
+        context,
+        None if rope is None else lambda path: _table(rope, path),
+        None if out is None else lambda found: draw(out, found),
+    )
+    if world.leads:
+        show(result, out, as_json)
+        if all(each.status != "ok" for each in result.results):
+            raise RunFailure(f"nothing could be run: {result.results[0].reason}")
 
 
-def _check_server(loading: Loading, serving: Serving | None, average: bool) -> None:
-    """Raise for what a model behind a server cannot do."""
-    if serving is None:
-        return
-    if average:
-        raise RopewalkError(
-            "--average measures checkpoints one after the other; a server holds one: leave one out"
-        )
-    if loading.rope is not None:
-        raise RopewalkError(
-            f"--rope {loading.rope} is for a model in memory; a server has the factors of the folder that it loaded, "
-            "which ropewalk export writes"
-        )
+def _table(file: Path, model: str) -> FittedTable:
+    from ropewalk.search.fitted_table import fitted_table
+
+    return fitted_table(file, model)
 
 
 def _so_far(out: Path | None) -> str:

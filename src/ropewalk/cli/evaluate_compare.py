@@ -20,26 +20,21 @@ def compare_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
-    from ropewalk.evaluation.comparison import compare
-    from ropewalk.evaluation.record import read_record
+    from ropewalk.evaluation.record import compare_folders
 
-    (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
-    differences = compare(results_a, results_b, seed)
+    result = compare_folders(a, b, seed)
+    differences = result.differences
     if plot is not None:
         from ropewalk.reporting import difference_figure, draw
 
         draw(difference_figure(differences, f"{b.name} against {a.name}"), plot)
     if as_json:
-        sides = {
-            name: {"path": str(path), "model": record["model"]}
-            for name, path, record in (("a", a, record_a), ("b", b, record_b))
-        }
-        print_json({**sides, "seed": seed, "differences": [each.to_json() for each in differences]})
+        print_json(result.to_json())
         return
     from ropewalk.reporting import comparison_table
 
-    results().say(f"A {record_a['model']} ({a})")
-    results().say(f"B {record_b['model']} ({b})")
+    results().say(f"A {result.a['model']} ({a})")
+    results().say(f"B {result.b['model']} ({b})")
     results().print()
     print_whole(comparison_table(differences).rich())
     real = [each for each in differences if each.real]
@@ -57,10 +52,11 @@ def rescore_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Judge the stored predictions again, without a model, and write results, figures and page anew."""
-    from ropewalk.cli.evaluate_output import show, write
-    from ropewalk.cli.evaluate_run import Output
+    from ropewalk.cli.evaluate_output import draw, show
     from ropewalk.evaluation.record import rescore
 
-    record, found = rescore(folder)
-    write(folder, record, found)
-    show(record, found, Output(folder, None, as_json))
+    result = rescore(folder)
+    # The record last, so that where it stands the figures and the page do.
+    draw(folder, result)
+    result.write(folder)
+    show(result, folder, as_json)

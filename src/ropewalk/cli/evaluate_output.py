@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.cli.output import print_json, print_whole, results
 
 if TYPE_CHECKING:
-    from ropewalk.cli.evaluate_run import Output
+    from ropewalk.evaluation.record import EvaluationResult
     from ropewalk.evaluation.results import TaskResult
     from ropewalk.reporting import Picture
 
 
-def show(record: Mapping[str, Any], found: Sequence[TaskResult], output: Output) -> None:
+def show(result: EvaluationResult, out: Path | None, as_json: bool) -> None:
     """Print results as JSON, or as tables with what they amount to below."""
-    if output.as_json:
-        print_json(dict(record))
+    if as_json:
+        print_json(dict(result.record))
         return
     from ropewalk.reporting import evaluation_tables
 
-    for number, table in enumerate(evaluation_tables({str(record["model"]): found})):
+    for number, table in enumerate(evaluation_tables({str(result.record["model"]): result.results})):
         if number:
             results().print()
         print_whole(table.rich())
-    told = findings(record, found)
+    told = findings(result.record, result.results)
     if told:
         results().print("\n" + "\n".join(told), soft_wrap=True, markup=False)
-    if output.out is not None:
+    if out is not None:
         results().print()
-        results().say(str(output.out / "report.html"))
+        results().say(str(out / "report.html"))
 
 
 def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:
@@ -72,44 +71,23 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def write(
-    out: Path,
-    record: Mapping[str, Any],
-    found: Sequence[TaskResult],
-    checkpoints: Sequence[tuple[Mapping[str, Any], Sequence[TaskResult]]] = (),
-) -> None:
-    """The files of a result, each complete or not there: figures, page, and last results.json.
+def draw(out: Path, result: EvaluationResult) -> None:
+    """The figures and the page of a result, each complete or not there.
 
     Args:
         out: the folder.
-        record: what results.json holds.
-        found: the results in it.
-        checkpoints: what each one is known by and its own results, where ``found`` is their mean.
+        result: what is shown.
     """
-    from ropewalk.evaluation.record import summarise
-    from ropewalk.io.files import write_json
     from ropewalk.reporting import write_evaluation_report
 
-    for known, each in checkpoints:
-        own = {key: value for key, value in record.items() if key not in ("checkpoints", "summary")}
-        own |= {**known, "model": str(Path(str(record["model"])) / known["name"])}
-        own["results"] = [result.to_json() for result in each]
-        own["summary"] = summarise(each, record["settings"]["threshold"])
-        write_json(out / known["name"] / "results.json", _plain(own))
+    record, found = result.record, result.results
     name = Path(str(record["model"])).name
-    pictures = draw(out, name, found, record["settings"]["threshold"])
+    pictures = pictures_of(out, name, found, record["settings"]["threshold"])
     shown = {**record, "findings": ". ".join(findings(record, found)) or None}
     write_evaluation_report(out, shown, found, pictures, examples(out, found))
-    # Last, so that where it stands the others do.
-    write_json(out / "results.json", _plain(record))
 
 
-def _plain(value: Mapping[str, Any]) -> Any:
-    """JSON values with null for numbers that JSON does not have."""
-    return json.loads(json.dumps(value), parse_constant=lambda name: None)
-
-
-def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
+def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
     """Figures where there is something to draw, in the order of the page."""
     from ropewalk.io.files import plain_name
     from ropewalk.reporting import draw as draw_figure
@@ -124,8 +102,7 @@ def draw(out: Path, name: str, found: Sequence[TaskResult], threshold: float) ->
 
 def examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]]:
     """The predictions of these results, one after the other; the page takes a few."""
-    from ropewalk.evaluation.predictions import read_predictions
-    from ropewalk.evaluation.record import PREDICTIONS
+    from ropewalk.evaluation.store import PREDICTIONS, read_predictions
 
     wanted = {(result.suite, result.task, result.length) for result in found}
     for prediction in read_predictions(out / PREDICTIONS):

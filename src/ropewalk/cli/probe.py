@@ -12,8 +12,8 @@ from pydantic import Field
 from ropewalk.cli.options import JsonFlag, PlotFile
 from ropewalk.cli.output import notes, print_json, print_whole, results
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.rows import rows_of
 from ropewalk.evaluation.settings import ProbeSettings
-from ropewalk.evaluation.text import rows_of
 
 if TYPE_CHECKING:
     from ropewalk.evaluation import ProbeResult

@@ -9,15 +9,17 @@ from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.aggregate import EffectiveLength, effective_length, mean_over_checkpoints
-    from ropewalk.evaluation.comparison import Difference, compare
-    from ropewalk.evaluation.model_under_test import Subject
+    from ropewalk.evaluation.comparison import ScoreDifference, compare
+    from ropewalk.evaluation.measure import Stores, evaluate_model
+    from ropewalk.evaluation.model_under_test import ModelUnderTest
     from ropewalk.evaluation.probe import ProbeResult, candidate_methods
     from ropewalk.evaluation.prompt import PromptEncoder
+    from ropewalk.evaluation.record import ComparisonResult, EvaluationResult, compare_folders, rescore
     from ropewalk.evaluation.results import PositionBin, TaskResult
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
-    from ropewalk.evaluation.run import Stores, evaluate
-    from ropewalk.evaluation.sample import Sample, Task
-    from ropewalk.evaluation.settings import SUITES, Materials, Settings
+    from ropewalk.evaluation.run import evaluate
+    from ropewalk.evaluation.samples import Sample, Task
+    from ropewalk.evaluation.settings import EvaluationSettings, Settings
     from ropewalk.evaluation.statistics import (
         mean_score_interval,
         ratio_interval,
@@ -25,23 +27,29 @@ if TYPE_CHECKING:
         wilson_interval,
     )
     from ropewalk.evaluation.tasks.perplexity import PerplexityResult, default_bins, perplexity_by_position
+    from ropewalk.evaluation.tasks.registry import SUITES
 
 # The function probe bears its module's name and is imported from there.
 _HOMES = {
-    "SUITES": "settings",
-    "Difference": "comparison",
+    "SUITES": "tasks.registry",
+    "ScoreDifference": "comparison",
     "EffectiveLength": "aggregate",
     "EvaluationRows": "rows",
-    "Materials": "settings",
+    "ComparisonResult": "record",
+    "EvaluationResult": "record",
+    "compare_folders": "record",
+    "rescore": "record",
+    "EvaluationSettings": "settings",
+    "evaluate": "run",
     "PerplexityResult": "tasks.perplexity",
     "PositionBin": "results",
     "ProbeResult": "probe",
     "PromptEncoder": "prompt",
-    "Sample": "sample",
+    "Sample": "samples",
     "Settings": "settings",
-    "Stores": "run",
-    "Subject": "model_under_test",
-    "Task": "sample",
+    "Stores": "measure",
+    "ModelUnderTest": "model_under_test",
+    "Task": "samples",
     "TaskResult": "results",
     "mean_score_interval": "statistics",
     "ratio_interval": "statistics",
@@ -50,7 +58,7 @@ _HOMES = {
     "compare": "comparison",
     "default_bins": "tasks.perplexity",
     "effective_length": "aggregate",
-    "evaluate": "run",
+    "evaluate_model": "measure",
     "evaluation_rows": "rows",
     "mean_over_checkpoints": "aggregate",
     "perplexity_by_position": "tasks.perplexity",
@@ -60,30 +68,35 @@ _HOMES = {
 
 __all__ = [
     "SUITES",
-    "Difference",
+    "ComparisonResult",
     "EffectiveLength",
+    "EvaluationResult",
     "EvaluationRows",
-    "Materials",
+    "EvaluationSettings",
+    "ModelUnderTest",
     "PerplexityResult",
     "PositionBin",
     "ProbeResult",
     "PromptEncoder",
     "Sample",
+    "ScoreDifference",
     "Settings",
     "Stores",
-    "Subject",
     "Task",
     "TaskResult",
     "candidate_methods",
     "compare",
+    "compare_folders",
     "default_bins",
     "effective_length",
     "evaluate",
+    "evaluate_model",
     "evaluation_rows",
     "mean_over_checkpoints",
     "mean_score_interval",
     "perplexity_by_position",
     "ratio_interval",
+    "rescore",
     "score_interval",
     "take_documents",
     "wilson_interval",

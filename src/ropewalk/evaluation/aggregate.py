@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import (
     Interval,
     exp_nats,
-    mean_score_interval,
     ratio_interval,
     score_interval,
     wilson_interval,
 )
-from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED
+from ropewalk.evaluation.store import Prediction
+from ropewalk.evaluation.tasks.needle import scores_by_depth
+from ropewalk.evaluation.tasks.registry import BY_NAME
+from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, weighted_averages
 from ropewalk.io.digests import digest
 
-OVERALL = "overall"
 EFFECTIVE_THRESHOLD = 85.6
 """Percent: what Llama 2 7B scores on RULER at 4096 tokens, the bar of that benchmark's effective length."""
 
@@ -58,64 +58,20 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
             SAMPLES: digest([each.prompt_sha256 for each in predictions]),
             "over_length": over,
             "empty": sum(not each.prediction.strip() for each in predictions),
+            **_depths(predictions),
             **details,
         },
         samples=tuple({"index": each.index, "score": 100 * each.score} for each in predictions),
     )
 
 
-def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) -> list[TaskResult]:
-    """RULER's overall score of each length: the unweighted mean of its tasks.
-
-    Args:
-        results: of RULER's tasks; those that were not run have no part in the mean, and are named.
-        left_out: reasons by the names of published tasks that were not asked for.
-
-    Returns:
-        One result a length that has at least two tasks with a score, in order of the length. Its n is the sum
-        of the tasks' samples, its interval that of a mean over strata (``mean_score_interval``).
-    """
-    by_length: dict[int, list[TaskResult]] = defaultdict(list)
-    for result in results:
-        if result.length is not None and result.task not in EMBEDDED:
-            by_length[result.length].append(result)
-    found = []
-    for length, group in sorted(by_length.items()):
-        ran = [result for result in group if result.status == "ok"]
-        if len(ran) < 2:
-            continue
-        missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)
-        low, high = mean_score_interval([[s["score"] / 100 for s in result.samples] for result in ran])
-        named = f"mean of {len(ran)} tasks without {', '.join(missing)}" if missing else None
-        found.append(
-            TaskResult(
-                suite=ran[0].suite,
-                task=OVERALL,
-                length=length,
-                n=sum(result.n for result in ran),
-                score=float(np.mean([result.score for result in ran])),
-                ci95=(100 * low, 100 * high),
-                reason=named,
-                details={"tasks": [result.task for result in ran], "left_out": missing},
-            )
-        )
-    return found
-
-
-def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
-    """RULER's averages over lengths: weights 1, 2, 3 … from the shortest (``increasing``) or the longest on.
-
-    Returns:
-        None for fewer than two lengths, which are no average.
-    """
-    scores = [result.score for result in sorted(overall, key=lambda result: result.length or 0)]
-    if len(scores) < 2:
-        return None
-    rising = np.arange(1, len(scores) + 1)
-    return {
-        "increasing": float(np.average(scores, weights=rising)),
-        "decreasing": float(np.average(scores, weights=rising[::-1])),
-    }
+def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The scores by depth, of a suite that is drawn so."""
+    suite = BY_NAME.get(predictions[0].suite)
+    if suite is None or suite.figure != "by depth":
+        return {}
+    depths = [float(each.details["depth"]) for each in predictions]
+    return {"depths": scores_by_depth(depths, [each.score for each in predictions])}
 
 
 @dataclass(frozen=True)
@@ -359,3 +315,12 @@ def _mean_positions(results: Sequence[TaskResult]) -> tuple[PositionBin, ...]:
             replace(bins[0], perplexity=perplexity, ci95=(float(ends[:, 0].mean()), float(ends[:, 1].mean())))
         )
     return tuple(found)
+
+
+def summarise(results: Sequence[TaskResult], threshold: float) -> dict[str, Any]:
+    """The few numbers that stand for the results: effective lengths, and RULER's averages over lengths."""
+    overall = [r for r in results if r.suite == "ruler" and r.task == OVERALL]
+    return {
+        "effective_length": [each.to_json() for each in effective_lengths(results, threshold)],
+        "ruler_weighted_average": weighted_averages(overall),
+    }

@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import ITSELF, SAMPLES, TaskResult, Unit
-from ropewalk.evaluation.statistics import (
-    NO_INTERVAL,
-    Interval,
-    paired_score_interval,
-    ratio_interval,
-)
+from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, paired_score_interval, ratio_interval
 
 RESAMPLES = 10_000
 LEVEL = 0.05
@@ -36,7 +31,7 @@ PROTOCOL = (
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """One task at one length, measured twice.
 
     Attributes:
@@ -75,7 +70,7 @@ class Difference:
         return {**value, "ci95": [end if math.isfinite(end) else None for end in self.ci95]}
 
 
-def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> list[Difference]:
+def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> list[ScoreDifference]:
     """B against A, task by task and length by length, paired by sample.
 
     Args:
@@ -107,9 +102,9 @@ def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> 
     return _holm([_difference(x, y, parts(x, y), seed) for x, y in pairs])
 
 
-def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int) -> Difference:
+def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int) -> ScoreDifference:
     """One difference; ``parts`` are the pairs that a mean over tasks is made of."""
-    empty = Difference(
+    empty = ScoreDifference(
         a.suite,
         a.task,
         a.length,
@@ -223,7 +218,7 @@ def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
     return (1 + int((np.abs(flips) >= observed).sum())) / (RESAMPLES + 1)
 
 
-def _holm(differences: Sequence[Difference]) -> list[Difference]:
+def _holm(differences: Sequence[ScoreDifference]) -> list[ScoreDifference]:
     """Each p-value times the number of hypotheses that are still open, never falling."""
     tested = sorted(
         (i for i, each in enumerate(differences) if not math.isnan(each.p_value)),

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.likelihoods import RowLosses, check_rows, has_target, row_losses
+from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import Status
-from ropewalk.evaluation.running import Progress, evaluating
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, ratio_interval
-from ropewalk.evaluation.tasks.perplexity import RowLosses, check_rows, has_target, row_losses
 from ropewalk.models.load import rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import RopeMethod, candidate, check_candidate
@@ -159,7 +159,7 @@ def probe(
 
 
 def _own_losses(model: Any, head: OutputHead) -> RowLosses:
-    return lambda rows: (row_losses(model, head, row)[0] for row in rows)
+    return lambda rows: (row_losses(model, head, row) for row in rows)
 
 
 def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Floats:

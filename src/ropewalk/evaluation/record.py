@@ -1,120 +1,93 @@
-"""The folder of an evaluation: what was measured, how, what came out; written so that nothing is lost."""
+"""The record of an evaluation: written to its folder, judged again, and compared, without a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.aggregate import (
-    OVERALL,
-    effective_lengths,
-    overall_results,
-    task_result,
-    weighted_averages,
-)
-from ropewalk.evaluation.predictions import Prediction, read_predictions
+from ropewalk.evaluation.aggregate import summarise, task_result
+from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.evaluation.tasks.needle import depth_details
-from ropewalk.io.files import parse_json, write_json
-from ropewalk.io.json_lines import check_types
-
-RUN = "run.json"
-PREDICTIONS = "predictions.jsonl"
-FINISHED = "finished.jsonl"
-RESULTS = "results.json"
-FORMAT = 1
+from ropewalk.evaluation.store import PREDICTIONS, RESULTS, Prediction, read_predictions, read_record
+from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
+from ropewalk.io.files import write_json
+from ropewalk.io.results import Result
 
 
-def begin(out: Path, identity: Mapping[str, Any]) -> None:
-    """Begin an evaluation in a folder, or see that it goes on with the same one.
+@dataclass(frozen=True)
+class EvaluationResult(Result):
+    """What was measured.
+
+    Attributes:
+        record: what results.json holds: model, settings, results, summary, versions.
+        results: of the model, or the mean of the checkpoints'.
+        checkpoints: of a mean, what each one is known by and its own results; empty for one model.
+    """
+
+    record: Mapping[str, Any]
+    results: tuple[TaskResult, ...]
+    checkpoints: tuple[tuple[Mapping[str, Any], tuple[TaskResult, ...]], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What results.json holds, with None for numbers that JSON does not have."""
+        plain: dict[str, Any] = json.loads(json.dumps(self.record), parse_constant=lambda name: None)
+        return plain
+
+    def write(self, out: Path) -> None:
+        """Write results.json into a folder, last that of the mean; each is complete or not there."""
+        for known, found in self.checkpoints:
+            own = {key: value for key, value in self.record.items() if key not in ("checkpoints", "summary")}
+            own |= {**known, "model": str(Path(str(self.record["model"])) / known["name"])}
+            own["results"] = [result.to_json() for result in found]
+            own["summary"] = summarise(found, self.record["settings"]["threshold"])
+            write_json(out / known["name"] / RESULTS, EvaluationResult(own, found).to_json())
+        write_json(out / RESULTS, self.to_json())
+
+
+@dataclass(frozen=True)
+class ComparisonResult(Result):
+    """Two evaluations on the same samples.
+
+    Attributes:
+        a, b: ``path`` and ``model`` of each.
+        seed: of the permutation test.
+        differences: B against A, task by task and length by length.
+    """
+
+    a: Mapping[str, str]
+    b: Mapping[str, str]
+    seed: int
+    differences: tuple[ScoreDifference, ...]
+
+
+def compare_folders(a: Path, b: Path, seed: int = 0) -> ComparisonResult:
+    """B against A, paired by sample.
 
     Args:
-        out: the folder; made if need be.
-        identity: all that the results depend on, JSON values.
+        a, b: folders of finished evaluations.
+        seed: of the permutation test.
 
     Raises:
-        RopewalkError: if the folder holds another evaluation (the message says in what it differs) or anything
-            else, or cannot be used.
+        RopewalkError: if one holds no finished evaluation, or they have no task and length in common.
     """
-    saved = out / RUN
-    if out.exists() and not out.is_dir():
-        raise RopewalkError(f"{out} is a file; --out names a folder")
-    wanted = json.loads(json.dumps({"format": FORMAT, **identity}))
-    if saved.is_file():
-        begun = _read_json(saved)
-        changed = _differences(begun, wanted)
-        if changed:
-            raise RopewalkError(
-                f"{out} holds another evaluation: it differs in {', '.join(changed[:5])}; give another --out, or the "
-                "same settings to go on with it"
-            )
-    elif out.is_dir() and any(not each.name.startswith(".") for each in out.iterdir()):
-        raise RopewalkError(f"{out} is not empty and holds no evaluation; give another --out")
-    else:
-        write_json(saved, wanted)
+    (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
+    found = compare(results_a, results_b, seed)
+    sides = [{"path": str(path), "model": str(r["model"])} for path, r in ((a, record_a), (b, record_b))]
+    return ComparisonResult(sides[0], sides[1], seed, tuple(found))
 
 
-def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The keys in which two identities differ; of the settings, each one with both values."""
-    changed = [key for key in sorted({*begun, *wanted}) if begun.get(key) != wanted.get(key)]
-    if "settings" not in changed:
-        return changed
-    there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
-    if not isinstance(there, Mapping):
-        return changed
-    told = [
-        f"{key} ({there.get(key)} there, {asked.get(key)} asked for)"
-        for key in sorted({*there, *asked})
-        if there.get(key) != asked.get(key)
-    ]
-    return told + [key for key in changed if key != "settings"]
-
-
-def summarise(results: Sequence[TaskResult], threshold: float) -> dict[str, Any]:
-    """The few numbers that stand for the results: effective lengths, and RULER's averages over lengths."""
-    overall = [r for r in results if r.suite == "ruler" and r.task == OVERALL]
-    return {
-        "effective_length": [each.to_json() for each in effective_lengths(results, threshold)],
-        "ruler_weighted_average": weighted_averages(overall),
-    }
-
-
-def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
-    """A finished evaluation: its record, and the results in it.
-
-    Args:
-        folder: as given to ``--out``, or its results.json.
-
-    Raises:
-        RopewalkError: if there is none.
-    """
-    path = folder / RESULTS if folder.is_dir() else folder
-    if not folder.exists():
-        raise RopewalkError(f"{folder} does not exist; name the folder of a finished evaluation")
-    if not path.is_file():
-        raise RopewalkError(f"{folder} holds no finished evaluation: there is no {path.name} in it")
-    record = _read_json(path)
-    try:
-        # What every record of an evaluation has; scoring again and comparing read them.
-        check_types(record, {"model": (str,), "settings": (Mapping,), "results": (list,)})
-        check_types(record["settings"], {"threshold": (int, float)})
-        return record, [TaskResult.from_json(each) for each in record["results"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RopewalkError(f"{path} is no result of an evaluation: {error!r} is missing or wrong") from error
-
-
-def rescore(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
+def rescore(folder: Path) -> EvaluationResult:
     """Judge a folder's predictions again, without a model; results that have no predictions stay as they are.
 
     Args:
         folder: of a finished evaluation.
 
     Returns:
-        The record with new results in it, and these.
+        The record with new results in it; the folder is left as it is.
 
     Raises:
         RopewalkError: if the folder has no results or predictions, or a result's predictions are not complete.
@@ -134,7 +107,8 @@ def rescore(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
     }
     found = [overall.get((r.task, r.length), r) if r.suite == "ruler" else r for r in found]
     threshold = record["settings"]["threshold"]
-    return {**record, "results": [r.to_json() for r in found], "summary": summarise(found, threshold)}, found
+    anew = {"results": [r.to_json() for r in found], "summary": summarise(found, threshold)}
+    return EvaluationResult({**record, **anew}, tuple(found))
 
 
 def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> TaskResult:
@@ -146,13 +120,12 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
             "run the evaluation again to complete it"
         )
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
-    more = depth_details(ordered) if result.suite == "needle" else {}
     again = task_result(ordered, {})
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
             f"the predictions of {result.task} at {result.length} tokens are of other samples"
         )
-    return replace(again, details={**result.details, **again.details, **more})
+    return replace(again, details={**result.details, **again.details})
 
 
 def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
@@ -161,15 +134,3 @@ def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
     overall = next((r for r in results if r.suite == "ruler" and r.task == OVERALL), None)
     left_out = overall.details.get("left_out", {}) if overall is not None else {}
     return {task: reason for task, reason in left_out.items() if task not in not_run}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RopewalkError(f"{path} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RopewalkError(f"{path} is no record of an evaluation")
-    return value

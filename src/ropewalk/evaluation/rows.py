@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from ropewalk.attention.layout import Row
+
 
 Ids = NDArray[np.integer[Any]]
 
@@ -100,6 +102,10 @@ def _packed(bodies: Iterable[NDArray[Any]], head: list[int], length: int) -> Ite
 
 
 def _row(pieces: list[NDArray[Any]]) -> Row:
+    import torch
+
+    from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
+
     input_ids = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
     layout = PackedLayout.from_lengths([len(piece) for piece in pieces], pattern="full", anchor_length=0)
     return Row(input_ids, next_token_labels(input_ids, layout), layout)
@@ -126,3 +132,28 @@ def take_documents(documents: Iterable[Ids], length: int, limit: int) -> list[Id
         if long >= limit or tokens >= MOST_TOKENS_FACTOR * limit * length:
             break
     return taken
+
+
+def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]:
+    """As many tokenised documents as rows of a length need."""
+    from ropewalk.data import SourceSpec, read_documents
+    from ropewalk.data.tokens.tokenise import tokenise
+
+    stream = tokenise(read_documents([SourceSpec(path=text)]), tokenizer)
+    return take_documents((document.input_ids for document in stream), length, rows)
+
+
+def rows_of(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
+    """Rows of exactly ``length`` tokens, at most ``limit`` of them."""
+    documents = documents_of(text, tokenizer, length, limit)
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows
+
+
+@dataclass(frozen=True)
+class Window:
+    """The document's tokens ``start <= t < end``, of which those from ``first`` on are scored."""
+
+    start: int
+    first: int
+    end: int

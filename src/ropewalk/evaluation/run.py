@@ -1,315 +1,627 @@
-"""evaluate: every suite through one function, for ``ropewalk extend`` and ``ropewalk eval`` alike."""
+"""run: measure a checkpoint, the mean of several, or a model behind a server; the door of this room.
+
+In one process or under torchrun: rank 0 alone reads text, makes prompts, writes files and talks; every rank gets the
+same result. A run with a folder keeps each answer and result there, and the same settings go on where it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.aggregate import overall_results
-from ropewalk.evaluation.finished import FinishedResults
-from ropewalk.evaluation.model_under_test import Subject
-from ropewalk.evaluation.predictions import PredictionLog
-from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
+from ropewalk.evaluation.measure import Stores, check_evaluation, measured
+from ropewalk.evaluation.model_under_test import ModelUnderTest
+from ropewalk.evaluation.record import EvaluationResult
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.running import Progress
-from ropewalk.evaluation.sample import Task
-from ropewalk.evaluation.sample_store import stored_samples
-from ropewalk.evaluation.settings import (
-    GENERATED_SUITES,
-    LIKELIHOOD_SUITES,
-    Settings,
-    check_names,
+from ropewalk.evaluation.rows import documents_of
+from ropewalk.evaluation.settings import OWN, EvaluationSettings, Serving, Settings
+from ropewalk.evaluation.store import (
+    PREDICTIONS,
+    RESULT_CACHE,
+    PredictionLog,
+    ResultCache,
+    begin,
+    model_digest,
+    path_digest,
 )
-from ropewalk.evaluation.tasks.generated import check_lengths, run_task
-from ropewalk.evaluation.tasks.likelihood import check_texts, likelihood_result
-from ropewalk.evaluation.tasks.lm_eval.retention import RetentionSettings, check_retention, retention
-from ropewalk.evaluation.tasks.needle import forced_result
-from ropewalk.evaluation.tasks.registry import (
-    FORCED,
-    chosen_tasks,
-    generated_tasks,
-    lengths_of,
-    needle_grid,
-    ruler_left_out,
-)
+from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
+from ropewalk.evaluation.tasks.longppl import LongPplSettings
+from ropewalk.evaluation.tasks.registry import SUITES, chosen_suites, chosen_tasks, reads_text
+from ropewalk.evaluation.tasks.suite import HarnessSuite
+from ropewalk.io.lock import locked
+from ropewalk.io.settings import Option
 
-SuiteProgress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and how much there is."""
+if TYPE_CHECKING:
+    import torch
+
+    from ropewalk.parallel import Mesh, MeshShape
+    from ropewalk.parallel.context import RunContext
+    from ropewalk.rope import RopeMethod
+
+GO_ON = "the same command goes on where it was"
+"""What a user can do after a process was lost."""
+
+
+class RopeOverride(Protocol):
+    """RoPE that a checkpoint is run with in place of its own, such as a table of rescale factors.
+
+    Attributes:
+        method: that the model gets.
+        context: tokens that it then states as its longest input.
+        record: what results under it are known by, as JSON values.
+    """
+
+    @property
+    def method(self) -> RopeMethod: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def record(self) -> dict[str, Any]: ...
+
+    def notes(self, digest: str | None) -> list[str]:
+        """What is to be said of it beside weights with a digest."""
+
+
+PATHS = ("essays", "squad", "hotpotqa", "harness_tasks")
+"""Settings that name files or folders, whose contents decide results."""
+
+RopeOf = Callable[[str], RopeOverride | None]
+"""From a checkpoint's path to the RoPE that it is run with; None for its own."""
+
+
+def run(
+    config: EvaluationSettings,
+    context: RunContext,
+    rope_of: RopeOf | None = None,
+    present: Callable[[EvaluationResult], None] | None = None,
+) -> EvaluationResult:
+    """Measure what the settings name; write it where the context has an output folder.
+
+    Args:
+        config: model and what to measure.
+        context: processes, output folder, reporter.
+        rope_of: RoPE to run checkpoints with in place of their own.
+        present: called on rank 0 with the result before results.json is written: what shows it in the same folder is
+            then complete where that stands.
+
+    Raises:
+        RopewalkError: for settings that do not go together or with the model, before anything is measured.
+        EngineError: if the model or its engine cannot take such rows.
+        RunFailure: if a server or the memory gives out; the folder holds what was done.
+
+    Example:
+        >>> from ropewalk.parallel.context import RunContext
+        >>> what = Settings(suites=("passkey",), lengths=(128,), samples=1)
+        >>> run(EvaluationSettings(model="embedded", what=what), RunContext()).results[0].task
+        'passkey'
+    """
+    from ropewalk.data.read.embedded import resolve_model
+
+    context.world.lead(lambda: check_together(config, context.world.size))
+    path = resolve_model(config.model)
+    average = config.last if config.average else None
+    paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
+    first = path if average is None else str(paths[0])
+    settings = context.world.lead(lambda: _settings_for(config, first, rope_of))
+    found: dict[str, list[TaskResult]] = {}
+    identities: list[dict[str, Any]] = []
+    for each in paths:
+        where = path if average is None else str(each)
+        own = context
+        if average is not None and context.output is not None:
+            own = replace(context, output=context.output / each.name)
+        label = f"{each.name}: " if average is not None else ""
+        one = _Run(config, own, where, settings, label, rope_of)
+        found[each.name], identity = one.measured()
+        identities.append(identity if average is None else {"name": each.name, **identity})
+    results = found[paths[0].name] if average is None else mean_over_checkpoints(found)
+    several = () if average is None else zip(identities, map(tuple, found.values()), strict=True)
+    identity = identities[0] if average is None else {"checkpoints": identities}
+    record = _record(config, settings, identity, results)
+    result = EvaluationResult(record, tuple(results), tuple(several))
+    if context.leads:
+        if present is not None:
+            present(result)
+        if context.output is not None:
+            result.write(context.output)
+    return result
+
+
+def _record(
+    config: EvaluationSettings, settings: Settings, identity: Mapping[str, Any], results: Sequence[TaskResult]
+) -> dict[str, Any]:
+    from ropewalk.versions import software_versions
+
+    return {
+        **identity,
+        "model": config.model,
+        "suites": list(settings.suites),
+        "lengths": settings.lengths_of(""),
+        "text": config.text if reads_text(settings) else None,
+        "settings": settings.to_json(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "results": [result.to_json() for result in results],
+        "summary": summarise(results, settings.threshold),
+        "versions": software_versions(),
+    }
+
+
+def check_together(config: EvaluationSettings, processes: int) -> None:
+    """Raise for settings that do not go together, or not with so many processes.
+
+    Args:
+        config: of the run.
+        processes: that torchrun started; 1 without it.
+    """
+    if config.serving is not None and config.average:
+        raise RopewalkError(
+            "--average measures checkpoints one after the other; a server holds one: leave one out"
+        )
+    if config.serving is not None and config.loading.rope is not None:
+        raise RopewalkError(
+            f"--rope {config.loading.rope} is for a model in memory; a server has the factors of the folder that it "
+            "loaded, which ropewalk export writes"
+        )
+    _check_effect(config.what)
+    shape = None if config.parallel is None else degrees_in(config.parallel)
+    if processes == 1:
+        if shape is not None:
+            raise RopewalkError(
+                f"--parallel {config.parallel} needs several processes; start them with "
+                f"{torchrun_line(shape.world_size, str(config.parallel))}"
+            )
+        return
+    from ropewalk.models.load import choose_device
+
+    for option, given in (("--average", config.average), ("--server", config.serving is not None)):
+        if given:
+            raise RopewalkError(
+                f"{option} is for one process, and torchrun started {processes}; leave torchrun out"
+            )
+    if choose_device(config.loading.device).index is not None:
+        raise RopewalkError(
+            f"--device {config.loading.device} names one device for {processes} processes; say cuda"
+        )
+
+
+def _check_effect(settings: Settings) -> None:
+    """Raise for settings of suites that are not asked for."""
+    for name, kind in OWN.items():
+        readers = [suite.name for suite in SUITES if name in suite.settings]
+        if set(readers) & set(settings.suites):
+            continue
+        own = dict(settings)[name]
+        for field in own.model_fields_set:
+            value = getattr(own, field)
+            if value != kind.model_fields[field].get_default():
+                said = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
+                raise RopewalkError(
+                    f"{option_name(kind, field)} {said} has no effect without the suite {' or '.join(readers)}; add it "
+                    "to --suite"
+                )
+
+
+def option_name(kind: type[BaseModel], field: str) -> str:
+    """The option of a setting: ``--short-context``, or the name that it says itself."""
+    said = [each.name for each in kind.model_fields[field].metadata if isinstance(each, Option) and each.name]
+    return said[0] if said else f"--{field.replace('_', '-')}"
+
+
+def torchrun_line(processes: int, parallel: str) -> str:
+    """The command that starts so many processes."""
+    return f"torchrun --nproc-per-node {processes} -m ropewalk eval MODEL --parallel {parallel}"
+
+
+def degrees_in(text: str) -> MeshShape:
+    """The mesh of an option such as ``shard=2,sequence=4``; a degree that is not named is 1.
+
+    Raises:
+        RopewalkError: naming the part that is no KEY=DEGREE.
+    """
+    from ropewalk.parallel import MeshShape
+    from ropewalk.parallel.mesh import DIMENSIONS
+
+    degrees: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, degree = (each.strip() for each in part.partition("="))
+        number = degree.isascii() and degree.isdigit() and int(degree) >= 1
+        if name not in DIMENSIONS or name in degrees or not number:
+            raise RopewalkError(
+                f"--parallel {text!r} holds {part.strip()!r}; write KEY=DEGREE once each, with commas between, of "
+                f"{', '.join(DIMENSIONS)} and degrees from 1: sequence=4"
+            )
+        degrees[name] = int(degree)
+    return MeshShape(**degrees)
+
+
+def shape_for(parallel: str | None, processes: int, num_heads: int) -> MeshShape:
+    """The mesh that was asked for, or all processes as ``sequence``.
+
+    Args:
+        parallel: as :func:`degrees_in` reads it; None for none.
+        processes: that torchrun started.
+        num_heads: query heads of the model.
+
+    Raises:
+        RopewalkError: if there are more or fewer processes than degrees, or the heads cannot be divided.
+    """
+    from ropewalk.parallel import MeshShape
+
+    shape = MeshShape(sequence=processes) if parallel is None else degrees_in(parallel)
+    if shape.world_size != processes:
+        raise RopewalkError(
+            f"--parallel {parallel} makes {shape.world_size} processes and torchrun started {processes}; say "
+            f"{torchrun_line(shape.world_size, parallel or '')}"
+        )
+    if num_heads % shape.sequence:
+        sequence = math.gcd(num_heads, shape.sequence)
+        rest = shape.world_size // sequence
+        raise RopewalkError(
+            f"the model's {num_heads} attention heads cannot be divided over sequence={shape.sequence}; say --parallel "
+            f"ring={rest},sequence={sequence} or --parallel shard={rest},sequence={sequence}"
+        )
+    return shape
+
+
+def _last_checkpoints(folder: Path, last: int, context: RunContext) -> list[Path]:
+    """The last checkpoints of a folder, earliest first, by the numbers in their names.
+
+    Raises:
+        RopewalkError: if there are none.
+    """
+    if not folder.is_dir():
+        raise RopewalkError(f"--average needs a folder of checkpoints, and {folder} is none")
+    found = [
+        each
+        for each in folder.iterdir()
+        if each.is_dir() and not each.name.startswith(".") and (each / "config.json").is_file()
+    ]
+    if not found:
+        raise RopewalkError(f"{folder} holds no checkpoints: no folder in it has a config.json")
+    ordered = sorted(found, key=lambda each: ([int(n) for n in re.findall(r"\d+", each.name)], each.name))
+    if len(ordered) < last:
+        context.told.note(f"{folder} holds {len(ordered)} checkpoints, fewer than {last}: all are measured")
+    return ordered[-last:]
+
+
+def _read_config(path: str) -> Mapping[str, Any]:
+    """The values of a checkpoint's config."""
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.models.config_file import read_model_config
+
+    at = resolve_model(path)
+    values: Mapping[str, Any] = read_model_config(path, None if at == path else at).values
+    return values
+
+
+def _stated(path: str) -> int | None:
+    """Tokens that the config beside a tokenizer states; None where there is no config."""
+    if not (Path(path) / "config.json").is_file():
+        return None
+    stated = _read_config(path).get("max_position_embeddings")
+    return None if stated is None else int(stated)
+
+
+def _settings_for(config: EvaluationSettings, path: str, rope_of: RopeOf | None) -> Settings:
+    return with_lengths(config.what, path, None if rope_of is None else rope_of(path))
+
+
+def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None) -> Settings:
+    """Settings with the length that the config or another RoPE states, where none was given and one is needed."""
+    if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
+        return settings
+    stated = rope.context if rope else _read_config(path).get("max_position_embeddings")
+    if stated is None:
+        raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
+    return settings.model_copy(update={"lengths": (int(stated),)})
 
 
 @dataclass(frozen=True)
-class Stores:
-    """Where a run keeps what it has, so that it can go on; without paths it keeps everything in memory.
+class _Ready:
+    """What rank 0 finds out before a model is loaded; ``shape``, ``dtype`` and ``engine`` of a sharded one."""
 
-    Attributes:
-        predictions: answers, one a line.
-        finished: results of tasks that have no answers, one a line.
-        samples: a folder of samples, shared by all models with the same tokenizer; None makes them anew.
-    """
-
-    predictions: PredictionLog
-    finished: FinishedResults
-    samples: Path | None = None
-
-    @classmethod
-    def in_memory(cls) -> Stores:
-        """Nothing on disk."""
-        return cls(PredictionLog(), FinishedResults())
-
-
-def evaluate(
-    subject: Subject,
-    settings: Settings,
-    documents: Sequence[Ids] | None = None,
-    stores: Stores | None = None,
-    progress: SuiteProgress | None = None,
-) -> list[TaskResult]:
-    """Measure a model. All that can be refused is refused before the first forward pass.
-
-    Args:
-        subject: a model in memory or behind a server.
-        settings: what to measure.
-        documents: int ``[tokens]`` each, without special tokens, for perplexity; None leaves it out, and says
-            so in the result.
-        stores: what is known already, and where what is found out goes.
-        progress: called after each row and each answer.
-
-    Returns:
-        For each suite, in order, one result a task and length; RULER's overall scores follow its tasks. A row
-        of text begins with BOS; an EOS ends a document only where the tokenizer has no BOS to begin one with.
-
-    Raises:
-        RopewalkError: for unknown names, lengths too short for a prompt or beyond the config, or too little
-            text.
-        EngineError: if the model or its engine cannot take such rows.
-        RunFailure: if a server or the memory gives out; ``stores`` holds what was done.
-    """
-    check(subject, settings, documents)
-    return measured(subject, settings, documents, stores, progress)
-
-
-def measured(
-    subject: Subject,
-    settings: Settings,
-    documents: Sequence[Ids] | None = None,
-    stores: Stores | None = None,
-    progress: SuiteProgress | None = None,
-) -> list[TaskResult]:
-    """What :func:`evaluate` does once :func:`check` has let it pass."""
-    run = _Run(subject, settings, documents, stores or Stores.in_memory(), progress)
-    return [result for suite in settings.suites for result in run.suite(suite)]
-
-
-def check(subject: Subject, settings: Settings, documents: Sequence[Ids] | None = None) -> None:
-    """Raise for all that :func:`evaluate` would refuse.
-
-    Args:
-        subject, settings, documents: as there.
-    """
-    encoder = PromptEncoder(subject.tokenizer, settings.chat)
-    if set(GENERATED_SUITES) & set(settings.suites):
-        encoder.check_alphabet()
-    chosen = chosen_tasks(settings)
-    tasks = [
-        (task, lengths_of(task, settings, encoder))
-        for task in generated_tasks(settings).values()
-        if task.unavailable() is None
-    ]
-    for suite in _with_lengths(settings):
-        if not settings.lengths_of(suite):
-            raise RopewalkError(f"the suite {suite} needs lengths in tokens; none were given")
-    asked = [length for suite in _with_lengths(settings) for length in settings.lengths_of(suite)]
-    check_stated(subject, max([*asked, *(n for _, lengths in tasks for n in lengths)], default=0), settings)
-    check_lengths(tasks, encoder, settings.samples, settings.seed)
-    if subject.model is not None and documents is not None:
-        check_texts(subject, settings, chosen, documents)
-    harness = [name for suite, names in chosen.items() if suite in HARNESS for name in names]
-    for name in settings.materials.harness:
-        if not any(_concerns(name, task) for task in harness):
-            check_names("task in --lm-eval-data", [name], harness or ["no task of lm_eval"])
-    for suite in set(chosen) & HARNESS:
-        check_retention(_retention_settings(settings, suite, tuple(chosen[suite]), subject.batch_size))
-
-
-def check_stated(subject: Subject, longest: int, settings: Settings) -> None:
-    """Raise for a length beyond the config, unless that is what was asked for."""
-    stated = subject.max_position_embeddings
-    if stated is not None and longest > stated and not settings.beyond_config:
-        raise RopewalkError(
-            f"the model's config states max_position_embeddings {stated}, and the lengths go up to {longest}: extend "
-            f"the model first (ropewalk inspect MODEL --target {longest} says how), or measure it as it is with "
-            "--beyond-config"
-        )
-
-
-HARNESS = {"short", "longbench", "lm_eval"}
-
-
-def _concerns(name: str, task: str) -> bool:
-    """Whether data under a name are of a task, of its group, or of a part of it."""
-    return name.startswith(task) or task.startswith(name)
-
-
-def _retention_settings(
-    settings: Settings, suite: str, tasks: tuple[str, ...], batch_size: int
-) -> RetentionSettings:
-    # One option names the data of all suites; a suite is told of its own alone.
-    own = {
-        name: path
-        for name, path in settings.materials.harness.items()
-        if any(_concerns(name, task) for task in tasks)
-    }
-    return RetentionSettings(
-        suite=suite,
-        tasks=tasks,
-        data=own,
-        include_path=settings.materials.harness_tasks,
-        limit=settings.harness_limit,
-        chat=settings.chat,
-        batch_size=batch_size,
-        seed=settings.seed,
-    )
-
-
-def _with_lengths(settings: Settings) -> list[str]:
-    """The suites that run at lengths; LongEval has none of its own where records have a number of lines."""
-    suites = [suite for suite in settings.suites if suite in (*GENERATED_SUITES, *LIKELIHOOD_SUITES)]
-    return [suite for suite in suites if suite != "longeval" or not settings.lines]
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    subject: Subject
     settings: Settings
-    documents: Sequence[Ids] | None
-    stores: Stores
-    progress: SuiteProgress | None
+    rope: RopeOverride | None
+    documents: list[Any] | None
+    shape: MeshShape | None = None
+    dtype: torch.dtype | None = None
+    engine: str = ""
 
-    def suite(self, suite: str) -> list[TaskResult]:
-        if suite in GENERATED_SUITES:
-            return self._generated(suite)
-        if suite in LIKELIHOOD_SUITES:
-            return [
-                self._likelihood(suite, task, length)
-                for task in chosen_tasks(self.settings)[suite]
-                for length in self.settings.lengths_of(suite)
-            ]
-        return [
-            result for task in chosen_tasks(self.settings)[suite] for result in self._harness(suite, task)
-        ]
 
-    def _generated(self, suite: str) -> list[TaskResult]:
-        encoder = PromptEncoder(self.subject.tokenizer, self.settings.chat)
-        tasks = [task for (of, _), task in generated_tasks(self.settings).items() if of == suite]
-        results = [
-            self._one(task, length) for task in tasks for length in lengths_of(task, self.settings, encoder)
-        ]
-        if suite == "needle" and FORCED in chosen_tasks(self.settings)[suite]:
-            results += [self._forced(length) for length in self.settings.lengths_of(suite)]
-        if suite == "ruler":
-            results += overall_results(results, ruler_left_out(self.settings))
-        return results
+@dataclass(frozen=True)
+class _Run:
+    """The measurement of one checkpoint."""
 
-    def _one(self, task: Task, length: int) -> TaskResult:
-        reason = task.unavailable()
-        if reason is not None:
-            return TaskResult.not_run(task.suite, task.name, length, reason)
-        encoder = PromptEncoder(self.subject.tokenizer, self.settings.chat)
-        return run_task(
-            self.subject,
-            encoder,
-            task,
-            length,
-            self.settings.samples,
-            self.settings.seed,
-            self.stores.predictions,
-            self.stores.samples,
-            self._beyond(length),
-            self._named(f"{_words(task.suite, task.name)} at {length:,} tokens"),
+    config: EvaluationSettings
+    context: RunContext
+    path: str
+    settings: Settings
+    label: str
+    rope_of: RopeOf | None
+
+    def measured(self) -> tuple[list[TaskResult], dict[str, Any]]:
+        """Its results, and what they depend on."""
+        from ropewalk.data import load_tokenizer
+
+        world = self.context.world
+        ready = world.lead(self._ready)
+        tokenizer = load_tokenizer(self.path)
+        under_test, facts = self._loaded(ready, tokenizer)
+        try:
+            # Before a folder is made: what is refused leaves nothing behind.
+            world.lead(partial(check_evaluation, under_test, ready.settings, ready.documents))
+            with ExitStack() as stack:
+                stores, identity = self._stores(ready, tokenizer, facts, stack)
+                advance = stack.enter_context(self.context.told.bar(f"{self.label}evaluation", None))
+                results = measured(
+                    under_test,
+                    ready.settings,
+                    ready.documents,
+                    stores,
+                    lambda what, done, total: advance(done, f"{what} {done}/{total}"),
+                )
+        finally:
+            # The next checkpoint needs the memory of this one.
+            del under_test
+            gc.collect()
+        return results, {**identity, **facts}
+
+    def _ready(self) -> _Ready:
+        """All that can be refused without the model is refused here."""
+        from ropewalk.data import load_tokenizer
+
+        settings, sharded = self.settings, self.context.world.size > 1
+        # Before any text is read, which may take long.
+        chosen_tasks(settings, sharded)
+        if self.config.serving is None:
+            _read_config(self.path)
+        rope = None if self.rope_of is None else self.rope_of(self.path)
+        ready = self._ready_sharded(settings, rope) if sharded else _Ready(settings, rope, None)
+        evaluator = settings.of(LongPplSettings).evaluator
+        if evaluator is not None:
+            _read_config(evaluator)
+        if not (reads_text(settings) and self.config.serving is None):
+            documents = None
+        else:
+            longest = max(
+                max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
+            )
+            tokenizer = load_tokenizer(self.path)
+            documents = documents_of(self.config.text, tokenizer, longest, settings.rows)
+        ready = replace(ready, documents=documents)
+        if sharded:
+            self._check_sharded(ready)
+        return ready
+
+    def _ready_sharded(self, settings: Settings, rope: RopeOverride | None) -> _Ready:
+        import torch
+
+        from ropewalk.attention import check_engine
+        from ropewalk.models.load import attention_spec, choose_device, read_config
+
+        config, loading = read_config(self.path).get_text_config(), self.config.loading
+        shape = shape_for(self.config.parallel, self.context.world.size, config.num_attention_heads)
+        dtype = config.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
+        if not isinstance(dtype, torch.dtype):
+            raise RopewalkError(
+                f"the config of {self.path} states no dtype; give --dtype float32 or bfloat16"
+            )
+        device = choose_device(loading.device)
+        spec = attention_spec(config, device, dtype, backward=False, ring=shape.ring > 1)
+        return _Ready(settings, rope, None, shape, dtype, check_engine(loading.engine, spec))
+
+    def _check_sharded(self, ready: _Ready) -> None:
+        from ropewalk.data import load_tokenizer
+        from ropewalk.evaluation.backends.sharded import ShardedBackend
+        from ropewalk.models.load import read_config
+
+        config = read_config(self.path).get_text_config()
+        stated = ready.rope.context if ready.rope else getattr(config, "max_position_embeddings", None)
+        absent = ModelUnderTest(load_tokenizer(self.path), ShardedBackend({}), None, stated, sharded=True)
+        check_evaluation(absent, ready.settings, ready.documents)
+
+    def _loaded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+        """The model to ask, and what of its set-up decides the results."""
+        if self.config.serving is not None:
+            return self._served(self.config.serving, tokenizer)
+        if ready.shape is not None:
+            return self._sharded(ready, tokenizer)
+        from ropewalk.attention import check_engine
+        from ropewalk.models.load import attention_spec, choose_device, load_model
+
+        loading = self.config.loading
+        loaded = load_model(
+            self.path,
+            rope=ready.rope.method if ready.rope else None,
+            engine=loading.engine,
+            dtype=loading.dtype,
+            exact_rope=loading.exact_rope,
+            device=choose_device(loading.device),
+            max_position_embeddings=ready.rope.context if ready.rope else None,
         )
+        under_test = ModelUnderTest.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
+        spec = attention_spec(loaded.config.get_text_config(), loaded.device, loaded.dtype, backward=False)
+        engine = check_engine(loading.engine, spec)
+        return under_test, self._facts(under_test, ready, engine, loaded.dtype, str(loaded.device))
 
-    def _likelihood(self, suite: str, task: str, length: int) -> TaskResult:
-        if self.subject.model is None:
-            reason = "a server gives no losses of a text's tokens; measure the checkpoint itself"
-            return TaskResult.not_run(suite, task, length, reason, "perplexity")
-        if self.documents is None:
-            return TaskResult.not_run(suite, task, length, "no text was given", "perplexity")
-        documents = self.documents
-        named = self._named(f"{_words(suite, task)} at {length:,} tokens")
-        return self._kept(
-            (suite, task, length),
-            lambda: likelihood_result(self.subject, self.settings, documents, suite, task, length, named),
+    def _facts(
+        self, under_test: ModelUnderTest, ready: _Ready, engine: str, dtype: torch.dtype, device: str
+    ) -> dict[str, Any]:
+        return {
+            "backend": under_test.backend.description,
+            "engine": engine,
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": device,
+            "exact_rope": self.config.loading.exact_rope,
+            **({"rope": ready.rope.record} if ready.rope else {}),
+        }
+
+    def _sharded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+        import torch
+
+        from ropewalk.models.load import choose_device
+        from ropewalk.models.sharding import load_sharded
+        from ropewalk.parallel import make_mesh
+
+        world, loading = self.context.world, self.config.loading
+        assert ready.shape is not None
+        assert ready.dtype is not None
+        device = choose_device(loading.device)
+        if device.type == "cuda":
+            device = torch.device("cuda", world.local_rank)
+        mesh: Mesh = make_mesh(ready.shape, device.type)
+        loaded = load_sharded(
+            self.path,
+            mesh,
+            world,
+            device,
+            engine=loading.engine,
+            dtype=ready.dtype,
+            exact_rope=loading.exact_rope,
+            rope=ready.rope.method if ready.rope else None,
+            max_position_embeddings=ready.rope.context if ready.rope else None,
         )
+        under_test = ModelUnderTest.over_mesh(loaded, tokenizer, mesh, world)
+        facts = self._facts(under_test, ready, ready.engine, ready.dtype, device.type)
+        return under_test, {**facts, "parallel": str(mesh.shape)}
 
-    def _forced(self, length: int) -> TaskResult:
-        task = needle_grid(self.settings)
-        reason = task.unavailable()
-        if self.subject.model is None:
-            reason = "a server gives no likeliest tokens of a given text; measure the checkpoint itself"
-        if reason is not None:
-            return TaskResult.not_run("needle", FORCED, length, reason)
-        encoder = PromptEncoder(self.subject.tokenizer, self.settings.chat)
-        samples = stored_samples(
-            task, encoder, length, self.settings.samples, self.settings.seed, self.stores.samples
+    def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
+        from ropewalk.evaluation.backends import ServerBackend
+
+        backend = ServerBackend(
+            serving.url,
+            serving.model,
+            tokenizer,
+            serving.concurrency,
+            serving.timeout,
+            serving.retries,
+            send=serving.send,
+            extra=serving.extra,
         )
-        named = self._named(f"needle forced at {length:,} tokens")
-        return self._kept(
-            ("needle", FORCED, length),
-            lambda: forced_result(self.subject, encoder, samples, named, task.settings()),
-        )
+        backend.check()
+        for note in [*backend.notes, *_notes_on_factors(self.path)]:
+            self.context.told.note(note)
+        told = {"notes": backend.notes} if backend.notes else {}
+        under_test = ModelUnderTest(tokenizer, backend, None, _stated(self.path))
+        return under_test, {"backend": backend.description, **told}
 
-    def _harness(self, suite: str, task: str) -> list[TaskResult]:
-        if self.subject.model is None:
-            reason = "lm_eval's tasks run on a model in memory; measure the checkpoint itself"
-            return [TaskResult.not_run(suite, task, None, reason)]
-        known = [
-            r
-            for r in self.stores.finished.known.values()
-            if (r.suite, r.details.get("asked")) == (suite, task)
-        ]
-        if known and len(known) == known[0].details["parts"]:
-            return known
-        progress = self.progress
-        found = retention(
-            self.subject.model,
-            self.subject.tokenizer,
-            _retention_settings(self.settings, suite, (task,), self.subject.batch_size),
-            None if progress is None else lambda name, done, total: progress(f"{suite} {name}", done, total),
-        )
-        told = {"asked": task, "parts": len(found)}
-        found = [replace(result, details={**result.details, **told}) for result in found]
-        # All or none: a part is not the whole, and what was not run may run the next time.
-        if all(result.status == "ok" for result in found):
-            for result in found:
-                self.stores.finished.add(result)
-        return found
+    def _stores(
+        self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
+    ) -> tuple[Stores, dict[str, Any]]:
+        """Where the run keeps what it has, and what its folder is known by.
 
-    def _kept(self, key: tuple[str, str, int], measure: Callable[[], TaskResult]) -> TaskResult:
-        """A result that has no answers: found again, or measured and kept."""
-        known = self.stores.finished.get(*key)
-        if known is not None:
-            return known
-        found = measure()
-        found = replace(found, details={**found.details, **self._beyond(key[2])})
-        if found.status == "ok":
-            self.stores.finished.add(found)
-        return found
+        The folder is rank 0's; the others know what it knows, and keep what is new in memory.
+        """
+        kept: list[Stores] = []
 
-    def _beyond(self, length: int) -> dict[str, Any]:
-        """RoPE has no table that ends, so a longer input runs; that it is longer must be said."""
-        stated = self.subject.max_position_embeddings
-        return {"max_position_embeddings": stated, "beyond_config": stated is not None and length > stated}
+        def opened() -> tuple[dict[str, Any], dict[Any, Any]]:
+            stores, identity = self._opened(ready, tokenizer, facts, stack)
+            kept.append(stores)
+            return identity, stores.results.known
 
-    def _named(self, what: str) -> Progress | None:
-        progress = self.progress
-        if progress is None:
-            return None
-        return lambda done, total: progress(what, done, total)
+        identity, known = self.context.world.lead(opened)
+        if kept:
+            return kept[0], identity
+        stores = Stores.in_memory()
+        stores.results.known.update(known)
+        return stores, identity
+
+    def _opened(
+        self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
+    ) -> tuple[Stores, dict[str, Any]]:
+        from ropewalk.data import SourceSpec
+        from ropewalk.data.read.identity import inputs_identity
+        from ropewalk.data.tokens.tokenise import tokenizer_identity
+        from ropewalk.io.digests import digest
+
+        settings, out = ready.settings, self.context.output
+        identity: dict[str, Any] = {
+            "model_sha256": None if self.config.serving is not None else model_digest(self.path),
+            "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
+        }
+        told = ready.rope.notes(identity["model_sha256"]) if ready.rope else []
+        for note in told:
+            self.context.told.note(note)
+        noted = {**identity, "notes": told} if told else identity
+        samples = self.config.samples_dir or default_samples_folder()
+        if out is None:
+            return Stores(PredictionLog(), ResultCache(), samples), noted
+        # A server may come back at another port, a run on another device or on more of them.
+        where = ("address", "device", "parallel")
+        decides = {k: v for k, v in facts.items() if k not in (*where, "backend", "notes")}
+        decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
+        known = {
+            **identity,
+            **decides,
+            "settings": settings.identity(),
+            "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
+            "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
+            "materials": sources_identity(settings),
+        }
+        if reads_text(settings):
+            known["text"] = inputs_identity([SourceSpec(path=self.config.text)])
+        stack.enter_context(locked(out, "give another --out"))
+        begin(out, known)
+        return Stores(PredictionLog(out / PREDICTIONS), ResultCache(out / RESULT_CACHE), samples), noted
 
 
-def _words(suite: str, task: str) -> str:
-    return suite if task == suite else f"{suite} {task}"
+def _notes_on_factors(path: str) -> list[str]:
+    """What servers make of longrope, which not all of them read, where the model's folder says longrope."""
+    from ropewalk.rope import LongRope, methods_from_config
+    from ropewalk.rope.config import notes_on
+
+    if not (Path(path) / "config.json").is_file():
+        return []
+    config = _read_config(path)
+    if not any(isinstance(method, LongRope) for method in methods_from_config(config).values()):
+        return []
+    return [f"longrope behind a server: {note}" for note in notes_on(config)]
+
+
+def sources_identity(settings: Settings) -> dict[str, Any]:
+    """Digests of what the user's paths hold, and of what else decides results without being a setting."""
+    from importlib.metadata import version
+
+    paths: dict[str, Any] = {}
+    for name, given in settings.identity().items():
+        if name in PATHS:
+            paths[name] = given
+        elif name == "harness":
+            paths |= given
+    found: dict[str, Any] = {
+        name: path_digest(Path(path).expanduser())
+        for name, path in paths.items()
+        if path is not None and Path(path).expanduser().exists()
+    }
+    evaluator = settings.of(LongPplSettings).evaluator
+    if evaluator is not None:
+        found["evaluator"] = model_digest(evaluator)
+    harness = any(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings))
+    if harness and harness_installed():
+        found["lm_eval"] = version("lm_eval")
+    return found
+
+
+def default_samples_folder() -> Path:
+    """Where prompts are kept between runs: below the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ropewalk" / "samples"
+
+
+evaluate = run
+"""The door by its name at the top of the package."""

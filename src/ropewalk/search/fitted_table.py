@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.models.export import ExportResult, refuse_existing
 from ropewalk.models.export import export as export_checkpoint
 from ropewalk.rope import LongRope
@@ -45,6 +45,10 @@ class FittedTable:
             "start_tokens": self.method.start_tokens,
             "attention_factor": self.method.attention_factor,
         }
+
+    def notes(self, digest: str | None) -> list[str]:
+        """See :func:`other_checkpoint`."""
+        return other_checkpoint(self.record, digest)
 
 
 def other_checkpoint(record: Mapping[str, Any], digest: str | None) -> list[str]:

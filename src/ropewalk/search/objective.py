@@ -11,9 +11,9 @@ from typing import Any
 
 from ropewalk.attention.layout import IGNORED, Row
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends.decoding import unless_out_of_memory
-from ropewalk.evaluation.running import evaluating
-from ropewalk.evaluation.tasks.perplexity import causal_losses, check_prefill_chunk, check_rows
+from ropewalk.evaluation.backends.in_memory import unless_out_of_memory
+from ropewalk.evaluation.backends.likelihoods import causal_losses, check_prefill_chunk, check_rows
+from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.models.load import rope_of_rows
 from ropewalk.models.losses import OutputHead
 from ropewalk.parallel import World

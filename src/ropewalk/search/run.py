@@ -15,7 +15,7 @@ import torch
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import check_writable
 from ropewalk.io.progress import Advance, Reporter
 from ropewalk.io.results import Result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.target import recommended_base
 from ropewalk.training.preflight import Plan

@@ -25,8 +25,8 @@ from ropewalk.data.rows.stored import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import model_digest
 from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
+from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.progress import Reporter

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import Settings, Subject, TaskResult, evaluate
+from ropewalk.evaluation import ModelUnderTest, Settings, TaskResult, evaluate_model
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.sharded import evaluate_sharded
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.io.files import parse_json, write_text
@@ -151,12 +150,10 @@ def measure(
             advance(done, f"{what} {done}/{total}")
 
         if team.mesh is None:
-            subject = Subject.in_memory(model.model, chosen.tokenizer)
-            results = evaluate(subject, settings, documents, progress=progress)
+            under_test = ModelUnderTest.in_memory(model.model, chosen.tokenizer)
         else:
-            results = evaluate_sharded(
-                model, chosen.tokenizer, settings, documents, team.mesh, progress, team.world
-            )
+            under_test = ModelUnderTest.over_mesh(model, chosen.tokenizer, team.mesh, team.world)
+        results = evaluate_model(under_test, settings, documents, progress=progress)
     if team.leads:
         _write_results(output, when, results)
     return results

@@ -5,17 +5,24 @@ The two are imported on first use: one needs torch, the other the openai package
 
 from typing import TYPE_CHECKING
 
-from ropewalk.evaluation.backends.protocol import Answer, Backend, Request
+from ropewalk.evaluation.backends.protocol import Answer, Backend, GenerationRequest, Likelihoods
 from ropewalk.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.backends.decoding import argmax_matches
-    from ropewalk.evaluation.backends.in_memory import InMemoryBackend
+    from ropewalk.evaluation.backends.in_memory import InMemoryBackend, argmax_matches
     from ropewalk.evaluation.backends.server import ServerBackend
 
-_HOMES = {"InMemoryBackend": "in_memory", "ServerBackend": "server", "argmax_matches": "decoding"}
+_HOMES = {"InMemoryBackend": "in_memory", "ServerBackend": "server", "argmax_matches": "in_memory"}
 
-__all__ = ["Answer", "Backend", "InMemoryBackend", "Request", "ServerBackend", "argmax_matches"]
+__all__ = [
+    "Answer",
+    "Backend",
+    "GenerationRequest",
+    "InMemoryBackend",
+    "Likelihoods",
+    "ServerBackend",
+    "argmax_matches",
+]
 
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -12,7 +12,7 @@ from ropewalk.data.read.files import decode, open_bytes, split_suffix
 from ropewalk.errors import RopewalkError
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.tasks.lm_eval.harness import StockTask
+    from ropewalk.evaluation.tasks.lm_eval.catalogue import StockTask
 
 Row = Mapping[str, Any]
 

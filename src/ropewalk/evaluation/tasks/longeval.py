@@ -15,21 +15,28 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import (
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.samples import (
     Draft,
     Drafts,
     Form,
     LengthTooShort,
+    Sample,
+    Task,
     counted_samples,
+    first_integer,
     fitted_samples,
+    last_integer,
     sample_random,
 )
-from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.tasks.suite import WHAT, BenchmarkSettings, GeneratedSuite
 from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
+from ropewalk.io.settings import Numbers, Settings
 
 HEADER = (
     "Below is a record of lines I want you to remember. Each line begins with 'line <line index>' and contains a "
@@ -86,7 +93,7 @@ class LinesTask:
         return "lines" if self.lines is None else f"lines_{self.lines}"
 
     def settings(self) -> Mapping[str, Any]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         return {"lines": self.lines, "protocol": self.protocol, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
@@ -94,7 +101,7 @@ class LinesTask:
         return words_unavailable()
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         metric = "first integer" if self.protocol == "base" else "last integer"
         form = Form(self.suite, self.name, metric, self.max_new_tokens)
         if self.lines is not None:
@@ -157,3 +164,37 @@ def _index(draw: random.Random) -> str:
 
 def _value(draw: random.Random) -> int:
     return draw.randint(1, LARGEST_VALUE)
+
+
+class LongEvalSettings(Settings):
+    """What LongEval alone reads."""
+
+    lines: Annotated[Numbers, WHAT] = Field(
+        (), description="LongEval by numbers of lines (200,300,400,500,600,680) in place of lengths."
+    )
+
+
+def _tasks(settings: BenchmarkSettings) -> dict[str, LinesTask]:
+    protocol: Protocol = "chat" if settings.chat else "base"
+    tasks = [LinesTask(lines, protocol) for lines in settings.of(LongEvalSettings).lines or (None,)]
+    return {task.name: task for task in tasks}
+
+
+def _own_lengths(task: Task, settings: BenchmarkSettings, encoder: PromptEncoder) -> list[int] | None:
+    """The one length that a record of so many lines has."""
+    if isinstance(task, LinesTask) and task.lines is not None:
+        return [task.needed_length(encoder, settings.samples, settings.seed)]
+    return None
+
+
+SUITE = GeneratedSuite(
+    name="longeval",
+    titles={"lines": "LongEval lines", "lines_*": "LongEval, records of * lines"},
+    main="lines",
+    figure="by length",
+    settings={"longeval": LongEvalSettings},
+    tasks=_tasks,
+    metrics={"first integer": first_integer, "last integer": last_integer},
+    task_lengths=_own_lengths,
+    without_lengths=lambda settings: bool(settings.of(LongEvalSettings).lines),
+)

@@ -23,22 +23,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import ITSELF, TaskResult
-from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.running import Progress, evaluating
+from ropewalk.evaluation.rows import Ids, Window
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, exp_nats, ratio_interval
-from ropewalk.evaluation.tasks.perplexity import check_prefill_chunk
-from ropewalk.evaluation.tasks.sliding import Window, finite, read_windows
-from ropewalk.models.losses import OutputHead
+from ropewalk.evaluation.tasks.perplexity import finite, with_digest_of_text
+from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSuite
+from ropewalk.io.settings import Length, Option, Settings
+
+if TYPE_CHECKING:
+    from ropewalk.models.losses import OutputHead
 
 SHORT_CONTEXT = 4096
 STEP = 1024
+STEPS_OF_SHORT_CONTEXT = 4
+"""The short context of 4096 tokens moves by 1024; a shorter one keeps that ratio."""
 ALPHA = 2.0
 BETA = -2.0
 
@@ -311,7 +317,7 @@ def long_perplexity(
             It counts ``short_context`` and ``step`` in its own tokens.
         tokenizer: the model's own, needed with an evaluator.
         batch_size: short rows in one pass.
-        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
+        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`.
         progress: called with the rows done and all rows, long and short.
 
     Returns:
@@ -324,8 +330,10 @@ def long_perplexity(
 
     Source: Fang et al., arXiv:2410.23771, with its context of 4096, step of 1024, alpha of 2 and beta of -2.
     """
+    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk
+
     room = length - (bos_id is not None)
-    _check(short_context, step, alpha, beta, batch_size)
+    _check_numbers(short_context, step, alpha, beta, batch_size)
     if evaluator is None:
         check_long_perplexity(documents, bos_id, length, short_context, step)
         chooser, chooser_head, chooser_bos = model, head, bos_id
@@ -409,7 +417,7 @@ def check_long_perplexity(
         )
 
 
-def _check(short_context: int, step: int, alpha: float, beta: float, batch_size: int) -> None:
+def _check_numbers(short_context: int, step: int, alpha: float, beta: float, batch_size: int) -> None:
     for name, value in (("short_context", short_context), ("step", step), ("batch_size", batch_size)):
         if value < 1:
             raise RopewalkError(f"{name} must be 1 or more, got {value}")
@@ -470,6 +478,8 @@ def _losses(
     count: Callable[[], None],
 ) -> NDArray[np.float64]:
     """Losses of the windows' scored tokens, in the order of the windows."""
+    from ropewalk.evaluation.backends.likelihoods import read_windows
+
     found: dict[int, NDArray[np.float64]] = {}
     for number, losses in read_windows(model, head, windows, bos_id, batch_size, prefill_chunk):
         found[number] = losses
@@ -544,3 +554,84 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
         unit="perplexity",
         samples=tuple({"index": d.index, "nats": d.nats, "tokens": d.tokens} for d in holding),
     )
+
+
+def _resolved(value: Any) -> Any:
+    """``embedded`` as the path of the model that comes with the package."""
+    from ropewalk.data.read.embedded import resolve_model
+
+    return resolve_model(value) if isinstance(value, str) else value
+
+
+class LongPplSettings(Settings):
+    """What LongPPL alone reads."""
+
+    short_context: Annotated[Length, WHAT] = Field(
+        SHORT_CONTEXT,
+        ge=STEPS_OF_SHORT_CONTEXT,
+        description="Tokens of LongPPL's short context, which moves in steps of a quarter of it.",
+    )
+    evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
+        None,
+        description="Checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if not given.",
+    )
+
+
+def _step(given: LikelihoodInput) -> int:
+    return max(1, given.settings.of(LongPplSettings).short_context // STEPS_OF_SHORT_CONTEXT)
+
+
+def _check(task: str, length: int, given: LikelihoodInput) -> None:
+    """Raise where no text is long enough, in the tokens of whoever chooses the key tokens."""
+    settings, tokenizer = given.settings.of(LongPplSettings), given.tokenizer
+    documents, step, bos = given.documents[: given.settings.rows], _step(given), tokenizer.bos_token_id
+    if settings.evaluator is None:
+        check_long_perplexity(documents, bos, length, settings.short_context, step)
+        return
+    from ropewalk.data import load_tokenizer
+
+    room, beginning = length - (bos is not None), settings.short_context + step
+    read = readings(documents, tokenizer, load_tokenizer(settings.evaluator), room)
+    lengths = [len(other.input_ids) for _, other in read]
+    if max(lengths, default=0) <= beginning:
+        raise too_short(settings.evaluator, lengths, length, beginning)
+
+
+def _measure(task: str, length: int, given: LikelihoodInput, progress: Progress | None) -> TaskResult:
+    settings, under_test = given.settings.of(LongPplSettings), given.under_test
+    measured = long_perplexity(
+        under_test.model,
+        under_test.head,
+        given.documents[: given.settings.rows],
+        given.tokenizer.bos_token_id,
+        length,
+        settings.short_context,
+        _step(given),
+        evaluator=_evaluator(settings.evaluator, under_test.model),
+        tokenizer=given.tokenizer,
+        prefill_chunk=under_test.chunk_for(length),
+        progress=progress,
+    )
+    return with_digest_of_text(longppl_task(measured), given, length)
+
+
+def _evaluator(path: str | None, model: Any) -> Evaluator | None:
+    """The model that chooses key tokens, in the dtype and on the device of the one under test."""
+    if path is None:
+        return None
+    from ropewalk.data import load_tokenizer
+    from ropewalk.models.load import load_model
+    from ropewalk.models.losses import OutputHead
+
+    loaded = load_model(path, dtype=model.dtype, device=model.device)
+    stated = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    return Evaluator(path, loaded, OutputHead.of(loaded), load_tokenizer(path), stated)
+
+
+SUITE = LikelihoodSuite(
+    name="longppl",
+    settings={"longppl": LongPplSettings},
+    tasks=("longppl",),
+    check=_check,
+    measure=_measure,
+)

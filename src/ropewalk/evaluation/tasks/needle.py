@@ -13,20 +13,27 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import Draft, Drafts, Form, fitted_samples, sample_random
-from ropewalk.evaluation.predictions import Prediction, prompt_digest
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.results import SAMPLES, TaskResult
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import (
+    Draft,
+    Drafts,
+    Form,
+    Sample,
+    fitted_samples,
+    sample_random,
+    share_of_references,
+)
 from ropewalk.evaluation.statistics import score_interval
 from ropewalk.evaluation.tasks.haystack_sources import (
+    Prose,
     essay_digest,
     essay_words,
     essays_unavailable,
@@ -34,22 +41,23 @@ from ropewalk.evaluation.tasks.haystack_sources import (
     haystack_words,
     words_digest,
 )
-from ropewalk.evaluation.tasks.ruler.haystack import hide_in_lines
-from ropewalk.evaluation.tasks.ruler.niah import Kind, draw_word
+from ropewalk.evaluation.tasks.ruler.niah import Kind, draw_word, hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
-from ropewalk.evaluation.tasks.sentences import Prose
+from ropewalk.evaluation.tasks.suite import (
+    FORCED,
+    TEXTS,
+    WHAT,
+    BenchmarkSettings,
+    EssaySettings,
+    GeneratedSuite,
+)
 from ropewalk.evaluation.tasks.words import word_lists, words_unavailable
-from ropewalk.io.digests import digest
-
-if TYPE_CHECKING:
-    from ropewalk.evaluation.model_under_test import Subject
-    from ropewalk.evaluation.running import Progress
+from ropewalk.io.settings import Settings
 
 Haystack = Literal["noise", "essay", "embedded", "text"]
-GENERATED, FORCED = "generated", "forced"
+GENERATED = "generated"
 VALUES: Kind = "numbers"
-READ_TOKENS = 1 << 23
-"""Tokens of prompts that are held at once: 64 prompts of 128K."""
+MOST_DEPTHS = 1001
 TENTHS = tuple(depth / 10 for depth in range(11))
 
 
@@ -94,7 +102,7 @@ class NeedleGridTask:
             raise RopewalkError(f"{had}; 'text' needs some, others take none")
 
     def settings(self) -> Mapping[str, Any]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         # Named otherwise than the scores by depth that stand in a result's details.
         found: dict[str, Any] = {"asked_depths": list(self.depths), "haystack": self.haystack}
         if self.haystack == "essay":
@@ -111,7 +119,7 @@ class NeedleGridTask:
         return essays_unavailable(self.essays) if reason is None and self.haystack == "essay" else reason
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """``count`` samples of each depth. See :class:`~ropewalk.evaluation.sample.Task`."""
+        """``count`` samples of each depth. See :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
         prose = self._prose()
 
@@ -173,16 +181,6 @@ def nearest_end(ends: Sequence[int], depth: float) -> int:
     return min(places[max(at - 1, 0) : at + 1], key=lambda place: abs(place - goal))
 
 
-def depth_details(predictions: Iterable[Prediction]) -> dict[str, Any]:
-    """The scores by depth, for a result's details.
-
-    Args:
-        predictions: of the grid's samples.
-    """
-    found = [(float(each.details["depth"]), each.score) for each in predictions]
-    return {"depths": scores_by_depth([depth for depth, _ in found], [score for _, score in found])}
-
-
 def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[dict[str, Any]]:
     """Scores by depth, in percent with Wilson's interval.
 
@@ -204,124 +202,31 @@ def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[di
     return rows
 
 
-def forced_target(sample: Sample) -> str:
-    """What a model that knows the number says after the answer prefix: a space and the number."""
-    return f" {sample.references[0]}"
+class NeedleSettings(Settings):
+    """What the needle grid alone reads."""
 
-
-def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...], int]:
-    """Prompt and target as token ids, and where the target begins.
-
-    The two are read as one text, as the model would have met them: a tokenizer that writes the space apart, or
-    joined to what follows, does here as it does everywhere. Where it joins the last letters of the prompt to the
-    target, the target begins with that token.
-
-    Args:
-        encoder: the one that the sample was made with.
-        sample: of the grid.
-
-    Returns:
-        All token ids, and the index of the first one of the target.
-    """
-    prompt = encoder.encode(sample.text, sample.answer_prefix).input_ids
-    whole = encoder.encode(sample.text, sample.answer_prefix + forced_target(sample)).input_ids
-    same = (index for index, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other)
-    return whole, next(same, min(len(prompt), len(whole) - 1))
-
-
-def forced_result(
-    subject: Subject,
-    encoder: PromptEncoder,
-    samples: Iterable[Sample],
-    progress: Progress | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> TaskResult:
-    """The grid scored without generation: right where each token of the number is the likeliest after those before.
-
-    Args:
-        subject: with a model in memory.
-        encoder: the one that the samples were made with.
-        samples: of one length, at least one.
-        progress: called after each prompt, with the prompts so far and those seen so far.
-        settings: of the task, for the result's details.
-
-    Returns:
-        Percent of the prompts whose number was said in full; ``tokens_right`` in the details is the mean share of
-        its tokens, in percent.
-
-    Raises:
-        RopewalkError: if there are no samples.
-        RunFailure: if the memory gives out.
-    """
-    from ropewalk.evaluation.backends import argmax_matches
-
-    asked: list[Sample] = []
-    prompts: list[str] = []
-    shares: list[float] = []
-    stream = iter(samples)
-    while group := next_group(stream):
-        for done, sample in enumerate(group, start=len(asked) + 1):
-            ids, start = forced_ids(encoder, sample)
-            matches = argmax_matches(subject.model, ids, start, sample.length, subject.prefill_chunk)
-            shares.append(sum(matches) / len(matches))
-            if progress is not None:
-                progress(done, len(asked) + len(group))
-        prompts += map(prompt_digest, group)
-        # The texts are long and have done their work.
-        asked += [replace(each, text="") for each in group]
-    return forced_task(asked, prompts, shares, settings=settings)
-
-
-def next_group(stream: Iterator[Sample]) -> list[Sample]:
-    """As many samples of one length as are held at once; none where the stream has ended."""
-    first = next(stream, None)
-    if first is None:
-        return []
-    return [first, *islice(stream, max(1, READ_TOKENS // first.length) - 1)]
-
-
-def forced_task(
-    asked: Sequence[Sample],
-    prompts: Sequence[str],
-    shares: Sequence[float],
-    suite: str = "needle",
-    settings: Mapping[str, Any] | None = None,
-) -> TaskResult:
-    """The result of teacher-forced samples.
-
-    Args:
-        asked: samples of one length, at least one.
-        prompts: digest of each.
-        shares: share of each target's tokens that were the likeliest; right is 1 alone.
-        suite: of the samples; scores by depth are for the grid's.
-        settings: of the task, for the result's details, where its haystack is named.
-
-    Raises:
-        RopewalkError: if there are no samples.
-    """
-    if not asked:
-        raise RopewalkError("a result needs at least one sample, got none")
-    scores = [float(share == 1) for share in shares]
-    low, high = score_interval(scores)
-    tokens = [each.prompt_tokens for each in asked]
-    by_depth = scores_by_depth([float(each.details["depth"]) for each in asked], scores)
-    return TaskResult(
-        suite=suite,
-        task=FORCED,
-        length=asked[0].length,
-        n=len(asked),
-        score=100 * sum(scores) / len(scores),
-        ci95=(100 * low, 100 * high),
-        details={
-            "prompt_tokens": [min(tokens), max(tokens)],
-            "least_fill": min(each.fill for each in asked),
-            "bos_count": sorted({each.bos_count for each in asked}),
-            SAMPLES: digest(list(prompts)),
-            "tokens_right": 100 * sum(shares) / len(shares),
-            **(settings or {}),
-            **({"depths": by_depth} if suite == "needle" else {}),
-        },
-        samples=tuple(
-            {"index": each.index, "score": 100 * score} for each, score in zip(asked, scores, strict=True)
-        ),
+    depths: Annotated[int, WHAT] = Field(11, ge=1, le=MOST_DEPTHS, description="Depths of the needle grid.")
+    haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
+        "noise",
+        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's, as in gkamradt's "
+        "test) or embedded.",
     )
+
+
+def _tasks(settings: BenchmarkSettings) -> dict[str, NeedleGridTask]:
+    own = settings.of(NeedleSettings)
+    count = own.depths
+    depths = tuple(n / (count - 1) for n in range(count)) if count > 1 else (0.5,)
+    return {GENERATED: NeedleGridTask(depths, own.haystack, settings.of(EssaySettings).essays)}
+
+
+SUITE = GeneratedSuite(
+    name="needle",
+    titles={GENERATED: "Needle{haystack}, generated answers", FORCED: "Needle{haystack}, teacher-forced"},
+    figure="by depth",
+    sharded=FORCED,
+    settings={"needle": NeedleSettings, "prose": EssaySettings},
+    tasks=_tasks,
+    metrics={"all": share_of_references},
+    forced_too=True,
+)

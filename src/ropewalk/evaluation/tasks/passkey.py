@@ -11,9 +11,18 @@ from itertools import cycle, islice
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import LEAST_FILL, Draft, Drafts, Form, fitted_samples, sample_random
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import (
+    LEAST_FILL,
+    Draft,
+    Drafts,
+    Form,
+    Sample,
+    first_integer,
+    fitted_samples,
+    sample_random,
+)
+from ropewalk.evaluation.tasks.suite import FORCED, GeneratedSuite
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -59,7 +68,7 @@ class PasskeyTask:
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         # Named otherwise than what depths the samples came to have.
         return {"asked_depths": self.depths}
 
@@ -68,7 +77,7 @@ class PasskeyTask:
         return None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "first integer", self.max_new_tokens)
 
         def drafts_at(length: int, units: Sequence[str] = NOISE_SENTENCES) -> Drafts:
@@ -107,3 +116,14 @@ def _of_words(form: Form, encoder: PromptEncoder, drafts: Drafts, sample: Sample
 
 def _noise(units: Sequence[str], count: int) -> str:
     return " ".join(islice(cycle(units), count))
+
+
+SUITE = GeneratedSuite(
+    name="passkey",
+    titles={"passkey": "Passkey retrieval", FORCED: "Passkey retrieval, teacher-forced"},
+    main="passkey",
+    figure="by length",
+    sharded=FORCED,
+    tasks=lambda settings: {"passkey": PasskeyTask()},
+    metrics={"first integer": first_integer},
+)

@@ -1,28 +1,36 @@
-"""Perplexity by position: what a model makes of context that lies further and further back."""
+"""Perplexity of documents: by position in a row, through sliding windows, and of their beginnings alone.
+
+By position: what a model makes of context that lies further and further back.
+
+Sliding: a window begins with BOS and moves through a document by ``stride`` tokens. The first scores all its tokens,
+each later one only those that none before it held. Source: Peng et al., arXiv:2309.00071, and ``eval/perplexity.py``
+of its repository jquesnelle/yarn.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from pydantic import Field
 
-from ropewalk.attention.layout import IGNORED, Row
-from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import SAMPLES, PositionBin, TaskResult
-from ropewalk.evaluation.rows import EvaluationRows
-from ropewalk.evaluation.running import Progress, evaluating
-from ropewalk.evaluation.statistics import exp_nats, ratio_interval
+from ropewalk.evaluation.rows import EvaluationRows, Ids, Window, evaluation_rows
+from ropewalk.evaluation.statistics import Interval, exp_nats, ratio_interval
+from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSuite
 from ropewalk.io.digests import digest
-from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
-from ropewalk.rope import RotaryEmbedding, methods_from_config
+from ropewalk.io.settings import Option, Settings
+
+if TYPE_CHECKING:
+    from ropewalk.attention.layout import Row
+    from ropewalk.models.losses import OutputHead
 
 MOST_BINS = 8
 PLAIN_BINS = 4
@@ -85,8 +93,8 @@ def perplexity_by_position(
         rows: pattern ``full``; one forward pass each.
         bin_edges: tokens, strictly increasing, at least two.
         progress: called after each row.
-        prefill_chunk: as in :func:`causal_losses`, which a row then goes through; None for one pass over the
-            row with its layout.
+        prefill_chunk: as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`, which a row then goes
+            through; None for one pass over the row with its layout.
 
     Returns:
         A bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
@@ -96,22 +104,21 @@ def perplexity_by_position(
         RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
         EngineError: if the model or its engine cannot take such rows, or such chunks.
     """
+    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk, check_rows, row_losses
+
     check_rows(rows)
     check_prefill_chunk(model, prefill_chunk)
     check_edges(bin_edges)
     losses = []
     with evaluating(model):
         for done, row in enumerate(rows, start=1):
-            losses.append(row_losses(model, head, row, prefill_chunk)[0])
+            losses.append(row_losses(model, head, row, prefill_chunk))
             if progress is not None:
                 progress(done, len(rows))
     return perplexity_of(losses, rows, bin_edges)
 
 
 _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
-
-RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
-"""What gives the losses of rows, in order: ``[total_length]`` each in nats, 0 where there is no target."""
 
 
 def perplexity_of(
@@ -120,9 +127,11 @@ def perplexity_of(
     """What the losses of rows amount to, wherever they were computed.
 
     Args:
-        losses: of each row, as :func:`row_losses` gives them.
+        losses: of each row, as :func:`~ropewalk.evaluation.backends.likelihoods.row_losses` gives them.
         rows, bin_edges: as for :func:`perplexity_by_position`, checked.
     """
+    from ropewalk.evaluation.backends.likelihoods import has_target
+
     scored = [(of_row, has_target(row)) for of_row, row in zip(losses, rows, strict=True)]
     longest = max(row.layout.total_length for row in rows)
     bins = [_bin(scored, start, end) for start, end in pairwise(bin_edges)]
@@ -168,129 +177,6 @@ def check_edges(bin_edges: Sequence[int]) -> None:
         raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
 
 
-def has_target(row: Row) -> NDArray[np.bool_]:
-    """Where a row has something to score, ``[total_length]``."""
-    return (row.labels != IGNORED).numpy()
-
-
-def check_rows(rows: Sequence[Row]) -> None:
-    """Raise where there are no rows, or one in which the index of a token is not how many came before it."""
-    if not rows:
-        raise RopewalkError("perplexity needs at least one row, got none")
-    for row in rows:
-        if row.layout.pattern != "full":
-            raise RopewalkError(
-                f"perplexity by position needs rows of pattern full, got {row.layout.pattern}"
-            )
-
-
-def row_losses(model: Any, head: OutputHead, row: Row, prefill_chunk: int | None = None) -> _Scored:
-    """Losses in nats, 0 where there is no target, and where there is one, both ``[total_length]``.
-
-    ``prefill_chunk`` as in :func:`causal_losses`; None for one pass with the row's layout.
-    """
-    ids, labels = row.input_ids[None].to(model.device), row.labels[None].to(model.device)
-    if prefill_chunk is None:
-        losses = token_losses(model, ids, labels, [row.layout], head)[0]
-    else:
-        losses = causal_losses(model, head, ids, labels, prefill_chunk)[0]
-    return losses.double().cpu().numpy(), has_target(row)
-
-
-def chunked_row_losses(
-    model: Any, head: OutputHead, input_ids: Tensor, chunk: int | None
-) -> NDArray[np.float64]:
-    """Losses of one causal sequence, every token of which but the first is scored.
-
-    Args:
-        model, head: as in :func:`causal_losses`.
-        input_ids: int64 ``[length]``, BOS included.
-        chunk: tokens of a pass; None for one pass.
-
-    Returns:
-        ``[length - 1]`` in nats; index t is the loss of the token at t + 1.
-    """
-    ids = input_ids.to(model.device)[None]
-    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
-    with torch.no_grad():
-        return causal_losses(model, head, ids, labels, chunk)[0, :-1].cpu().numpy()
-
-
-def causal_losses(
-    model: Any, head: OutputHead, input_ids: Tensor, labels: Tensor, prefill_chunk: int | None = None
-) -> Tensor:
-    """Losses of plain causal sequences of one length, as a forward pass over each alone gives them.
-
-    Logits exist only for scored positions and a few at a time. In chunks, so do all hidden states: of the whole
-    length there are keys and values alone. Attention is the model's own, sliding windows included.
-
-    Args:
-        model: a causal decoder, in evaluation mode and without gradients.
-        head: its output head.
-        input_ids: int64 ``[batch, length]``, on the model's device.
-        labels: int64 ``[batch, length]``, already shifted; ``IGNORED`` where nothing is scored.
-        prefill_chunk: tokens of a pass, of which each attends to those before it through a cache; None for one
-            pass. Losses are equal within rounding. A RoPE that depends on the length is fixed by the whole one.
-
-    Returns:
-        float64 ``[batch, length]`` in nats, 0 where nothing is scored.
-    """
-    length = input_ids.shape[1]
-    losses = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-    decoder = decoder_of(model)
-    if prefill_chunk is None or prefill_chunk >= length:
-        _score(losses, decoder(input_ids, use_cache=False).last_hidden_state, labels, head)
-        return losses
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config.get_text_config())
-    pieces = zip(*(each.split(prefill_chunk, dim=1) for each in (losses, input_ids, labels)), strict=True)
-    with _rope_fixed(model, length):
-        for losses_of_piece, ids, targets in pieces:
-            hidden = decoder(ids, past_key_values=cache, use_cache=True).last_hidden_state
-            _score(losses_of_piece, hidden, targets, head)
-    return losses
-
-
-def _score(losses: Tensor, hidden: Tensor, labels: Tensor, head: OutputHead) -> None:
-    """Write the losses of the labels that there are."""
-    scored = labels != IGNORED
-    losses[scored] = chunked_token_losses(hidden[scored], labels[scored], head).double()
-
-
-@contextmanager
-def _rope_fixed(model: Any, length: int) -> Iterator[None]:
-    """Every chunk with the frequencies of the whole sequence, or keys of the first carry others than the last's."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, RotaryEmbedding):
-                stack.enter_context(module.pinned(module.total_length or length))
-        yield
-
-
-def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
-    """Raise where a sequence cannot be read in such chunks.
-
-    Raises:
-        RopewalkError: if a chunk has no token.
-        EngineError: if the model's RoPE depends on the length and is transformers' own, which takes that of the
-            chunk for it.
-    """
-    if prefill_chunk is None:
-        return
-    if prefill_chunk < 1:
-        raise RopewalkError(f"prefill_chunk must be 1 token or more, got {prefill_chunk}")
-    if any(isinstance(module, RotaryEmbedding) for module in model.modules()):
-        return
-    methods = methods_from_config(model.config.get_text_config().to_dict())
-    dependent = [method.name for method in methods.values() if method.length_dependent]
-    if dependent:
-        raise EngineError(
-            f"transformers' own RoPE of {type(model).__name__} is {dependent[0]}, which would change from chunk to "
-            f"chunk of {prefill_chunk} tokens; load the model with exact_rope=True or leave prefill_chunk out"
-        )
-
-
 def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:
     totals = np.array([losses[start:end].sum() for losses, _ in scored])
     counts = np.array([targets[start:end].sum() for _, targets in scored])
@@ -300,3 +186,356 @@ def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:
     return PositionBin(
         start, end, n_tokens, int((counts > 0).sum()), exp_nats(mean), (exp_nats(low), exp_nats(high))
     )
+
+
+STRIDE = 256
+FEWEST_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class DocumentPerplexity:
+    """What one document adds.
+
+    Attributes:
+        index: its number among those given, from 0.
+        windows: that were scored.
+        tokens: that were scored.
+        nats: their losses together.
+        window_means: the mean losses of the windows, summed.
+    """
+
+    index: int
+    windows: int
+    tokens: int
+    nats: float
+    window_means: float
+
+    @property
+    def perplexity(self) -> float:
+        """Of its tokens, all with the same weight."""
+        return exp_nats(self.nats / self.tokens)
+
+
+@dataclass(frozen=True)
+class SlidingPerplexity:
+    """Perplexity of documents read through windows.
+
+    Attributes:
+        length: tokens of a full window, BOS included.
+        stride: tokens from a window's beginning to the next one's; None where each document has one window.
+        most_windows: of a document; None for no limit.
+        documents: in order, without those skipped.
+        n_skipped: documents of fewer than two tokens.
+        n_short: scored documents that do not fill a window.
+        n_cut: documents whose ends are not scored, for ``most_windows`` or because they have one window.
+        published: exp of the mean of the windows' mean losses, each window with the same weight.
+        published_ci95: its 95 % interval over documents (Student's, of the mean loss).
+        token_weighted: exp of the mean loss of all tokens.
+        token_weighted_ci95: likewise.
+    """
+
+    length: int
+    stride: int | None
+    most_windows: int | None
+    documents: tuple[DocumentPerplexity, ...]
+    n_skipped: int
+    n_short: int
+    n_cut: int
+    published: float
+    published_ci95: Interval
+    token_weighted: float
+    token_weighted_ci95: Interval
+
+    @property
+    def n_windows(self) -> int:
+        return sum(each.windows for each in self.documents)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(each.tokens for each in self.documents)
+
+
+def document_windows(n_tokens: int, room: int, stride: int, first: int) -> Iterator[Window]:
+    """The windows of one document.
+
+    Args:
+        n_tokens: of the document.
+        room: tokens of it that a window holds, at least ``stride``.
+        stride: tokens.
+        first: the first token that can be scored: 0 behind a BOS, else 1.
+
+    Yields:
+        Windows in order; the first holds the beginning, the last the end.
+
+    Example:
+        >>> [(w.start, w.first, w.end) for w in document_windows(9, 5, 2, 0)]
+        [(0, 0, 5), (2, 5, 7), (4, 7, 9)]
+    """
+    start, scored = 0, first
+    while True:
+        end = min(start + room, n_tokens)
+        yield Window(start, scored, end)
+        if end == n_tokens:
+            return
+        start, scored = start + stride, end
+
+
+def sliding_perplexity(
+    model: Any,
+    head: OutputHead,
+    documents: Sequence[Ids],
+    bos_id: int | None,
+    length: int,
+    stride: int = STRIDE,
+    truncate: bool = False,
+    most_windows: int | None = None,
+    batch_size: int = 1,
+    prefill_chunk: int | None = None,
+    progress: Progress | None = None,
+) -> SlidingPerplexity:
+    """Perplexity of documents, read through windows that share their text with the one before.
+
+    The cost is that of a whole window every ``stride`` tokens: 512 windows of 128K tokens for 128K more tokens of
+    one document. ``most_windows`` bounds it.
+
+    Args:
+        model: a model from ``load_model``; its training mode is left as it was.
+        head: its output head.
+        documents: int ``[tokens]`` each, without special tokens; those of fewer than two are skipped and counted.
+        bos_id: put in front of every window; None for tokenizers that have none.
+        length: tokens of a window, BOS included.
+        stride: tokens that a window scores, the first of a document apart; less than ``length``, so that every
+            token has one before it. It has no meaning with ``truncate``.
+        truncate: one window a document, its beginning.
+        most_windows: of a document; the rest of it is left out, and the result says of how many.
+        batch_size: windows of equal length in one pass.
+        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`.
+        progress: called with the windows done and all windows.
+
+    Returns:
+        Both averages, with intervals, and what each document adds. A loss that is not finite makes them so.
+
+    Raises:
+        RopewalkError: if an argument is out of range, or no document has two tokens.
+        EngineError: if the model cannot be read in chunks.
+
+    Source: Peng et al., arXiv:2309.00071; ``published`` is what ``eval/perplexity.py`` of jquesnelle/yarn prints.
+    """
+    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk, read_windows
+
+    _check_windows(len(documents), bos_id, length, None if truncate else stride, most_windows, batch_size)
+    check_prefill_chunk(model, prefill_chunk)
+    special = 0 if bos_id is None else 1
+    room, limit = length - special, 1 if truncate else most_windows
+    usable = [len(document) >= FEWEST_TOKENS for document in documents]
+    if not any(usable):
+        raise RopewalkError(f"none of the {len(documents)} documents has {FEWEST_TOKENS} tokens or more")
+    kept = [
+        list(islice(document_windows(len(document), room, stride, 1 - special), limit)) if fit else []
+        for document, fit in zip(documents, usable, strict=True)
+    ]
+    jobs = [(documents[index], window) for index, each in enumerate(kept) for window in each]
+    nats = np.empty(len(jobs))
+    with evaluating(model):
+        read = read_windows(model, head, jobs, bos_id, batch_size, prefill_chunk)
+        for done, (number, losses) in enumerate(read, start=1):
+            nats[number] = losses.sum()
+            if progress is not None:
+                progress(done, len(jobs))
+    ends = np.cumsum([len(each) for each in kept])
+    found = tuple(
+        _document(index, sums, kept[index])
+        for index, sums in enumerate(np.split(nats, ends[:-1]))
+        if kept[index]
+    )
+    published, published_ci95 = _average([(each.window_means, each.windows) for each in found])
+    token_weighted, token_weighted_ci95 = _average([(each.nats, each.tokens) for each in found])
+    return SlidingPerplexity(
+        length,
+        None if truncate else stride,
+        None if truncate else most_windows,
+        found,
+        n_skipped=usable.count(False),
+        n_short=sum(FEWEST_TOKENS <= len(document) < room for document in documents),
+        n_cut=sum(each[-1].end < len(d) for each, d in zip(kept, documents, strict=True) if each),
+        published=published,
+        published_ci95=published_ci95,
+        token_weighted=token_weighted,
+        token_weighted_ci95=token_weighted_ci95,
+    )
+
+
+def _check_windows(
+    documents: int,
+    bos_id: int | None,
+    length: int,
+    stride: int | None,
+    most_windows: int | None,
+    batch_size: int,
+) -> None:
+    if not documents:
+        raise RopewalkError("perplexity needs at least one document, got none")
+    if length < 2:
+        raise RopewalkError(f"a window needs 2 tokens or more, got {length}")
+    if stride is not None and not 1 <= stride < length:
+        raise RopewalkError(
+            f"stride must be from 1 to {length - 1} tokens for windows of {length}, got {stride}"
+        )
+    for name, value in (("most_windows", most_windows), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise RopewalkError(f"{name} must be 1 or more, got {value}")
+
+
+def _document(index: int, sums: NDArray[np.float64], windows: Sequence[Window]) -> DocumentPerplexity:
+    tokens = np.array([window.end - window.first for window in windows])
+    return DocumentPerplexity(
+        index, len(windows), int(tokens.sum()), math.fsum(sums), math.fsum(sums / tokens)
+    )
+
+
+def _average(sums: Sequence[tuple[float, int]]) -> tuple[float, Interval]:
+    """Perplexity of documents' (sum of losses, number of them), and its interval."""
+    totals, counts = zip(*sums, strict=True)
+    low, high = ratio_interval(totals, counts, at_least=0)
+    return exp_nats(math.fsum(totals) / sum(counts)), (exp_nats(low), exp_nats(high))
+
+
+def sliding_task(result: SlidingPerplexity) -> TaskResult:
+    """The result as a task of the suite ``perplexity``: ``truncated`` with one window a document, else ``sliding``.
+
+    Its score is the token-weighted average; the published one is among the details.
+    """
+    details: dict[str, Any] = {
+        "published": finite(result.published),
+        "published_ci95": [finite(end) for end in result.published_ci95],
+        "n_windows": result.n_windows,
+        "n_tokens": result.n_tokens,
+        "documents": len(result.documents),
+        "documents_skipped": result.n_skipped,
+        "documents_shorter_than_window": result.n_short,
+        "documents_cut": result.n_cut,
+    }
+    if result.stride is not None:
+        details |= {
+            "stride": result.stride,
+            "most_windows": result.most_windows,
+            "documents_cut": result.n_cut,
+        }
+    good = math.isfinite(result.token_weighted)
+    return TaskResult(
+        suite="perplexity",
+        task="truncated" if result.stride is None else "sliding",
+        length=result.length,
+        n=len(result.documents),
+        score=result.token_weighted,
+        ci95=result.token_weighted_ci95,
+        reason=None if good else "the perplexity is not a finite number",
+        details=details,
+        unit="perplexity",
+        samples=tuple(
+            {
+                "index": each.index,
+                "nats": finite(each.nats),
+                "tokens": each.tokens,
+                "windows": each.windows,
+                "perplexity": finite(each.perplexity),
+            }
+            for each in result.documents
+        ),
+    )
+
+
+def finite(number: float) -> float | None:
+    """A number as JSON has it: None for what is none, or infinite."""
+    return number if math.isfinite(number) else None
+
+
+class PerplexitySettings(Settings):
+    """What perplexity alone reads."""
+
+    stride: Annotated[int, WHAT] = Field(STRIDE, ge=1, description="Tokens that a sliding window moves.")
+    most_windows: Annotated[int | None, WHAT, Option(name="--windows")] = Field(
+        None, ge=1, description="Most sliding windows of a document; all if not given."
+    )
+
+
+def _rows(given: LikelihoodInput, length: int) -> EvaluationRows:
+    bos, eos = given.tokenizer.bos_token_id, given.tokenizer.eos_token_id
+    return evaluation_rows(given.documents, length, bos, eos if bos is None else None, given.settings.rows)
+
+
+def _check(task: str, length: int, given: LikelihoodInput) -> None:
+    """Raise where the documents do not fill a row, or a window would have no context."""
+    if task == "perplexity":
+        _rows(given, length)
+    elif task == "sliding" and (stride := given.settings.of(PerplexitySettings).stride) >= length:
+        raise RopewalkError(
+            f"--stride {stride} leaves no context in windows of {length} tokens; give a smaller one"
+        )
+
+
+def _measure(task: str, length: int, given: LikelihoodInput, progress: Progress | None) -> TaskResult:
+    return (
+        _measure_rows(length, given, progress)
+        if task == "perplexity"
+        else _measure_windows(length, given, task == "truncated", progress)
+    )
+
+
+def _measure_rows(length: int, given: LikelihoodInput, progress: Progress | None) -> TaskResult:
+    text, losses = _rows(given, length), []
+    assert given.under_test.likelihoods is not None
+    for of_row in given.under_test.likelihoods.row_losses(text.rows):
+        losses.append(of_row)
+        if progress is not None:
+            progress(len(losses), len(text.rows))
+    edges = default_bins(length, given.settings.trained_length or given.under_test.max_position_embeddings)
+    return perplexity_task(text, perplexity_of(losses, text.rows, edges))
+
+
+def _measure_windows(
+    length: int, given: LikelihoodInput, truncate: bool, progress: Progress | None
+) -> TaskResult:
+    settings, under_test = given.settings, given.under_test
+    own = settings.of(PerplexitySettings)
+    measured = sliding_perplexity(
+        under_test.model,
+        under_test.head,
+        given.documents[: settings.rows],
+        given.tokenizer.bos_token_id,
+        length,
+        own.stride,
+        truncate,
+        own.most_windows,
+        prefill_chunk=under_test.chunk_for(length),
+        progress=progress,
+    )
+    most: int | None = length
+    if not truncate:
+        windows = own.most_windows
+        most = None if windows is None else length + (windows - 1) * own.stride
+    return with_digest_of_text(sliding_task(measured), given, most)
+
+
+def with_digest_of_text(result: TaskResult, given: LikelihoodInput, most: int | None) -> TaskResult:
+    """A result that says what was read, and only that: other text behind it makes no difference.
+
+    Args:
+        result: of documents.
+        given: of which each document was read.
+        most: tokens of a document that were read at most; None for all.
+    """
+    read = digest([document[:most].tolist() for document in given.documents[: given.settings.rows]])
+    return replace(result, details={**result.details, SAMPLES: read})
+
+
+SUITE = LikelihoodSuite(
+    name="perplexity",
+    figure="by position",
+    default=("perplexity",),
+    sharded="perplexity",
+    settings={"perplexity": PerplexitySettings},
+    tasks=("perplexity", "sliding", "truncated"),
+    check=_check,
+    measure=_measure,
+)

@@ -1,146 +1,106 @@
-"""From settings to tasks: which of each suite's tasks are asked for, and what makes their samples."""
+"""SUITES: every benchmark, in the order of tables; and from settings to the tasks that are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample, Task
-from ropewalk.evaluation.settings import Settings, check_names
-from ropewalk.evaluation.tasks.lm_eval.retention import LONGBENCH, SHORT
-from ropewalk.evaluation.tasks.longeval import LinesTask
-from ropewalk.evaluation.tasks.needle import NeedleGridTask
-from ropewalk.evaluation.tasks.passkey import PasskeyTask
-from ropewalk.evaluation.tasks.ruler.tasks import PUBLISHED, ruler_tasks
-from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_unavailable
+from ropewalk.evaluation.samples import Metric
+from ropewalk.evaluation.tasks import longeval, longppl, needle, passkey, perplexity
+from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
+from ropewalk.evaluation.tasks.ruler import tasks as ruler
+from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
+from ropewalk.io.settings import near_or_all
 
-FORCED = "forced"
-"""The needle grid's task that generates nothing."""
+SUITES: tuple[Suite, ...] = (
+    ruler.SUITE,
+    passkey.SUITE,
+    longeval.SUITE,
+    needle.SUITE,
+    perplexity.SUITE,
+    longppl.SUITE,
+    lm_eval.SHORT_SUITE,
+    lm_eval.LONGBENCH_SUITE,
+    lm_eval.LM_EVAL_SUITE,
+)
 
+BY_NAME: Mapping[str, Suite] = {suite.name: suite for suite in SUITES}
 
-@dataclass(frozen=True)
-class UpstreamTask:
-    """One of RULER's tasks with the samples that NVIDIA's own script makes, whatever the seed.
-
-    Attributes:
-        task: the task.
-    """
-
-    task: Task
-
-    @property
-    def suite(self) -> str:
-        return self.task.suite
-
-    @property
-    def name(self) -> str:
-        return self.task.name
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.task.max_new_tokens
-
-    def settings(self) -> Mapping[str, Any]:
-        """The task's own, and whose samples these are."""
-        return {**self.task.settings(), "compat": "nvidia"}
-
-    def unavailable(self) -> str | None:
-        """As the task's own, or what NVIDIA's script needs beyond it."""
-        return self.task.unavailable() or upstream_unavailable(self.task)
-
-    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """The script's first ``count`` samples; what cannot be made is refused at once."""
-        return upstream_samples(self.task, encoder.tokenizer, length, count, chat=encoder.chat)
+METRICS: Mapping[str, Metric] = {
+    name: metric
+    for suite in SUITES
+    if isinstance(suite, GeneratedSuite)
+    for name, metric in suite.metrics.items()
+}
+"""How an answer is judged, by the name that samples and predictions bear."""
 
 
-def known_tasks(settings: Settings) -> dict[str, list[str]]:
-    """The names of all tasks of the suites that are asked for."""
-    ruler = list(ruler_tasks())
-    known = {
-        "perplexity": ["perplexity", "sliding", "truncated"],
-        "passkey": ["passkey"],
-        "needle": ["generated", FORCED],
-        "longeval": [task.name for task in _records(settings)],
-        "ruler": ruler,
-        "longppl": ["longppl"],
-        "short": list(SHORT),
-        "longbench": list(LONGBENCH),
-        "lm_eval": list(settings.harness_names),
-    }
-    return {suite: known[suite] for suite in settings.suites}
+def check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise for a name that there is not; the message gives the nearest that there is."""
+    for name in names:
+        if name not in known:
+            raise RopewalkError(f"unknown {what} {name!r}; {near_or_all(name, known)}")
 
 
-def chosen_tasks(settings: Settings) -> dict[str, list[str]]:
+def chosen_suites(settings: BenchmarkSettings) -> list[Suite]:
+    """The suites that are asked for, in order."""
+    return [BY_NAME[name] for name in settings.suites]
+
+
+def reads_text(settings: BenchmarkSettings) -> bool:
+    """Whether a suite reads the losses of documents."""
+    return any(isinstance(suite, LikelihoodSuite) for suite in chosen_suites(settings))
+
+
+def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str, list[str]]:
     """The names of the tasks to run, by suite, in order.
 
     ``tasks`` narrows the suites that it names tasks of; the others run what they run by default.
 
+    Args:
+        settings: of the evaluation.
+        sharded: for several processes, which measure one task of a suite together.
+
     Raises:
-        RopewalkError: for a name that none of the suites has, or if nothing is left to run.
+        RopewalkError: for a name that none of the suites has, a suite or task that several processes do not measure
+            together, or if nothing is left to run.
     """
-    known = known_tasks(settings)
-    every = [name for names in known.values() for name in names]
-    check_names("task", [*settings.tasks, *settings.exclude], every)
-    default = {**known, "perplexity": ["perplexity"], "ruler": list(PUBLISHED)}
+    suites = chosen_suites(settings)
+    for suite in suites if sharded else ():
+        if suite.sharded is None:
+            raise RopewalkError(
+                f"several processes do not measure the suite {suite.name}: {_elsewhere(suite)}"
+            )
+    known = {suite.name: suite.known(settings) for suite in suites}
+    if sharded:
+        known = {s.name: list(dict.fromkeys([*known[s.name], str(s.sharded)])) for s in suites}
+    check_names(
+        "task", [*settings.tasks, *settings.exclude], [name for names in known.values() for name in names]
+    )
     chosen = {}
-    for suite, names in known.items():
-        named = [name for name in names if name in settings.tasks]
-        chosen[suite] = [name for name in named or default[suite] if name not in settings.exclude]
+    for suite in suites:
+        named = [name for name in known[suite.name] if name in settings.tasks]
+        if sharded:
+            _check_sharded(suite, named)
+            named = [str(suite.sharded)]
+        asked = named or suite.default or known[suite.name]
+        chosen[suite.name] = [name for name in asked if name not in settings.exclude]
     if not any(chosen.values()):
         raise RopewalkError(f"--exclude {','.join(settings.exclude)} leaves no task to run")
     return chosen
 
 
-def generated_tasks(settings: Settings) -> dict[tuple[str, str], Task]:
-    """The tasks in which the model writes an answer, by suite and name, in order."""
-    chosen = chosen_tasks(settings)
-    materials = settings.materials
-    depths = settings.depths
-    grid = tuple(n / (depths - 1) for n in range(depths)) if depths > 1 else (0.5,)
-    found: dict[str, Mapping[str, Task]] = {
-        "passkey": {"passkey": PasskeyTask()},
-        "needle": {"generated": NeedleGridTask(grid, settings.haystack, materials.essays)},
-        "longeval": {task.name: task for task in _records(settings)},
-        "ruler": ruler_tasks(materials.essays, materials.squad, materials.hotpotqa),
-    }
-    if settings.compat == "nvidia":
-        found["ruler"] = {name: UpstreamTask(task) for name, task in found["ruler"].items()}
-    return {
-        (suite, name): found[suite][name]
-        for suite, names in chosen.items()
-        if suite in found
-        for name in names
-        if name != FORCED
-    }
+def _check_sharded(suite: Suite, named: Sequence[str]) -> None:
+    for name in named:
+        if name != suite.sharded:
+            raise RopewalkError(
+                f"several processes do not measure the task {name}, but {suite.sharded} of the suite {suite.name}: "
+                f"name that; for {name} {_elsewhere(suite)}"
+            )
 
 
-def _records(settings: Settings) -> list[LinesTask]:
-    return [LinesTask(lines, "chat" if settings.chat else "base") for lines in settings.lines or (None,)]
-
-
-def lengths_of(task: Task, settings: Settings, encoder: PromptEncoder) -> list[int]:
-    """The lengths of a task: those asked for, or the one that a record of so many lines has."""
-    if isinstance(task, LinesTask) and task.lines is not None:
-        return [task.needed_length(encoder, settings.samples, settings.seed)]
-    return settings.lengths_of(task.suite)
-
-
-def needle_grid(settings: Settings) -> Task:
-    """The needle grid, whose samples both of its tasks share."""
-    return generated_tasks(
-        Settings(
-            suites=("needle",),
-            depths=settings.depths,
-            haystack=settings.haystack,
-            materials=settings.materials,
-        )
-    )["needle", "generated"]
-
-
-def ruler_left_out(settings: Settings) -> dict[str, str]:
-    """Reasons by the names of the published tasks that are not asked for."""
-    chosen = chosen_tasks(settings).get("ruler", [])
-    return {name: "not asked for" for name in PUBLISHED if name not in chosen}
+def _elsewhere(suite: Suite) -> str:
+    """What to do with a suite that several processes cannot measure."""
+    # A server gives answers, and neither losses nor the likelihoods that lm_eval asks for.
+    server = ", or against a server with --server" if isinstance(suite, GeneratedSuite) else ""
+    return f"run it in one process{server}"

@@ -53,7 +53,9 @@ from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import BLUE, GREY, INK, VERMILION, length_text
 
 if TYPE_CHECKING:
-    from ropewalk.evaluation.comparison import Difference
+    from ropewalk.evaluation.comparison import ScoreDifference
+
+    pass
 
 Series = Mapping[str, Sequence[TaskResult]]
 PERCENT = "right answers (%)"
@@ -377,7 +379,7 @@ def retention_figure(
 
 
 def difference_figure(
-    differences: Sequence[Difference],
+    differences: Sequence[ScoreDifference],
     title: str = "",
     names: tuple[str, str] = ("A", "B"),
     caption: str | None = None,
@@ -413,7 +415,7 @@ def difference_figure(
     return Figure(tuple(panels), caption or said, title, inches, heights=tuple(heights))
 
 
-def _forest(group: Sequence[Difference]) -> tuple[list[Mark], Axis]:
+def _forest(group: Sequence[ScoreDifference]) -> tuple[list[Mark], Axis]:
     """Points in rows, and the axis that holds them."""
     marks: list[Mark] = [Rule(0, dash="-", order=1)]
     values = [0.0]
@@ -433,7 +435,7 @@ def _forest(group: Sequence[Difference]) -> tuple[list[Mark], Axis]:
     return marks, Axis(limits=(min(values) - room, max(values) + room))
 
 
-def _row_name(each: Difference) -> str:
+def _row_name(each: ScoreDifference) -> str:
     name = task_words(each.suite, each.task)
     return name if each.length is None else f"{name}, {format_length(each.length)}"
 

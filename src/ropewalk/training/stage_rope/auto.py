@@ -13,8 +13,8 @@ import torch
 from ropewalk.attention.layout import Row
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends.sharded import row_losses_of
 from ropewalk.evaluation.probe import ProbeResult, probe
-from ropewalk.evaluation.sharded_rows import row_losses_of
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.io.progress import Reporter
 from ropewalk.rope import Default

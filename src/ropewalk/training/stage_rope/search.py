@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.identity import model_digest
+from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.progress import Reporter
 from ropewalk.parallel import World

@@ -17,10 +17,8 @@ import numpy as np
 import torch
 
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.tasks.lm_eval.loading import CannotRun, Loaded, check_runnable, load, seeded
-from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
-from ropewalk.evaluation.tasks.lm_eval.quiet_libraries import quiet_libraries
-from ropewalk.evaluation.tasks.lm_eval.tasks import Catalogue, StockTask
+from ropewalk.evaluation.tasks.lm_eval.catalogue import Loaded, seeded
+from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel, quiet_libraries
 
 
 @dataclass(frozen=True)
@@ -188,19 +186,3 @@ def _asked(arguments: Sequence[Any]) -> Any:
     """How :class:`HarnessModel` remembers a request: by its texts."""
     texts = tuple(each for each in arguments if isinstance(each, str))
     return texts if len(texts) > 1 else texts[0]
-
-
-__all__ = [
-    "CannotRun",
-    "Catalogue",
-    "HarnessModel",
-    "Loaded",
-    "Manner",
-    "Outcome",
-    "StockTask",
-    "TaskOutcome",
-    "check_runnable",
-    "installed_version",
-    "load",
-    "run",
-]

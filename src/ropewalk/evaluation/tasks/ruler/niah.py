@@ -7,26 +7,24 @@ asks for. The tasks differ in the haystack, in what keys and values are, and in 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import Draft, Drafts, Form, fitted_samples, sample_random
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import Draft, Drafts, Form, Sample, fitted_samples, sample_random
 from ropewalk.evaluation.tasks.haystack_sources import (
+    Prose,
     essay_digest,
     essay_words,
     essays_unavailable,
     haystack_digest,
     haystack_words,
 )
-from ropewalk.evaluation.tasks.ruler.haystack import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, needle_line, niah_prompt
-from ropewalk.evaluation.tasks.sentences import Prose
 from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
 
 Haystack = Literal["noise", "essay", "needle", "embedded"]
@@ -90,7 +88,7 @@ class NeedleTask:
         return self.haystack in ("essay", "embedded")
 
     def settings(self) -> Mapping[str, Any]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         found: dict[str, Any] = {
             "haystack": self.haystack,
             "key_kind": self.key_kind,
@@ -114,7 +112,7 @@ class NeedleTask:
         return essays_unavailable(self.essays) if self.haystack == "essay" else None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
 
         def drafts_at(length: int) -> Drafts:
@@ -210,3 +208,57 @@ def _other(kind: Kind, draw: random.Random, taken: set[str]) -> str:
     while (word := draw_word(kind, draw)) in taken:
         pass
     return word
+
+
+DEPTHS = tuple(round(100 * step / 39) for step in range(40))
+"""Percent: the depths at which essays hide a needle, 40 from 0 to 100, rounded to whole ones."""
+
+
+def hide_in_lines(lines: Sequence[str], hidden: Sequence[str], positions: Sequence[int]) -> str:
+    """Lines with others between them.
+
+    Args:
+        lines: the haystack.
+        hidden: what is put in, in order of its position.
+        positions: for each the line of the haystack that it stands before, ascending.
+
+    Returns:
+        All lines, a newline between them.
+    """
+    parts: list[str] = []
+    done = 0
+    for line, position in zip(hidden, positions, strict=True):
+        parts += lines[done:position]
+        parts.append(line)
+        done = position
+    parts += lines[done:]
+    return "\n".join(parts)
+
+
+def hide_in_sentences(
+    prose: Callable[[int, int], str], sentences: int, hidden: Sequence[str], depths: Sequence[int]
+) -> str:
+    """Sentences with others between them.
+
+    Args:
+        prose: the haystack from one sentence to before another, joined by spaces; empty between equal ones.
+        sentences: how many the haystack has.
+        hidden: what is put in, in order of its depth.
+        depths: percent of the sentences that stand before each.
+
+    Returns:
+        The stretches of prose and what is hidden, a space between them. One stands at either end also where
+        there is no prose, as upstream's joining has it.
+    """
+    parts: list[str] = []
+    done = 0
+    for line, depth in zip(hidden, sorted(depths), strict=True):
+        position = int(sentences * (depth / 100))
+        parts += [prose(done, position), line]
+        done = position
+    return " ".join([*parts, prose(done, sentences)])
+
+
+def depth_of(line: str, context: str) -> float:
+    """Share of the context's characters that stand before a line; 0 is the beginning."""
+    return round(context.index(line) / len(context), 4)

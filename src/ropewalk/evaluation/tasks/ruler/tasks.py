@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from ropewalk.evaluation.sample import Task
-from ropewalk.evaluation.tasks.ruler.cwe import CommonWordsTask
-from ropewalk.evaluation.tasks.ruler.fwe import FrequentWordsTask
+import numpy as np
+from pydantic import Field
+
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.samples import Sample, Task, any_reference, share_of_references
+from ropewalk.evaluation.statistics import mean_score_interval
 from ropewalk.evaluation.tasks.ruler.niah import NeedleTask
 from ropewalk.evaluation.tasks.ruler.qa import qa_tasks
+from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_unavailable
 from ropewalk.evaluation.tasks.ruler.vt import TrackingTask
+from ropewalk.evaluation.tasks.ruler.word_counting import CommonWordsTask, FrequentWordsTask
+from ropewalk.evaluation.tasks.suite import TEXTS, WHAT, BenchmarkSettings, EssaySettings, GeneratedSuite
+from ropewalk.io.settings import Settings
+
+OVERALL = "overall"
+"""Name of the mean over tasks."""
 
 PUBLISHED = (
     "niah_single_1",
@@ -71,5 +85,132 @@ def ruler_tasks(
     return {**{name: found[name] for name in PUBLISHED}, **embedded}
 
 
+@dataclass(frozen=True)
+class UpstreamTask:
+    """One of RULER's tasks with the samples that NVIDIA's own script makes, whatever the seed.
+
+    Attributes:
+        task: the task.
+    """
+
+    task: Task
+
+    @property
+    def suite(self) -> str:
+        return self.task.suite
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.task.max_new_tokens
+
+    def settings(self) -> Mapping[str, Any]:
+        """The task's own, and whose samples these are."""
+        return {**self.task.settings(), "compat": "nvidia"}
+
+    def unavailable(self) -> str | None:
+        """As the task's own, or what NVIDIA's script needs beyond it."""
+        return self.task.unavailable() or upstream_unavailable(self.task)
+
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """The script's first ``count`` samples; what cannot be made is refused at once."""
+        return upstream_samples(self.task, encoder.tokenizer, length, count, chat=encoder.chat)
+
+
+def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) -> list[TaskResult]:
+    """RULER's overall score of each length: the unweighted mean of its tasks.
+
+    Args:
+        results: of RULER's tasks; those that were not run have no part in the mean, and are named.
+        left_out: reasons by the names of published tasks that were not asked for.
+
+    Returns:
+        One result a length that has at least two tasks with a score, in order of the length. Its n is the sum
+        of the tasks' samples, its interval that of a mean over strata (``mean_score_interval``).
+    """
+    by_length: dict[int, list[TaskResult]] = defaultdict(list)
+    for result in results:
+        if result.length is not None and result.task not in EMBEDDED:
+            by_length[result.length].append(result)
+    found = []
+    for length, group in sorted(by_length.items()):
+        ran = [result for result in group if result.status == "ok"]
+        if len(ran) < 2:
+            continue
+        missing = {r.task: r.reason or "" for r in group if r.status != "ok"} | dict(left_out)
+        low, high = mean_score_interval([[s["score"] / 100 for s in result.samples] for result in ran])
+        named = f"mean of {len(ran)} tasks without {', '.join(missing)}" if missing else None
+        found.append(
+            TaskResult(
+                suite=ran[0].suite,
+                task=OVERALL,
+                length=length,
+                n=sum(result.n for result in ran),
+                score=float(np.mean([result.score for result in ran])),
+                ci95=(100 * low, 100 * high),
+                reason=named,
+                details={"tasks": [result.task for result in ran], "left_out": missing},
+            )
+        )
+    return found
+
+
+def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
+    """RULER's averages over lengths: weights 1, 2, 3 … from the shortest (``increasing``) or the longest on.
+
+    Returns:
+        None for fewer than two lengths, which are no average.
+    """
+    scores = [result.score for result in sorted(overall, key=lambda result: result.length or 0)]
+    if len(scores) < 2:
+        return None
+    rising = np.arange(1, len(scores) + 1)
+    return {
+        "increasing": float(np.average(scores, weights=rising)),
+        "decreasing": float(np.average(scores, weights=rising[::-1])),
+    }
+
+
 RULER = ruler_tasks()
 """All tasks, without material that the user has to name."""
+
+
+class RulerSettings(Settings):
+    """What RULER alone reads."""
+
+    compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
+        "none",
+        description="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of "
+        "its own.",
+    )
+    squad: Annotated[str | None, TEXTS] = Field(None, description="SQuAD v2 dev file for qa_1, or hub.")
+    hotpotqa: Annotated[str | None, TEXTS] = Field(
+        None, description="HotpotQA dev distractor file for qa_2, or hub."
+    )
+
+
+def _tasks(settings: BenchmarkSettings) -> Mapping[str, Task]:
+    own = settings.of(RulerSettings)
+    found = ruler_tasks(settings.of(EssaySettings).essays, own.squad, own.hotpotqa)
+    if own.compat == "nvidia":
+        return {name: UpstreamTask(task) for name, task in found.items()}
+    return found
+
+
+def _mean(results: Sequence[TaskResult], asked: Sequence[str]) -> list[TaskResult]:
+    return overall_results(results, {name: "not asked for" for name in PUBLISHED if name not in asked})
+
+
+SUITE = GeneratedSuite(
+    name="ruler",
+    title="RULER",
+    figure="tasks",
+    default=PUBLISHED,
+    settings={"ruler": RulerSettings, "prose": EssaySettings},
+    tasks=_tasks,
+    metrics={"all": share_of_references, "part": any_reference},
+    mean=_mean,
+)

@@ -17,14 +17,20 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import Draft, Form, counted_samples
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.sample import Sample, Task
-from ropewalk.evaluation.tasks.ruler import cwe, fwe, vt
-from ropewalk.evaluation.tasks.ruler.haystack import DEPTHS, hide_in_lines, hide_in_sentences
-from ropewalk.evaluation.tasks.ruler.niah import NeedleTask, draw_word, needle_lines, prose_of
-from ropewalk.evaluation.tasks.ruler.qa import QuestionTask
-from ropewalk.evaluation.tasks.ruler.qa_upstream import upstream_qa_samples
+from ropewalk.evaluation.samples import Draft, Form, Sample, Task, counted_samples
+from ropewalk.evaluation.tasks.ruler import vt, word_counting
+from ropewalk.evaluation.tasks.ruler.niah import (
+    DEPTHS,
+    NeedleTask,
+    draw_word,
+    hide_in_lines,
+    hide_in_sentences,
+    needle_lines,
+    prose_of,
+)
+from ropewalk.evaluation.tasks.ruler.qa import QuestionTask, qa_prompt
+from ropewalk.evaluation.tasks.ruler.questions import QuestionSet
 from ropewalk.evaluation.tasks.ruler.templates import CWE, FWE, NOISE_LINE, needle_line, niah_prompt
 from ropewalk.evaluation.tasks.words import listed_words
 
@@ -124,9 +130,9 @@ def _made(task: Task, tokens: Tokens, length: int, split: SplitSentences | None)
         return _niah(task, tokens, length, split)
     if isinstance(task, vt.TrackingTask):
         return _vt(task, tokens, length)
-    if isinstance(task, cwe.CommonWordsTask):
+    if isinstance(task, word_counting.CommonWordsTask):
         return _cwe(task, tokens, length)
-    if isinstance(task, fwe.FrequentWordsTask):
+    if isinstance(task, word_counting.FrequentWordsTask):
         return _fwe(task, tokens, length)
     raise RopewalkError(f"upstream has no samples for {task!r}; choose one of RULER's tasks")
 
@@ -250,11 +256,11 @@ def _other_names(
     return example.replace("12345", str(numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1)))
 
 
-def _cwe(task: cwe.CommonWordsTask, tokens: Tokens, length: int) -> Stream:
+def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> Stream:
     draw = random.Random(SEED)
     words = list(listed_words())
     random.Random(SEED).shuffle(words)
-    repeats = cwe.repeats_at(length)
+    repeats = word_counting.repeats_at(length)
 
     def numbered(units: int, common: int, other: int) -> tuple[str, list[str]]:
         if units > len(words):
@@ -263,14 +269,14 @@ def _cwe(task: cwe.CommonWordsTask, tokens: Tokens, length: int) -> Stream:
                 f"upstream takes a list that only its repository has; leave it out, or do without compat"
             )
         drawn = draw.sample(words, units)
-        entries = cwe.word_list(drawn, common, other)
+        entries = word_counting.word_list(drawn, common, other)
         random.Random(SEED).shuffle(entries)
-        return cwe.numbered(entries), drawn[: cwe.COMMON]
+        return word_counting.numbered(entries), drawn[: word_counting.COMMON]
 
     def make(units: int) -> Made:
         shown = numbered(repeats.example_words, repeats.example_common, repeats.example_other)
         context, answer = numbered(units, repeats.common, repeats.other)
-        text = cwe.answered_example(*shown) + CWE.text(context=context)
+        text = word_counting.answered_example(*shown) + CWE.text(context=context)
         return Made(text, CWE.prefix(), tuple(answer))
 
     step, first = 10, 4096
@@ -280,28 +286,28 @@ def _cwe(task: cwe.CommonWordsTask, tokens: Tokens, length: int) -> Stream:
     return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
 
 
-def _fwe(task: fwe.FrequentWordsTask, tokens: Tokens, length: int) -> Stream:
+def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> Stream:
     draw = random.Random(SEED)
     budget = length - task.max_new_tokens
-    step, size = budget // 32, budget // fwe.TOKENS_PER_WORD
-    if size <= fwe.ANSWERS:
+    step, size = budget // 32, budget // word_counting.TOKENS_PER_WORD
+    if size <= word_counting.ANSWERS:
         raise RopewalkError(f"{task.name} does not fit in {length} tokens as upstream makes it")
 
     def vocabulary() -> list[str]:
-        words = [fwe.draw_coded_word(draw) for _ in range(size)]
+        words = [word_counting.draw_coded_word(draw) for _ in range(size)]
         while len(set(words)) < size:
-            words.append(fwe.draw_coded_word(draw))
+            words.append(word_counting.draw_coded_word(draw))
         words = sorted(set(words))
         random.Random(SEED).shuffle(words)
-        return [fwe.DOTS, *words[1:]]
+        return [word_counting.DOTS, *words[1:]]
 
     def make(words: Sequence[str], units: int) -> Made:
-        entries = fwe.coded_words(words, fwe.word_counts(units, size))
+        entries = word_counting.coded_words(words, word_counting.word_counts(units, size))
         random.Random(SEED).shuffle(entries)
         text = FWE.text(context=" ".join(entries))
-        return Made(text, FWE.prefix(), tuple(words[1 : fwe.ANSWERS + 1]))
+        return Made(text, FWE.prefix(), tuple(words[1 : word_counting.ANSWERS + 1]))
 
-    words, units = vocabulary(), budget // fwe.WORD_LETTERS
+    words, units = vocabulary(), budget // word_counting.WORD_LETTERS
     while tokens(make(words, units).prompt) < budget:
         units += step
     most = units - step
@@ -362,3 +368,125 @@ def _punkt() -> SplitSentences:
 
     split: SplitSentences = sent_tokenize
     return split
+
+
+DOCUMENTS_STEP = 10
+"""Documents of the smallest prompt that is tried, and fewer of them in a next try."""
+MakeQuestion = Callable[[int, int], tuple[str, str] | None]
+"""From a question's index and a number of documents to task text and prefix; None where upstream's script fails."""
+
+
+def upstream_qa_samples(task: QuestionTask, encoder: PromptEncoder, length: int, count: int) -> list[Sample]:
+    """All samples that upstream makes with its seed 42.
+
+    The number of tokens that upstream fills the length with has no BOS and no chat template; that of the samples
+    has, and may be more than there is room for by as much.
+
+    Args:
+        task: ``qa_1`` or ``qa_2``, with its data set.
+        encoder: its tokenizer decides how many documents fit.
+        length: tokens.
+        count: how many samples; the first ones of more are the same.
+
+    Raises:
+        RopewalkError: if there are not so many questions, or upstream would never end.
+    """
+    data = task.questions()
+    if not 1 <= count <= len(data.questions):
+        raise RopewalkError(
+            f"{task.name} has {len(data.questions)} questions, one a sample; there cannot be {count} samples"
+        )
+
+    def tokens(prompt: tuple[str, str]) -> int:
+        ids = encoder.tokenizer("".join(prompt), add_special_tokens=False, truncation=False, verbose=False)
+        return len(ids["input_ids"])
+
+    make = _question_prompts(data)
+    budget = length - task.max_new_tokens
+    most = _search_documents(task, make, tokens, length, budget)
+    drafts = []
+    for index in range(count):
+        (text, prefix), documents = _question_fitted(task, make, tokens, length, budget, index, most)
+        details = {"compat": VERSION, "units": documents, "upstream_tokens": tokens((text, prefix))}
+        drafts.append(Draft(text, prefix, data.questions[index].answers, details))
+    form = Form(task.suite, task.name, "part", task.max_new_tokens)
+    return counted_samples(form, encoder, length, range(count), drafts)
+
+
+def _question_prompts(data: QuestionSet) -> MakeQuestion:
+    """Prompts one after the other, from one stream of random numbers."""
+    draw = random.Random(SEED)
+    total = len(data.documents)
+
+    def make(asked: int, documents: int) -> tuple[str, str] | None:
+        question = data.questions[asked]
+        own, nearest = list(question.gold), list(question.more)
+        others = documents - len(own)
+        if documents >= total:
+            # Upstream forgets the question's own documents here; all are there, but for a cut-off repetition.
+            order = [at % total for at in range(documents)]
+        elif others > len(nearest):
+            known = {*own, *nearest}
+            rest = [at for at in range(total) if at not in known]
+            if others - len(nearest) > len(rest):
+                return None
+            order = own + nearest + draw.sample(rest, others - len(nearest))
+        elif others < 0:
+            return None
+        else:
+            order = own + draw.sample(nearest, others)
+        random.Random(SEED).shuffle(order)
+        return qa_prompt(question.query, [data.documents[at] for at in order])
+
+    return make
+
+
+def _search_documents(
+    task: QuestionTask, make: MakeQuestion, tokens: Callable[[tuple[str, str]], int], length: int, budget: int
+) -> int:
+    """The largest number of documents that upstream's binary search sees fit, else the least."""
+    first = _question_made(task, make, DOCUMENTS_STEP)
+    least, most, found = (
+        DOCUMENTS_STEP,
+        max(int(length / (tokens(first) / DOCUMENTS_STEP) * 3), 2 * DOCUMENTS_STEP),
+        DOCUMENTS_STEP,
+    )
+    while least <= most:
+        middle = (least + most) // 2
+        if tokens(_question_made(task, make, middle)) <= budget:
+            found, least = middle, middle + 1
+        else:
+            most = middle - 1
+    return found
+
+
+def _question_made(task: QuestionTask, make: MakeQuestion, documents: int) -> tuple[str, str]:
+    made = make(0, documents)
+    if made is None:
+        raise RopewalkError(
+            f"upstream's script fails on the first question of {task.source}, whose own documents are more than "
+            f"{documents} or whose article has all there are; do without compat"
+        )
+    return made
+
+
+def _question_fitted(
+    task: QuestionTask,
+    make: MakeQuestion,
+    tokens: Callable[[tuple[str, str]], int],
+    length: int,
+    budget: int,
+    asked: int,
+    documents: int,
+) -> tuple[tuple[str, str], int]:
+    """One sample; as long as it is too long, it is made again with fewer documents."""
+    for _ in range(documents // DOCUMENTS_STEP + MOST_TRIES):
+        made = make(asked, documents)
+        if made is not None and tokens(made) <= budget:
+            return made, documents
+        if documents > DOCUMENTS_STEP:
+            documents -= DOCUMENTS_STEP
+    raise RopewalkError(
+        f"{task.name} does not fit in {length} tokens as upstream makes it, with {DOCUMENTS_STEP} documents or more; "
+        "take a longer length, or do without compat"
+    )

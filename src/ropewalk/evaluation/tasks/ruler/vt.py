@@ -10,10 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.fitting import Draft, Drafts, Form, fitted_samples, sample_random
 from ropewalk.evaluation.prompt import PromptEncoder, largest_that_fits
-from ropewalk.evaluation.sample import Sample
-from ropewalk.evaluation.tasks.ruler.haystack import depth_of, hide_in_lines
+from ropewalk.evaluation.samples import Draft, Drafts, Form, Sample, fitted_samples, sample_random
+from ropewalk.evaluation.tasks.ruler.niah import depth_of, hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, VT
 
 NAME_LETTERS = 5
@@ -53,7 +52,7 @@ class TrackingTask:
         return self.hops + 1
 
     def settings(self) -> Mapping[str, Any]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         return {"hops": self.hops}
 
     def unavailable(self) -> str | None:
@@ -61,7 +60,7 @@ class TrackingTask:
         return None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """See :class:`~ropewalk.evaluation.sample.Task`."""
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
 
         def drafts_at(length: int) -> Drafts:

@@ -1,9 +1,11 @@
-"""Rows through a model that many ranks hold: losses and likeliest tokens of whole rows, the same on every rank."""
+"""A model that many ranks hold together: losses and likeliest tokens of whole rows, the same on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +15,73 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
-from ropewalk.errors import Echo, RunFailure
-from ropewalk.evaluation.backends.decoding import unless_out_of_memory
-from ropewalk.evaluation.running import evaluating
-from ropewalk.evaluation.tasks.perplexity import RowLosses
+from ropewalk.errors import Echo, EngineError, RunFailure
+from ropewalk.evaluation.backends.in_memory import check_ids, pinned, refuse_unpinned, unless_out_of_memory
+from ropewalk.evaluation.backends.likelihoods import RowLosses
+from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
 from ropewalk.models.losses import NO_NUMBER, LossModel
 from ropewalk.parallel import Mesh, ShardedLayouts
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedBackend:
+    """Stands where a backend is asked for; it answers nothing, since a sharded model does not generate."""
+
+    description: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: LossModel, mesh: Mesh) -> ShardedBackend:
+        dtype = str(model.model.dtype).removeprefix("torch.")
+        device = model.device.type
+        return cls(
+            {"kind": "sharded", "model": type(model.model).__name__, "dtype": dtype, "device": device}
+            | {"parallel": str(mesh.shape)}
+        )
+
+    def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
+        """Refused.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError(
+            "a model over several processes generates no answers; run it in one process, or against a server with "
+            "--server"
+        )
+
+
+class ShardedLikelihoods:
+    """What a model over a mesh gives; every rank asks for the same, reads it to its end, and gets the same.
+
+    Args:
+        model: from ``load_sharded``; its training mode and its gradients are left as they were.
+        mesh: of the model.
+
+    Raises:
+        RopewalkError: if the model's RoPE depends on the length and cannot be fixed.
+    """
+
+    def __init__(self, model: LossModel, mesh: Mesh) -> None:
+        refuse_unpinned(model.model)
+        self.model, self.mesh = model, mesh
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """See :class:`~ropewalk.evaluation.backends.Likelihoods`."""
+        check_ids(self.model.model, ids)
+
+    def row_losses(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float64]]:
+        """See :class:`~ropewalk.evaluation.backends.Likelihoods`."""
+        return sharded_losses(self.model, rows, self.mesh)
+
+    def matches(self, prompts: Sequence[tuple[Sequence[int], int]], length: int) -> Iterator[list[bool]]:
+        """See :class:`~ropewalk.evaluation.backends.Likelihoods`."""
+        targets = [(torch.tensor(ids), start) for ids, start in prompts]
+        rows = [forced_row(ids, start) for ids, start in targets]
+        # A RoPE that depends on the length is that of the whole length, as where an answer is generated.
+        with pinned(self.model.model, length):
+            found = sharded_likeliest(self.model, rows, self.mesh)
+            for (ids, start), likeliest in zip(targets, found, strict=True):
+                yield (likeliest[start - 1 : -1] == ids[start:]).tolist()
 
 
 def row_losses_of(model: LossModel, mesh: Mesh | None) -> RowLosses | None:

@@ -1,22 +1,54 @@
-"""From samples to predictions: what is known already is not asked again."""
+"""Generation: from samples to answers and predictions; what is known already is not asked again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends import Backend, Request
-from ropewalk.evaluation.predictions import Prediction, PredictionLog, predicted
+from ropewalk.evaluation.backends import Backend, GenerationRequest
+from ropewalk.evaluation.backends.protocol import Progress
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.running import Progress
-from ropewalk.evaluation.sample import Sample
+from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
+from ropewalk.evaluation.store import Prediction, PredictionLog, predicted
+from ropewalk.evaluation.tasks.suite import FORCED
+
+
+def check_lengths(
+    tasks: Sequence[tuple[str, Task, Sequence[int]]], encoder: PromptEncoder, count: int, seed: int
+) -> None:
+    """Raise if a prompt does not fit into a length; one message names every task and what it needs.
+
+    Args:
+        tasks: those that can run, each with its name and its lengths in tokens.
+        encoder, count, seed: of the samples.
+    """
+    short: dict[int, dict[tuple[str, str], int]] = {}
+    for name, task, lengths in tasks:
+        for length in lengths:
+            try:
+                task.samples(encoder, length, count, seed)
+            except LengthTooShort as error:
+                short.setdefault(length, {})[task.suite, name] = error.shortest
+    if short:
+        length, needs = next(iter(short.items()))
+        # Several suites have a teacher-forced task.
+        told = ", ".join(
+            f"{suite} {name} needs {tokens}" if name == FORCED else f"{name} needs {tokens}"
+            for (suite, name), tokens in needs.items()
+        )
+        names = sorted({name for group in short.values() for _, name in group})
+        raise RopewalkError(
+            f"prompts do not fit in {length} tokens with this tokenizer: {told}; give longer lengths, or leave tasks "
+            f"out with --exclude {','.join(names)}"
+        )
+
 
 ASKED_TOKENS = 1 << 23
 """Tokens of prompts that wait for their answers at once: 64 prompts of 128K, or all of a shorter length."""
 
 
-def answer(
+def generated_predictions(
     backend: Backend,
     encoder: PromptEncoder,
     samples: Iterable[Sample],
@@ -80,7 +112,7 @@ def _group(
     return [log.known[sample.key] for sample in group]
 
 
-def _request(encoder: PromptEncoder, sample: Sample) -> Request:
+def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     prompt = encoder.encode(sample.text, sample.answer_prefix)
     if (len(prompt.input_ids), prompt.bos_count) != (sample.prompt_tokens, sample.bos_count):
         raise RopewalkError(
@@ -89,4 +121,4 @@ def _request(encoder: PromptEncoder, sample: Sample) -> Request:
         )
     # Upstream counts neither BOS nor template: its prompts may pass the length by as much.
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
-    return Request(prompt.input_ids, sample.max_new_tokens, room)
+    return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room)

@@ -1,22 +1,106 @@
-"""Prompts that fill a length: tokens are counted, not guessed, and no prompt is ever too long.
-
-A prompt is made of units (a noise line, an essay word, a document). Tokens of units nearly add up, so a few
-trials a task and length tell how many fit, and one exact count a sample confirms it; a sample that came out
-too long loses the units that it has too many. Almost every text is tokenised once, which is what makes this
-fast.
-"""
+"""Samples: what is asked, what answers it, and how the answer is judged. Plain values that go to JSON and back."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import FIRST_PROBE, PromptEncoder
-from ropewalk.evaluation.sample import Sample
+
+Metric = Callable[[str, Sequence[str]], float]
+"""From an answer and its references to a share of 1."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question.
+
+    Attributes:
+        suite: the benchmark, as on the command line.
+        task: the task within the suite.
+        length: tokens that prompt and answer may take together.
+        index: number of the sample among those of its task and length.
+        text: what the model is told, without special tokens; the user's turn of a chat.
+        answer_prefix: the beginning of the answer, which the model goes on from; often empty.
+        references: what a right answer holds.
+        metric: how an answer is judged, a name in ``registry.METRICS``.
+        max_new_tokens: room for the answer.
+        prompt_tokens: tokens of the whole prompt, special tokens and answer prefix included.
+        bos_count: BOS tokens among them.
+        details: facts about this sample, JSON values, such as the depth of a needle.
+    """
+
+    suite: str
+    task: str
+    length: int
+    index: int
+    text: str
+    answer_prefix: str
+    references: tuple[str, ...]
+    metric: str
+    max_new_tokens: int
+    prompt_tokens: int
+    bos_count: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What tells a sample from all others of a run."""
+        return self.suite, self.task, self.length, self.index
+
+    @property
+    def fill(self) -> float:
+        """Share of the length that prompt and answer take."""
+        return (self.prompt_tokens + self.max_new_tokens) / self.length
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        # Not asdict, which copies a prompt of a million tokens character by character.
+        return {**self.__dict__, "references": list(self.references), "details": dict(self.details)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Sample:
+        """What :meth:`to_json` wrote."""
+        return cls(**{**value, "references": tuple(value["references"])})
+
+
+class Task(Protocol):
+    """A benchmark's task: it makes samples. One frozen dataclass each; its fields are its settings."""
+
+    @property
+    def suite(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """JSON values that the samples depend on besides tokenizer, length, count and seed.
+
+        Material that is read from files comes in by its digest.
+        """
+
+    def unavailable(self) -> str | None:
+        """Why the task cannot run here (missing essays, say), or None."""
+
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """``count`` samples of a length, in order of their index, made while they are asked for.
+
+        A sample depends on the encoder, the length, the seed and its own index, and on nothing else.
+
+        Raises:
+            RopewalkError: at once, before the first sample is asked for, if the length is too short; the
+                message names the task, the length and the shortest length possible.
+        """
+
 
 LEAST_FILL = 0.95
 """Share of the length that prompt and answer take, where the units are small enough."""
@@ -255,3 +339,49 @@ def _fitted(
 
 def _counts(encoder: PromptEncoder, drafts: Sequence[Draft]) -> list[int]:
     return encoder.counts([(draft.text, draft.answer_prefix) for draft in drafts])
+
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def clean_prediction(text: str) -> str:
+    """An answer as RULER judges it: stripped, control characters made newlines, stripped again.
+
+    Source: NVIDIA/RULER at c3f5e3b, ``scripts/eval``.
+    """
+    return _CONTROL.sub("\n", text.strip()).strip()
+
+
+def share_of_references(prediction: str, references: Sequence[str]) -> float:
+    """Share of the references that the answer holds, in any case of letters (RULER's ``all``)."""
+    said = clean_prediction(prediction).lower()
+    return sum(reference.lower() in said for reference in references) / len(references)
+
+
+def any_reference(prediction: str, references: Sequence[str]) -> float:
+    """1 if the answer holds any reference, in any case of letters (RULER's ``part``)."""
+    said = clean_prediction(prediction).lower()
+    return float(any(reference.lower() in said for reference in references))
+
+
+def first_integer(prediction: str, references: Sequence[str]) -> float:
+    """1 if the first integer of the answer is the reference (passkey, LongEval of base models)."""
+    found = re.search(r"[0-9]+", prediction)
+    return float(found is not None and _same_integer(found[0], references[0]))
+
+
+def last_integer(prediction: str, references: Sequence[str]) -> float:
+    """1 if the last integer of the answer is the reference (LongEval of chat models)."""
+    found = re.findall(r"[0-9]+", prediction)
+    return float(bool(found) and _same_integer(found[-1], references[0]))
+
+
+def _same_integer(said: str, meant: str) -> bool:
+    # As text: Python refuses to turn thousands of digits into a number, and a model may say them.
+    return said.lstrip("0") == meant.lstrip("0")
+
+
+def prompt_digest(sample: Sample) -> str:
+    """SHA-256 of what the model is asked."""
+    parts = f"{len(sample.text)}:{sample.text}{sample.answer_prefix}"
+    return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()

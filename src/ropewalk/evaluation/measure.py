@@ -1,0 +1,298 @@
+"""evaluate_model: every suite through one loop, whatever holds the model: memory, a server, or several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.aggregate import task_result
+from ropewalk.evaluation.backends.protocol import Progress
+from ropewalk.evaluation.model_under_test import ModelUnderTest
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.rows import Ids
+from ropewalk.evaluation.samples import Task
+from ropewalk.evaluation.settings import Settings
+from ropewalk.evaluation.store import PredictionLog, ResultCache, stored_samples
+from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
+from ropewalk.evaluation.tasks.lm_eval.suites import (
+    check_retention,
+    harness_settings,
+    retention,
+    unknown_data,
+)
+from ropewalk.evaluation.tasks.registry import check_names, chosen_suites, chosen_tasks
+from ropewalk.evaluation.tasks.suite import (
+    FORCED,
+    GeneratedSuite,
+    HarnessSuite,
+    LikelihoodInput,
+    LikelihoodSuite,
+    Suite,
+)
+from ropewalk.evaluation.tasks.teacher_forced import forced_result
+
+SuiteProgress = Callable[[str, int, int], None]
+"""Called with what is being measured, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Where a run keeps what it has, so that it can go on; without paths it keeps everything in memory.
+
+    Attributes:
+        predictions: answers, one a line.
+        results: those of tasks that have no answers, one a line.
+        samples: a folder of samples, shared by all models with the same tokenizer; None makes them anew.
+    """
+
+    predictions: PredictionLog
+    results: ResultCache
+    samples: Path | None = None
+
+    @classmethod
+    def in_memory(cls) -> Stores:
+        """Nothing on disk."""
+        return cls(PredictionLog(), ResultCache())
+
+
+def evaluate_model(
+    under_test: ModelUnderTest,
+    settings: Settings,
+    documents: Sequence[Ids] | None = None,
+    stores: Stores | None = None,
+    progress: SuiteProgress | None = None,
+) -> list[TaskResult]:
+    """Measure a model. All that can be refused is refused before the first forward pass.
+
+    Args:
+        under_test: a model in memory, behind a server, or over several processes, each of which calls this with the
+            same and gets the same.
+        settings: what to measure.
+        documents: int ``[tokens]`` each, without special tokens, for perplexity; None leaves it out, and says
+            so in the result.
+        stores: what is known already, the same on every rank, and where what is found out goes.
+        progress: called after each row and each answer.
+
+    Returns:
+        For each suite, in order, one result a task and length; RULER's overall scores follow its tasks. A row
+        of text begins with BOS; an EOS ends a document only where the tokenizer has no BOS to begin one with. Over
+        several processes passkey is teacher-forced too, and its task is named so: ``forced``.
+
+    Raises:
+        RopewalkError: for unknown names, lengths too short for a prompt or beyond the config, too little text, or tasks
+            that need generation of a model over several processes.
+        EngineError: if the model or its engine cannot take such rows.
+        RunFailure: if a server or the memory gives out; ``stores`` holds what was done.
+    """
+    check_evaluation(under_test, settings, documents)
+    return measured(under_test, settings, documents, stores, progress)
+
+
+def measured(
+    under_test: ModelUnderTest,
+    settings: Settings,
+    documents: Sequence[Ids] | None = None,
+    stores: Stores | None = None,
+    progress: SuiteProgress | None = None,
+) -> list[TaskResult]:
+    """What :func:`evaluate_model` does once :func:`check_evaluation` has let it pass."""
+    run = _Measurement(under_test, settings, documents, stores or Stores.in_memory(), progress)
+    return [result for suite in chosen_suites(settings) for result in run.suite(suite)]
+
+
+def check_evaluation(
+    under_test: ModelUnderTest, settings: Settings, documents: Sequence[Ids] | None = None
+) -> None:
+    """Raise for all that :func:`evaluate_model` would refuse; of the model itself nothing is needed.
+
+    Args:
+        under_test, settings, documents: of the evaluation.
+    """
+    chosen = chosen_tasks(settings, under_test.sharded)
+    suites = chosen_suites(settings)
+    encoder = PromptEncoder(under_test.tokenizer, settings.chat)
+    if any(isinstance(suite, GeneratedSuite) for suite in suites):
+        encoder.check_alphabet()
+    for suite in suites:
+        if suite.needs_lengths(settings) and not suite.lengths_of(settings):
+            raise RopewalkError(f"the suite {suite.name} needs lengths in tokens; none were given")
+    tasks = [
+        (name, task, suite.lengths_at(task, settings, encoder))
+        for suite in suites
+        if isinstance(suite, GeneratedSuite)
+        for name, task in _generated(suite, chosen[suite.name], settings).items()
+        if task.unavailable() is None and (name != FORCED or _gives_likelihoods(under_test))
+    ]
+    asked = [
+        length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
+    ]
+    _check_stated(
+        under_test, max([*asked, *(n for _, _, lengths in tasks for n in lengths)], default=0), settings
+    )
+    check_lengths(tasks, encoder, settings.samples, settings.seed)
+    if documents is not None and _gives_likelihoods(under_test):
+        given = LikelihoodInput(under_test, settings, documents)
+        for suite in suites:
+            if isinstance(suite, LikelihoodSuite):
+                for name in chosen[suite.name]:
+                    for length in suite.lengths_of(settings):
+                        suite.check(name, length, given)
+    _check_harness(
+        under_test, settings, {s.name: chosen[s.name] for s in suites if isinstance(s, HarnessSuite)}
+    )
+
+
+def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
+    tasks = [name for names in chosen.values() for name in names]
+    for name in unknown_data(settings, tasks):
+        check_names("task in --lm-eval-data", [name], tasks or ["no task of lm_eval"])
+    for suite, names in chosen.items():
+        check_retention(harness_settings(settings, suite, tuple(names), under_test.batch_size))
+
+
+def _gives_likelihoods(under_test: ModelUnderTest) -> bool:
+    """Whether it will, once it is loaded; a server does not."""
+    return under_test.sharded or under_test.model is not None
+
+
+def _check_stated(under_test: ModelUnderTest, longest: int, settings: Settings) -> None:
+    """Raise for a length beyond the config, unless that is what was asked for."""
+    stated = under_test.max_position_embeddings
+    if stated is not None and longest > stated and not settings.beyond_config:
+        raise RopewalkError(
+            f"the model's config states max_position_embeddings {stated}, and the lengths go up to {longest}: extend "
+            f"the model first (ropewalk inspect MODEL --target {longest} says how), or measure it as it is with "
+            "--beyond-config"
+        )
+
+
+def _generated(suite: GeneratedSuite, names: Sequence[str], settings: Settings) -> dict[str, Task]:
+    """What makes the samples of a suite's tasks; the teacher-forced task has those of the first one."""
+    tasks = suite.tasks(settings)
+    return {name: next(iter(tasks.values())) if name == FORCED else tasks[name] for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class _Measurement:
+    under_test: ModelUnderTest
+    settings: Settings
+    documents: Sequence[Ids] | None
+    stores: Stores
+    progress: SuiteProgress | None
+
+    def suite(self, suite: Suite) -> list[TaskResult]:
+        names = chosen_tasks(self.settings, self.under_test.sharded)[suite.name]
+        if isinstance(suite, GeneratedSuite):
+            return self._prompts(suite, names)
+        if isinstance(suite, LikelihoodSuite):
+            lengths = suite.lengths_of(self.settings)
+            return [self._likelihood(suite, name, length) for name in names for length in lengths]
+        return [result for name in names for result in self._harness(suite.name, name)]
+
+    def _prompts(self, suite: GeneratedSuite, names: Sequence[str]) -> list[TaskResult]:
+        encoder = PromptEncoder(self.under_test.tokenizer, self.settings.chat)
+        results = []
+        for name, task in _generated(suite, names, self.settings).items():
+            measure = self._forced if name == FORCED else self._generation
+            lengths = suite.lengths_at(task, self.settings, encoder)
+            results += [measure(suite, task, length, encoder) for length in lengths]
+        return results if suite.mean is None else [*results, *suite.mean(results, names)]
+
+    def _generation(
+        self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder
+    ) -> TaskResult:
+        reason = task.unavailable()
+        if reason is not None:
+            return TaskResult.not_run(suite.name, task.name, length, reason)
+        count, seed = self.settings.samples, self.settings.seed
+        samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
+        predictions = generated_predictions(
+            self.under_test.backend,
+            encoder,
+            samples,
+            self.stores.predictions,
+            self._named(suite.name, task.name, length),
+        )
+        return task_result(predictions, {**task.settings(), **self._beyond(length)})
+
+    def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:
+        reason = task.unavailable()
+        if self.under_test.likelihoods is None:
+            reason = "a server gives no likeliest tokens of a given text; measure the checkpoint itself"
+        if reason is not None:
+            return TaskResult.not_run(suite.name, FORCED, length, reason)
+        count, seed = self.settings.samples, self.settings.seed
+        samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
+        # Where the suite's own task is generated, results say that this one is not.
+        told = {} if suite.forced_too else {"scored": "teacher-forced"}
+        return self._kept(
+            (suite.name, FORCED, length),
+            lambda: forced_result(
+                self.under_test,
+                encoder,
+                samples,
+                self._named(suite.name, FORCED, length),
+                {**task.settings(), **told},
+                suite.figure == "by depth",
+            ),
+        )
+
+    def _likelihood(self, suite: LikelihoodSuite, task: str, length: int) -> TaskResult:
+        if self.under_test.likelihoods is None:
+            reason = "a server gives no losses of a text's tokens; measure the checkpoint itself"
+            return TaskResult.not_run(suite.name, task, length, reason, "perplexity")
+        if self.documents is None:
+            return TaskResult.not_run(suite.name, task, length, "no text was given", "perplexity")
+        given = LikelihoodInput(self.under_test, self.settings, self.documents)
+        named = self._named(suite.name, task, length)
+        return self._kept((suite.name, task, length), lambda: suite.measure(task, length, given, named))
+
+    def _harness(self, suite: str, task: str) -> list[TaskResult]:
+        if self.under_test.model is None:
+            reason = "lm_eval's tasks run on a model in memory; measure the checkpoint itself"
+            return [TaskResult.not_run(suite, task, None, reason)]
+        cache = self.stores.results
+        known = [r for r in cache.known.values() if (r.suite, r.details.get("asked")) == (suite, task)]
+        if known and len(known) == known[0].details["parts"]:
+            return known
+        progress = self.progress
+        found = retention(
+            self.under_test.model,
+            self.under_test.tokenizer,
+            harness_settings(self.settings, suite, (task,), self.under_test.batch_size),
+            None if progress is None else lambda name, done, total: progress(f"{suite} {name}", done, total),
+        )
+        told = {"asked": task, "parts": len(found)}
+        found = [replace(result, details={**result.details, **told}) for result in found]
+        # All or none: a part is not the whole, and what was not run may run the next time.
+        if all(result.status == "ok" for result in found):
+            for result in found:
+                cache.add(result)
+        return found
+
+    def _kept(self, key: tuple[str, str, int], measure: Callable[[], TaskResult]) -> TaskResult:
+        """A result that has no answers: found again, or measured and kept."""
+        known = self.stores.results.get(*key)
+        if known is not None:
+            return known
+        found = measure()
+        found = replace(found, details={**found.details, **self._beyond(key[2])})
+        if found.status == "ok":
+            self.stores.results.add(found)
+        return found
+
+    def _beyond(self, length: int) -> dict[str, Any]:
+        """RoPE has no table that ends, so a longer input runs; that it is longer must be said."""
+        stated = self.under_test.max_position_embeddings
+        return {"max_position_embeddings": stated, "beyond_config": stated is not None and length > stated}
+
+    def _named(self, suite: str, task: str, length: int) -> Progress | None:
+        progress = self.progress
+        if progress is None:
+            return None
+        what = f"{suite if task == suite else f'{suite} {task}'} at {length:,} tokens"
+        return lambda done, total: progress(what, done, total)
