@@ -30,7 +30,7 @@ def blocks(language: str) -> list:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "documentation", "exec"), {})
+    exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))

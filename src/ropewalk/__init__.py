@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ropewalk.attention.layout import PackedLayout, Row
     from ropewalk.data.run import pack
     from ropewalk.errors import EngineError, RopewalkError
+    from ropewalk.evaluation.record import compare_folders as compare
+    from ropewalk.evaluation.run import evaluate
     from ropewalk.models.load import load_model
     from ropewalk.parallel.context import RunContext
     from ropewalk.planning.inspection import inspect
@@ -34,6 +36,8 @@ _HOMES = {
     "Row": "attention.layout",
     "RunContext": "parallel.context",
     "attend": "attention",
+    "compare": "evaluation.record:compare_folders",
+    "evaluate": "evaluation.run",
     "extend": "training.run",
     "inspect": "planning.inspection",
     "load_model": "models.load",
@@ -51,6 +55,8 @@ __all__ = [
     "__version__",
     "attend",
     "audit",
+    "compare",
+    "evaluate",
     "extend",
     "inspect",
     "load_model",

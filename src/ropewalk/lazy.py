@@ -16,7 +16,8 @@ def lazy_names(
 
     Args:
         package: the package's ``__name__``.
-        homes: dotted module below the package by the name that it defines.
+        homes: dotted module below the package by the name that it defines; ``module:name`` where it is called otherwise
+            there.
         packages: of the package's own packages, those that are imported when they are asked for.
     """
 
@@ -25,7 +26,8 @@ def lazy_names(
             return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        home, _, own_name = homes[name].partition(":")
+        return getattr(import_module(f"{package}.{home}"), own_name or name)
 
     return getattribute
 
