@@ -13,7 +13,7 @@ from ropewalk.audit import (
     stock_arithmetic,
 )
 from ropewalk.audit.passes import logit_difference, shifted
-from tests.audit.precision_cases import drift_of_model, sharp_llama, token_rows
+from tests.audit.audit_cases import drift_of_model, sharp_llama, token_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from ropewalk.audit.results import best_mitigation
 from ropewalk.models.intercept import AuditedModel
 from ropewalk.models.rotary import swap_rotary
 from ropewalk.rope import methods_from_config
-from tests.audit.precision_cases import sharp_llama, token_rows
+from tests.audit.audit_cases import sharp_llama, token_rows
 
 SETTINGS = AuditSettings(shifts=(0, 16, 1000), ablation_samples=2)
 

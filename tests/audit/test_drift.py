@@ -25,7 +25,7 @@ from ropewalk.audit.ablation import moved
 from ropewalk.audit.drift import SHIFTS_AT_ONCE, cut_lengths
 from ropewalk.audit.first_token import placements
 from ropewalk.audit.mitigations import changes, documents_of
-from tests.audit.precision_cases import (
+from tests.audit.audit_cases import (
     STORIES,
     dense_attention,
     dense_received,
@@ -534,6 +534,7 @@ def trained():
     return drift_of_model(AuditedModel.of(model), rows, series, [0, 1000, 100_000, FAR])
 
 
+@pytest.mark.slow
 def test_a_trained_checkpoint_drifts_as_published_for_it(trained):
     found = trained
     for (dtype, shift, angles), D in TABLE.items():
@@ -553,6 +554,7 @@ def test_a_trained_checkpoint_drifts_as_published_for_it(trained):
     assert drift_of(found, "bfloat16", 0).first_token_share < 0.01
 
 
+@pytest.mark.slow
 def test_a_random_control_of_it_drifts_a_thousand_times_less(trained):
     model, rows = stories()
     torch.manual_seed(0)
