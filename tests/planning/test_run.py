@@ -11,6 +11,7 @@ import pytest
 from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import inspect, plan
+from ropewalk.planning.bases import bound_of
 from ropewalk.planning.sizing.model_shape import ModelShape
 from tests.places import CONFIGS
 
@@ -76,3 +77,9 @@ def test_the_examples_run(door: object) -> None:
     (example,) = doctest.DocTestFinder(recurse=False).find(door, globs={})
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_a_base_that_is_compared_with_itself_is_listed_as_asked() -> None:
+    said = bound_of(5e5, 32, [1e6, 5e5]).to_json()
+    assert [other["rope_theta"] for other in said["others"]] == [1e6, 5e5]
+    assert said["others"][1]["context_bound"] == said["context_bound"]

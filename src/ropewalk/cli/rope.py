@@ -72,7 +72,8 @@ def _print_bound(found: BoundResult) -> None:
     from ropewalk.rope.theory import SEARCH_LIMIT
 
     console = results()
-    for base, bound in found.bounds.items():
+    for base in found.bases:
+        bound = found.bounds[base]
         far = f"more than {SEARCH_LIMIT:,}" if bound is None else f"{bound:,}"
         console.print(
             f"base {base:,.10g}, rotary_dim {found.rotary_dim}: context bound {far} tokens", markup=False

@@ -33,19 +33,20 @@ class BoundResult(Result):
 
     Attributes:
         rotary_dim: rotated dimensions of a head.
-        bounds: context bound in tokens by base; None where no violation was found up to ``SEARCH_LIMIT``. The first
-            base is the one that was asked about, the others are for comparison.
+        bases: the one that was asked about, then those for comparison.
+        bounds: context bound in tokens by base; None where no violation was found up to ``SEARCH_LIMIT``.
         margin_there: B(m) at the first distance below zero; None where there is none.
     """
 
     rotary_dim: int
+    bases: tuple[float, ...]
     bounds: Mapping[float, int | None]
     margin_there: float | None
 
     @property
     def rope_theta(self) -> float:
         """The base that was asked about."""
-        return next(iter(self.bounds))
+        return self.bases[0]
 
     @property
     def first_violation(self) -> int | None:
@@ -63,9 +64,7 @@ class BoundResult(Result):
             "at_least": self.first_violation is None,
             "first_violation": self.first_violation,
             "margin_there": self.margin_there,
-            "others": [
-                {"rope_theta": base, "context_bound": bound} for base, bound in list(reach.items())[1:]
-            ],
+            "others": [{"rope_theta": base, "context_bound": reach[base]} for base in self.bases[1:]],
             "formula": "largest L with B(m) = Σ cos(m·b^(-2i/d)) ≥ 0 for all 0 ≤ m ≤ L",
             "source": "arXiv:2405.14591, section 4.3",
         }
@@ -82,11 +81,12 @@ def bound_of(rope_theta: float, rotary_dim: int, others: Sequence[float] = ()) -
     Raises:
         RopewalkError: if an argument is out of range.
     """
-    frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in (rope_theta, *others)}
+    bases = (rope_theta, *others)
+    frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in bases}
     bounds = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
     bound = bounds[rope_theta]
     margin = None if bound is None else float(similarity_margin(frequencies[rope_theta], bound + 1))
-    return BoundResult(rotary_dim, bounds, margin)
+    return BoundResult(rotary_dim, bases, bounds, margin)
 
 
 @dataclass(frozen=True)
