@@ -52,7 +52,7 @@ ALLOWED = {
 }
 PURE = {"rope", "attention", "parallel"}
 TRACKERS_AND_HARNESS = {
-    PACKAGE / "training" / "trackers.py",
+    PACKAGE / "training" / "metrics.py",
     PACKAGE / "evaluation" / "tasks" / "lm_eval" / "model.py",
 }
 """accelerate's trackers, and transformers' progress bars, which are to be silent while lm_eval runs."""

@@ -28,7 +28,8 @@ from ropewalk.rope import (
 )
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, recommended_theta
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage_rope.methods import possible_methods
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.base import bounds_of
 
 LLAMA_2 = Default(128, 1e4)
 LLAMA_3 = Default(128, 5e5)
@@ -36,6 +37,11 @@ LLAMA_3_1 = Llama3(128, 5e5, 8.0, 1.0, 4.0, 8192)
 QWEN_YARN = Yarn(128, 1e6, 4.0, 32768)
 DEEPSEEK_CODER = Linear(128, 1e5, 4.0)
 PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 4096)
+
+
+def possible_methods(recipe, checkpoint):
+    """The methods of each stage with the smallest and the largest base that it may get."""
+    return [(each.low, each.high) for each in bounds_of(stage_ropes(recipe), checkpoint)]
 
 
 def test_every_rule_says_what_it_sets_or_why_not_and_where_it_comes_from() -> None:
@@ -222,7 +228,7 @@ def test_stages_fit_into_a_recipe_and_mean_the_same_there(method, trained: int) 
     assert len(stages) == 2
     text = yaml.safe_load(recipe_stages(stages))
     recipe = Recipe.model_validate({"model": "x", "output": "y", "data": {"sources": ["z"]}, **text})
-    for ours, (low, high) in zip(stages, possible_methods(recipe, method, trained), strict=True):
+    for ours, (low, high) in zip(stages, possible_methods(recipe, (method, trained)), strict=True):
         assert low == high
         # A recipe holds the base with ten digits.
         assert low.frequencies().inv_freq.numpy() == pytest.approx(
@@ -240,7 +246,7 @@ def test_inspect_plan_and_extend_take_the_same_bases(method, trained: int, targe
     stages = plan_stages(method, trained, target)
     values = [{"context": stage.context, "steps": 1, "rope": {"method": "theta"}} for stage in stages]
     given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
-    trained_with = possible_methods(Recipe.model_validate(given), method, trained)
+    trained_with = possible_methods(Recipe.model_validate(given), (method, trained))
     assert [(stage.method, stage.method) for stage in stages] == trained_with
     advice = advise(method, trained, target)
     assert advice.recommendation.rope_theta == advice.chosen.method.rope_theta == stages[-1].method.rope_theta
@@ -253,7 +259,7 @@ def test_a_base_that_the_recipe_names_is_what_later_stages_build_on() -> None:
         {"context": 131072, "steps": 1},
     ]
     given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
-    (_, (last, _)) = possible_methods(Recipe.model_validate(given), LLAMA_2, 4096)
+    (_, (last, _)) = possible_methods(Recipe.model_validate(given), (LLAMA_2, 4096))
     assert last.rope_theta == recommended_theta(5e6, 32768, 131072).rope_theta
 
 

@@ -17,6 +17,7 @@ from ropewalk.models.load import load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
+from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint import sharded as sharded_checkpoint
 from ropewalk.training.checkpoint.files import Position, check_checkpoint, latest_whole
 from ropewalk.training.checkpoint.sharded import (
@@ -84,13 +85,15 @@ def saved(shape, folder, rows, out, precision="float32"):
         one.train(2)
         position = Position(0, 2, 999)
         masters = one.masters()
-        with ShardedCheckpoints(out / "sync", one.model, one.optimizer, world, mesh, keep=2) as checkpoints:
+        with ShardedCheckpoints(
+            out / "sync", one.model, one.optimizer, RunContext(world, mesh), keep=2
+        ) as checkpoints:
             checkpoints.save(position)
         before = len(distributed_c10d._world.pg_map)
         with (
             held_back() as release,
             ShardedCheckpoints(
-                out / "async", one.model, one.optimizer, world, mesh, keep=2, asynchronous=True
+                out / "async", one.model, one.optimizer, RunContext(world, mesh), keep=2, asynchronous=True
             ) as checkpoints,
         ):
             path = checkpoints.save(position)
@@ -169,7 +172,9 @@ def on_a_full_disk(shape, folder, rows, out, asynchronous):
         one = Trainee(folder, rows, "float32", mesh, world)
         said, left = [], []
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        with ShardedCheckpoints(out, one.model, one.optimizer, world, mesh, 2, asynchronous) as checkpoints:
+        with ShardedCheckpoints(
+            out, one.model, one.optimizer, RunContext(world, mesh), 2, asynchronous
+        ) as checkpoints:
             for step in range(1, 6):
                 if step == 3 and world.rank == 2:
                     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
@@ -194,7 +199,7 @@ def refused_on_ranks(folder, cases, out):
         calls = [
             lambda path=path: load_checkpoint(path, one.model, one.optimizer, world, mesh) for path in cases
         ]
-        with ShardedCheckpoints(out, one.model, one.optimizer, world, mesh, 2) as checkpoints:
+        with ShardedCheckpoints(out, one.model, one.optimizer, RunContext(world, mesh), 2) as checkpoints:
             calls.append(lambda: checkpoints.save(Position(0, 1, 0)))
             calls.append(lambda: export_model(one.model, out / "model", None, world, torch.float32))
             return [sentence(call) for call in calls]
@@ -208,7 +213,9 @@ def on_disks_apart(folder, out):
         apart = out / str(world.rank)
 
         def in_the_background():
-            with ShardedCheckpoints(apart, one.model, one.optimizer, world, mesh, 2, True) as checkpoints:
+            with ShardedCheckpoints(
+                apart, one.model, one.optimizer, RunContext(world, mesh), 2, True
+            ) as checkpoints:
                 checkpoints.save(Position(0, 1, 0))
 
         return sentence(in_the_background)
@@ -238,7 +245,7 @@ def killed(folder, out):
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(shard=2), "cpu")
         one = Trainee(folder, [], "float32", mesh, world)
-        checkpoints = ShardedCheckpoints(out, one.model, one.optimizer, world, mesh, 1)
+        checkpoints = ShardedCheckpoints(out, one.model, one.optimizer, RunContext(world, mesh), 1)
         checkpoints.save(Position(0, 1, 0))
         write = FileSystemWriter.write_data
 

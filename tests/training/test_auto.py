@@ -20,12 +20,11 @@ from ropewalk.io.progress import Silent
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, scaled_theta
 from ropewalk.rope.theory import recommended_theta
-from ropewalk.training import extend
-from ropewalk.training.announcement import announcement
-from ropewalk.training.preflight import plan
+from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.report import write_run_report
 from tests.programs import ROPEWALK, run_program
+from tests.training.run_cases import extend
 
 CANDIDATES = ["theta=2", "critical-dimension", "ntk", "current"]
 
@@ -322,27 +321,27 @@ def test_other_precisions_choose_too(recipe_values, precision):
 
 
 def test_a_plan_knows_the_methods_that_nothing_is_left_to_choose_for(auto_values):
-    assert [method is None for method in plan(recipe_of(auto_values)).methods] == [False, True, True]
+    assert [method is None for method in resolve(recipe_of(auto_values)).methods] == [False, True, True]
     auto_values["stages"][1]["rope"]["candidates"] = ["theta=5e5"]
-    assert [m.rope_theta for m in plan(recipe_of(auto_values)).methods][1:] == pytest.approx(
+    assert [m.rope_theta for m in resolve(recipe_of(auto_values)).methods][1:] == pytest.approx(
         [5e5, scaled_theta(5e5, 128, 256)]
     )
     auto_values["stages"][1]["rope"] = "auto"
     auto_values["stages"][2]["rope"] = {"method": "theta", "rope_theta": 7e7}
-    methods = plan(recipe_of(auto_values)).methods
+    methods = resolve(recipe_of(auto_values)).methods
     assert methods[1] is None
     assert methods[2] == Default(8, 7e7)
 
 
 def test_a_run_says_which_base_it_takes_and_why(recipe_values):
     recipe = recipe_of(recipe_values)
-    said = announcement(recipe, plan(recipe))
+    said = announcement(resolve(recipe))
     found = recommended_theta(1e4, 32, 128)
     assert f"stage 1: why this base: {found.reason}" in said
     assert any(f"theta with rope_theta {found.rope_theta:,.0f}" in line for line in said)
     recipe_values["stages"][0]["rope"] = {"method": "theta", "rope_theta": 7e7}
     recipe = recipe_of(recipe_values)
-    assert not any("why this base" in line for line in announcement(recipe, plan(recipe)))
+    assert not any("why this base" in line for line in announcement(resolve(recipe)))
 
 
 def test_auto_as_a_string_and_in_full():
@@ -404,10 +403,10 @@ def test_what_can_be_known_before_is_refused_before(auto_values, changes, messag
             target = target[int(part)] if part.isdecimal() else target[part]
         target[last] = value
     if message is None:
-        plan(recipe_of(auto_values))
+        resolve(recipe_of(auto_values))
         return
     with pytest.raises(RopewalkError, match=message):
-        plan(recipe_of(auto_values))
+        resolve(recipe_of(auto_values))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe
+from tests.training.run_cases import extend
 
 
 @pytest.mark.gpu

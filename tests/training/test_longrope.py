@@ -20,12 +20,11 @@ from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, Linear, LongRope
 from ropewalk.search import Ledger, read_factors
 from ropewalk.search.data import rows_digest, search_rows
-from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.report import write_run_report
 from ropewalk.training.stage_rope.search import checkpoint_digest
 from tests.programs import run_program
-from tests.training.longrope_run_cases import extended
+from tests.training.run_cases import extend, extended
 
 ORIGINAL, TARGET = 32, 256
 PAIRS = 4

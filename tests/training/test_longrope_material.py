@@ -11,22 +11,30 @@ import pytest
 import yaml
 
 import ropewalk.training.documents as documents_room
-import ropewalk.training.stage_rope.search_data as material_room
+import ropewalk.training.stage_rope.search as material_room
 from ropewalk import RopewalkError
 from ropewalk.evaluation import evaluation_rows
 from ropewalk.evaluation.rows import take_documents
-from ropewalk.training import extend
+from ropewalk.parallel.context import RunContext
 from ropewalk.training.recipe.file import parse_recipe
-from ropewalk.training.stage_rope.search_data import check_materials, evaluated_documents, search_material
+from ropewalk.training.resolved import AtStage
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.search import WantedRows, evaluated_documents, rows_for_search
+from tests.training.run_cases import extend
 
 ORIGINAL = 32
 BOS, EOS = 100_000, 100_001
 
 
-def plan_of(bos, original=ORIGINAL):
-    """As much of a plan as rows depend on."""
-    tokenizer = SimpleNamespace(bos_token_id=bos, eos_token_id=EOS)
-    return SimpleNamespace(tokenizer=tokenizer, original_length=original, trained_length=ORIGINAL)
+def resolved_of(recipe, bos, original=ORIGINAL):
+    """As much of a resolved recipe as rows depend on."""
+    return SimpleNamespace(
+        recipe=recipe,
+        tokenizer=SimpleNamespace(bos_token_id=bos, eos_token_id=EOS),
+        original_length=original,
+        trained_length=ORIGINAL,
+        target=recipe.stages[-1].context,
+    )
 
 
 @cache
@@ -49,7 +57,7 @@ def held_out(monkeypatch):
     def hold(lengths, stream):
         numbered = [np.full(length, number) for number, length in enumerate(lengths)]
 
-        def documents(recipe, chosen, rows, length, limit):
+        def documents(resolved, rows, length, limit):
             return take_documents(numbered, length, limit) if stream else numbered
 
         for room in (documents_room, material_room):
@@ -64,14 +72,14 @@ def numbers_in(rows):
     return {number for row in rows for number in row.input_ids.tolist()} - {BOS, EOS}
 
 
-def material(recipe, chosen, target):
-    settings = recipe.stages[0].rope.search
-    return search_material("stage 1", settings, (target, ORIGINAL), recipe, chosen, None, None)
+def material(resolved, target):
+    wanted = WantedRows("stage 1", resolved.recipe.stages[0].rope.search, target, ORIGINAL)
+    return rows_for_search(wanted, AtStage(resolved, RunContext()))
 
 
-def found_or_refused(recipe, chosen, target):
+def found_or_refused(resolved, target):
     try:
-        return material(recipe, chosen, target), None
+        return material(resolved, target), None
     except RopewalkError as error:
         return None, str(error)
 
@@ -87,8 +95,8 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
         count, rows = rng.randint(1, 4), rng.randint(1, 5)
         context = rng.choice([64, 128])
         recipe = recipe_of(count, rows, context, penalty=rng.choice([0.0, 1.0]))
-        chosen = plan_of(rng.choice([BOS, None]))
-        special = (chosen.tokenizer.bos_token_id, None if chosen.tokenizer.bos_token_id else EOS)
+        resolved = resolved_of(recipe, rng.choice([BOS, None]))
+        special = (resolved.tokenizer.bos_token_id, None if resolved.tokenizer.bos_token_id else EOS)
         try:
             # As the evaluation itself does, for the length that comes last and the original one.
             reads = take_documents(numbered, context, rows) if stream else numbered
@@ -99,7 +107,7 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
             )
         except RopewalkError:
             continue
-        found, refusal = found_or_refused(recipe, chosen, rng.choice([64, context]))
+        found, refusal = found_or_refused(resolved, rng.choice([64, context]))
         if found is None:
             assert "the evaluation takes" in refusal
             outcomes["refused"] += 1
@@ -116,12 +124,12 @@ def test_no_document_of_a_search_is_in_the_evaluation(held_out, stream):
 
 def test_a_search_takes_documents_from_the_last_one_on(held_out):
     held_out([70] * 20, stream=False)
-    found = material(recipe_of(3, 4, 64), plan_of(BOS), 64)
+    found = material(resolved_of(recipe_of(3, 4, 64), BOS), 64)
     assert [numbers_in([row]) for row in found.rows] == [{19}, {18}, {17}]
     assert [numbers_in([row]) for row in found.held_out] == [{16}, {15}, {14}]
     # Where only the evaluation's are left, the result is judged by these.
     held_out([70] * 8, stream=False)
-    found = material(recipe_of(3, 4, 64), plan_of(BOS), 64)
+    found = material(resolved_of(recipe_of(3, 4, 64), BOS), 64)
     assert [numbers_in([row]) for row in found.rows] == [{7}, {6}, {5}]
     assert [numbers_in([row]) for row in found.held_out] == [{4}, {3}, {2}]
 
@@ -129,10 +137,10 @@ def test_a_search_takes_documents_from_the_last_one_on(held_out):
 def test_without_perplexity_every_held_out_document_may_be_searched_on(held_out):
     held_out([70] * 3, stream=False)
     recipe = recipe_of(3, 4, 64, suites=())
-    assert evaluated_documents(recipe, plan_of(BOS), None) == frozenset()
-    assert numbers_in(material(recipe, plan_of(BOS), 64).rows) == {0, 1, 2}
+    assert evaluated_documents(resolved_of(recipe, BOS), None) == frozenset()
+    assert numbers_in(material(resolved_of(recipe, BOS), 64).rows) == {0, 1, 2}
     with pytest.raises(RopewalkError, match=r"takes 3 of the 3 .* the other 0 fill 0 rows of 64 .* wants 3"):
-        material(recipe_of(3, 3, 64), plan_of(BOS), 64)
+        material(resolved_of(recipe_of(3, 3, 64), BOS), 64)
 
 
 def test_more_of_the_sources_is_read_where_the_evaluation_takes_the_first_part(held_out):
@@ -140,28 +148,28 @@ def test_more_of_the_sources_is_read_where_the_evaluation_takes_the_first_part(h
     lengths = [70] * 200
     held_out(lengths, stream=True)
     recipe = recipe_of(1, 2, 512)
-    taken = evaluated_documents(recipe, plan_of(BOS), None)
+    taken = evaluated_documents(resolved_of(recipe, BOS), None)
     assert taken == frozenset(range(15))
-    found = material(recipe, plan_of(BOS), 64)
+    found = material(resolved_of(recipe, BOS), 64)
     assert not numbers_in(found.rows) & taken
 
 
 @pytest.mark.parametrize(("length", "first"), [(30, 8), (30, 20), (30, 21), (50, 10), (9, 40)])
 def test_the_sentence_names_as_many_documents_as_it_takes(held_out, length, first):
-    recipe, chosen = recipe_of(4, 6, 64), plan_of(BOS)
+    resolved = resolved_of(recipe_of(4, 6, 64), BOS)
     held_out([length] * first, stream=False)
     with pytest.raises(RopewalkError, match=r"or lower evaluation\.rows or the search's documents") as raised:
-        material(recipe, chosen, 64)
+        material(resolved, 64)
     more = int(
         re.search(r"hold out about (\d+) more \(raise data\.validation_documents\)", str(raised.value))[1]
     )
     held_out([length] * (first + more), stream=False)
-    assert len(material(recipe, chosen, 64).rows) == 4
+    assert len(material(resolved, 64).rows) == 4
     # Exact but for the BOS of documents that go on in the next row, at most one a row, and the document to spare.
     too_many = 2 + -(-(4 + 6) // length)
     held_out([length] * (first + more - too_many - 1), stream=False)
     with pytest.raises(RopewalkError, match="hold out about"):
-        material(recipe, chosen, 64)
+        material(resolved, 64)
 
 
 def test_the_refusal_comes_before_any_work(recipe_values):
@@ -182,8 +190,12 @@ def test_the_refusal_comes_before_any_work(recipe_values):
 
 def test_a_search_whose_table_is_there_needs_no_documents(held_out, tmp_path):
     held_out([70] * 3, stream=False)
-    recipe, chosen = recipe_of(3, 3, 64), plan_of(BOS)
+    resolved = resolved_of(recipe_of(3, 3, 64), BOS)
+    (rope,) = stage_ropes(resolved.recipe)
+    at = AtStage(resolved, RunContext(output=tmp_path))
     with pytest.raises(RopewalkError, match="hold out about"):
-        check_materials(recipe, chosen, [None], tmp_path)
+        rope.check(ORIGINAL, at, ())
     (tmp_path / "factors-stage1.json").touch()
-    check_materials(recipe, chosen, [None], tmp_path)
+    rope.check(ORIGINAL, at, ())
+    with pytest.raises(RopewalkError, match="hold out about"):
+        rope.check(ORIGINAL, at, ["factors-stage1.json"])

@@ -12,11 +12,11 @@ from ropewalk.cli.app import main
 from ropewalk.rope import Default, LongRope
 from ropewalk.search.factor_table import Factors, write_factors
 from ropewalk.search.settings import SearchSettings
-from ropewalk.training import extend
-from ropewalk.training.preflight import plan
+from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
 from ropewalk.training.recipe.rope import Search, ShortContext
-from ropewalk.training.stage_rope.tables import with_tables
+from ropewalk.training.stage_rope.given import with_tables
+from tests.training.run_cases import extend
 
 ORIGINAL, PAIRS = 32, 4
 LONG = (1.0, 1.5, 2.25, 4.0)
@@ -55,7 +55,7 @@ def with_rope(values, **rope):
 
 
 def method_of(values):
-    (method,) = plan(recipe_of(values)).methods
+    (method,) = resolve(recipe_of(values)).methods
     return method
 
 
@@ -70,7 +70,7 @@ def test_short_factors_that_are_left_out_are_1s_or_those_of_the_checkpoint(longr
     longrope_values["stages"].append({**longrope_values["stages"][0], "context": 256})
     values = with_rope(longrope_values, long_factor=list(LONG), short_factor=short)
     values["stages"][1]["rope"] = {"method": "longrope", "long_factor": [8.0] * PAIRS}
-    methods = plan(recipe_of(values)).methods
+    methods = resolve(recipe_of(values)).methods
     assert methods[0].short_factor == methods[1].short_factor == tuple(short)
     assert methods[1].attention_factor == pytest.approx(published(256), rel=1e-12)
     assert methods[1].original_max_position_embeddings == ORIGINAL
@@ -123,19 +123,19 @@ def test_a_table_trains_as_its_numbers_do_and_is_kept_for_the_resumed_run(longro
 def test_a_table_that_does_not_fit_is_refused(longrope_values, tmp_path, changed, message):
     path = table(tmp_path / "f.json", **{"length": changed.pop("target_length", 128), **changed})
     with pytest.raises(RopewalkError, match=message):
-        plan(recipe_of(with_rope(longrope_values, factors=path)))
+        resolve(recipe_of(with_rope(longrope_values, factors=path)))
 
 
 def test_a_table_of_another_checkpoint_is_remarked_on(longrope_values, tmp_path):
     from ropewalk.evaluation.store import model_digest
-    from ropewalk.training.announcement import announcement
+    from ropewalk.training.preflight import announcement
 
     path = tmp_path / "f.json"
     recipe = recipe_of(with_rope(longrope_values, factors=str(path)))
     said = []
     for digest in ("0" * 64, model_digest(longrope_values["model"]), None):
         table(path, model={"digest": digest})
-        said.append([line for line in announcement(recipe, plan(recipe)) if "another checkpoint" in line])
+        said.append([line for line in announcement(resolve(recipe)) if "another checkpoint" in line])
     assert [len(lines) for lines in said] == [1, 0, 0]
     assert "f.json were found on another checkpoint (tiny)" in said[0][0]
 
@@ -146,7 +146,7 @@ def test_the_shipped_recipe_is_the_papers_order():
     assert searches == ["checkpoint", "checkpoint", "current"]
     assert [stage.steps > 0 for stage in recipe.stages] == [True, True, False]
     assert recipe.short_context is not None
-    assert plan(recipe).original_length == 256
+    assert resolve(recipe).original_length == 256
 
 
 def test_the_defaults_are_those_of_the_search_itself():
@@ -221,7 +221,7 @@ def test_what_can_be_known_before_is_refused_before(longrope_values, changes, me
     values = with_rope(longrope_values, **rope)
     values["stages"][0] |= {key: changes.pop(key) for key in ("positions",) if key in changes}
     with pytest.raises(RopewalkError, match=message):
-        plan(recipe_of({**values, **changes}))
+        resolve(recipe_of({**values, **changes}))
 
 
 def search_stages(values, *ropes):
@@ -234,13 +234,13 @@ def search_stages(values, *ropes):
 def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
     search = {"method": "longrope", "search": {}}
     with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search: the checkpoint is yarn-scaled"):
-        plan(search_stages(longrope_values, "yarn", search))
+        resolve(search_stages(longrope_values, "yarn", search))
     of_model = {"method": "longrope", "search": {"weights": "checkpoint"}}
     with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* choose current"):
-        plan(search_stages(longrope_values, "theta", of_model))
+        resolve(search_stages(longrope_values, "theta", of_model))
     # A new base and then factors on top of it: relative to the new base, from the new length on.
-    assert plan(search_stages(longrope_values, "theta", search)).methods[1] is None
-    assert plan(search_stages(longrope_values, "auto", search, search)).original_length == 64
+    assert resolve(search_stages(longrope_values, "theta", search)).methods[1] is None
+    assert resolve(search_stages(longrope_values, "auto", search, search)).original_length == 64
 
 
 def test_a_search_with_too_few_documents_is_refused_before_anything_is_trained(longrope_values):
@@ -320,4 +320,4 @@ def test_verify_takes_a_recipe_that_is_to_search(longrope_values, tmp_path):
     assert isinstance(case.rope, LongRope)
     # NTK's factors, a power law from 1 to the ratio of lengths.
     assert case.rope.long_factor == tuple(round(4 ** (i / 3), 2) for i in range(PAIRS))
-    assert plan(recipe_of(values)).rope == Default(2 * PAIRS, 1e4)
+    assert resolve(recipe_of(values)).rope == Default(2 * PAIRS, 1e4)

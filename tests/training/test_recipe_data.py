@@ -21,7 +21,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.training.documents import _in_storage_order
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.report import write_run_report
-from ropewalk.training.run import extend
+from tests.training.run_cases import extend
 from tests.training.test_run import losses, recipe_of
 
 STAGE = {"context": 64, "steps": 6, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "anchor"}

@@ -16,12 +16,11 @@ from ropewalk import RopewalkError
 from ropewalk.cli.app import main
 from ropewalk.io.lock import locked
 from ropewalk.io.settings import Settings, model_in
-from ropewalk.training import extend
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
-from ropewalk.training.context import Team
 from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from tests.training.run_cases import extend
 
 HEX = "0123456789abcdef" * 2
 
@@ -704,7 +703,7 @@ def no_model(monkeypatch):
     def load(*_, **__):
         raise AssertionError("the model was loaded before the check")
 
-    monkeypatch.setattr(Team, "load", load)
+    monkeypatch.setattr("ropewalk.training.run.load_for_run", load)
 
 
 @pytest.mark.parametrize(
@@ -834,3 +833,23 @@ def test_a_run_does_not_go_on_with_a_base_that_another_version_would_choose(
     saved.write_text(yaml.safe_dump({**yaml.safe_load(saved.read_text()), "stages": given["stages"]}))
     extend(recipe_of(given), resume=True)
     assert len(metrics_of(cut["output"])) == 4
+
+
+def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, monkeypatch, capsys):
+    """A finished run that is to train on, and whose base another version would choose: it is refused as it lies."""
+    from ropewalk.rope import target
+    from ropewalk.rope.theory import recommended_theta
+
+    values, _ = done
+    output = shutil.copytree(values["output"], tmp_path / "run")
+    there = {path.relative_to(output) for path in output.rglob("*")}
+
+    def doubled(base, *lengths):
+        found = recommended_theta(base, *lengths)
+        return dataclasses.replace(found, rope_theta=2 * found.rope_theta)
+
+    monkeypatch.setattr(target, "recommended_theta", doubled)
+    longer = with_stage(values, steps=2 * values["stages"][0]["steps"])
+    error = refused(capsys, tmp_path, {**longer, "output": str(output)})
+    assert "was trained with default of rope_theta" in error
+    assert {path.relative_to(output) for path in output.rglob("*")} == there

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from ropewalk import RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.io.progress import Silent
-from ropewalk.training import extend
 from ropewalk.training.metrics import LOST
-from ropewalk.training.preflight import plan
+from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.programs import ROPEWALK, Program
+from tests.training.run_cases import extend
 from tests.training.tiny import save_tokenizer
 
 
@@ -406,7 +406,7 @@ def test_the_tokenizer_no_longer_truncates_at_the_old_length(recipe_values, tiny
     model = altered(tiny_checkpoint, tmp_path / "model")
     path = Path(model) / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 32}))
-    assert plan(recipe_of({**recipe_values, "model": model})).tokenizer.model_max_length == 128
+    assert resolve(recipe_of({**recipe_values, "model": model})).tokenizer.model_max_length == 128
 
 
 def test_gradient_checkpointing_is_switched_on(recipe_values, monkeypatch):
@@ -534,16 +534,16 @@ def test_a_scaled_checkpoint_whose_config_says_the_original_length(
     values["stages"] = [{**recipe_values["stages"][0], "context": 256, "rope": stage}]
     if isinstance(expected, str):
         with pytest.raises(RopewalkError, match=expected):
-            plan(recipe_of(values))
+            resolve(recipe_of(values))
     else:
-        assert plan(recipe_of(values)).methods[0].factor == expected
+        assert resolve(recipe_of(values)).methods[0].factor == expected
 
 
 def test_longrope_with_reset_positions_is_refused(recipe_values):
     factors = {"short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 2, 4]}
     recipe_values["stages"][0].update(rope={"method": "longrope", **factors}, positions="reset")
     with pytest.raises(RopewalkError, match="use positions continuous"):
-        plan(recipe_of(recipe_values))
+        resolve(recipe_of(recipe_values))
 
 
 def test_a_corpus_eaten_by_validation_says_so(recipe_values, tmp_path, capsys):

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk import RopewalkError
 from ropewalk.io.files import remove_left_overs
+from ropewalk.parallel.context import RunContext
 from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.training.checkpoint.files import (
     RECORD,
@@ -308,7 +309,7 @@ def test_machines_that_share_no_disk_are_told_so(two_ranks, tied_llama, tmp_path
 def test_one_process_is_no_team(tied_llama, tmp_path):
     one = Trainee(tied_llama, [])
     with pytest.raises(RopewalkError, match="is for several processes"):
-        ShardedCheckpoints(tmp_path, one.model, one.optimizer, ALONE, None, 1)
+        ShardedCheckpoints(tmp_path, one.model, one.optimizer, RunContext(), 1)
 
 
 def harmed(path, name, how):

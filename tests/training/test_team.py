@@ -11,10 +11,11 @@ import yaml
 from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.parallel import Mesh, MeshShape, SequenceGroups, World
-from ropewalk.training.context import Team
-from ropewalk.training.preflight import plan
+from ropewalk.parallel.context import RunContext
+from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import share_of_step
 from tests.training.sharded_cases import too_short
 
 WORLD = World(rank=0, size=4, local_rank=0, local_size=4)
@@ -27,19 +28,19 @@ def test_ranks_of_a_sequence_group_read_the_same_rows_and_others_other_ones(shap
     rows = [7, 3, 9, 1, 8, 2, 6, 4]
     shares = {}
     for rank in range(4):
-        team = Team(WORLD, Mesh(shape, rank, None, SequenceGroups()))
-        shares.setdefault(shape.data_rank(rank), []).append(team.share(rows))
+        context = RunContext(WORLD, Mesh(shape, rank, None, SequenceGroups()))
+        shares.setdefault(shape.data_rank(rank), []).append(share_of_step(rows, context))
     for of_group in shares.values():
         assert len(of_group) == shape.sequence_degree
         assert all(share == of_group[0] for share in of_group)
     read = [row for of_group in shares.values() for row in of_group[0]]
     assert sorted(read) == sorted(rows)
-    assert Team().share(rows) == rows
+    assert share_of_step(rows, RunContext()) == rows
 
 
 def refused(values, world=WORLD, **changed):
     with pytest.raises(RopewalkError) as caught:
-        plan(Recipe.model_validate({**values, **changed}), world)
+        resolve(Recipe.model_validate({**values, **changed}), world)
     return str(caught.value)
 
 
@@ -55,7 +56,7 @@ def test_what_does_not_divide_is_refused_before_anything_loads(recipe_values):
 def test_engines_that_need_whole_rows_are_refused_under_a_ring(recipe_values):
     recipe = Recipe.model_validate({**recipe_values, "parallel": {"ring": 4}, "engine": "reference"})
     with pytest.raises(EngineError, match="engine reference needs all keys of a row at once"):
-        plan(recipe, WORLD)
+        resolve(recipe, WORLD)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_plan_names_the_engine_that_attends(
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **config}))
     recipe = Recipe.model_validate({**recipe_values, "model": str(folder), "precision": precision})
-    chosen = plan(recipe).engine
+    chosen = resolve(recipe).engine
     assert chosen == engine
     heads = config.get("head_dim", 8)
     met = AttentionSpec(
@@ -98,8 +99,8 @@ def test_one_process_alone_says_how_to_start_several(recipe_values):
 
 
 def test_auto_takes_a_mesh_that_fits_ranks_heads_and_rows(recipe_values):
-    assert plan(Recipe.model_validate(recipe_values), World()).mesh == MeshShape()
-    mesh = plan(Recipe.model_validate(recipe_values), WORLD).mesh
+    assert resolve(Recipe.model_validate(recipe_values), World()).mesh == MeshShape()
+    mesh = resolve(Recipe.model_validate(recipe_values), WORLD).mesh
     assert mesh.world_size == 4
     assert 2 % mesh.data_degree == 0
     assert 2 % mesh.sequence == 0
@@ -135,7 +136,7 @@ def test_dropout_is_refused_on_a_mesh(recipe_values, tiny_checkpoint, tmp_path, 
     path.write_text(json.dumps({**json.loads(path.read_text()), key: 0.1, "classifier_dropout": 0.1}))
     values = {**recipe_values, "model": str(tmp_path / "model")}
     assert f"the model has {key} 0.1" in refused(values, parallel={"ring": 4})
-    assert plan(Recipe.model_validate(values), World()).mesh == MeshShape()
+    assert resolve(Recipe.model_validate(values), World()).mesh == MeshShape()
 
 
 def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(recipe_values):
@@ -145,17 +146,17 @@ def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(
     recipe_values["exact_rope"] = False
     assert "RoPE longrope would take the length of a shard" in refused(recipe_values, parallel={"ring": 4})
     recipe_values["stages"][0]["rows_per_step"] = 4
-    assert plan(Recipe.model_validate({**recipe_values, "parallel": {"shard": 4}}), WORLD).mesh.shard == 4
+    assert resolve(Recipe.model_validate({**recipe_values, "parallel": {"shard": 4}}), WORLD).mesh.shard == 4
 
 
 def test_auto_suits_every_stage_or_is_refused(recipe_values):
     (stage,) = recipe_values["stages"]
     # By themselves four rows would be read by four groups, and two rows by two groups of two.
     both = [{**stage, "context": 64, "rows_per_step": 4}, {**stage, "rows_per_step": 2}]
-    mesh = plan(Recipe.model_validate({**recipe_values, "stages": both}), WORLD).mesh
+    mesh = resolve(Recipe.model_validate({**recipe_values, "stages": both}), WORLD).mesh
     assert mesh.data_degree == 2
     thirds = [{**stage, "context": 64, "rows_per_step": 4}, {**stage, "rows_per_step": 1, "context": 128}]
-    mesh = plan(Recipe.model_validate({**recipe_values, "stages": thirds}), WORLD).mesh
+    mesh = resolve(Recipe.model_validate({**recipe_values, "stages": thirds}), WORLD).mesh
     assert mesh.data_degree == 1
 
 

@@ -11,10 +11,9 @@ import torch
 import yaml
 
 import ropewalk
-from ropewalk.training import extend
 from ropewalk.training.recipe.file import parse_recipe
 from tests.programs import ROPEWALK, run_program, run_together
-from tests.training.longrope_run_cases import extended
+from tests.training.run_cases import extend, extended
 
 PROGRAM = """
 import os, signal, sys

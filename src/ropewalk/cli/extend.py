@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from ropewalk.cli.options import JsonFlag
 from ropewalk.cli.output import notes, on_interrupt, print_json, results
 from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
+
+if TYPE_CHECKING:
+    from ropewalk.training.run import RunResult
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
 
@@ -47,38 +50,45 @@ def extend(
     # The imports take seconds, in which people press Ctrl-C too.
     with on_interrupt(so_far):
         from ropewalk.cli.progress import ConsoleReporter
-        from ropewalk.models.config_file import read_config_file
         from ropewalk.parallel import joined
-        from ropewalk.rope.config import notes_on
+        from ropewalk.parallel.context import RunContext
         from ropewalk.training import extend as run
         from ropewalk.training import load_recipe
-        from ropewalk.training.measurement import describe_short_context
-        from ropewalk.training.report import run_tables, write_run_report
-        from ropewalk.training.stage_rope.tables import with_tables
+        from ropewalk.training.stage_rope.given import with_tables
 
         with joined(go_on=GO_ON) as world:
             read = world.lead(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
-            summary = run(read, resume=resume, reporter=ConsoleReporter(notes), world=world)
+            result = run(read, RunContext(world, reporter=ConsoleReporter(notes)), resume)
             if not world.leads:
                 return
-    files = write_run_report(Path(summary["output"]))
-    readers = notes_on(read_config_file(summary["model"]))
+    result = result.reported()
     if as_json:
-        print_json({**summary, "files": [str(path) for path in files], "readers": readers})
-        return
+        print_json(result.to_json())
+    else:
+        _print(result)
+
+
+def _print(result: RunResult) -> None:
+    from ropewalk.training.measurement import describe_short_context
+    from ropewalk.training.report import run_tables
+
     console = results()
-    for table in run_tables(summary):
+    for table in run_tables(result.to_json()):
         console.print()
         console.print(table.rich())
     console.print()
-    facts = [("model", summary["model"])]
-    if summary["short_context"] is not None:
-        facts.append(("short", describe_short_context(summary["short_context"])))
-    facts += [("report" if path.suffix == ".html" else "picture", str(path)) for path in files]
-    facts += [("readers", each) for each in readers]
+    facts = [("model", str(result.model))]
+    if result.short_context is not None:
+        facts.append(("short", describe_short_context(result.short_context)))
+    for path in result.files or ():
+        facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
+    facts += [("readers", each) for each in result.readers or ()]
     facts += [
-        ("next", f"AutoModelForCausalLM.from_pretrained({summary['model']!r}) loads it in plain transformers")
+        (
+            "next",
+            f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers",
+        )
     ]
     for name, value in facts:
         console.say(f"{name:8} {value}")

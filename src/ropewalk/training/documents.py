@@ -29,9 +29,9 @@ from ropewalk.evaluation.rows import Ids, evaluation_rows, take_documents
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json, write_json
-from ropewalk.io.progress import Reporter
-from ropewalk.training.preflight import Plan
+from ropewalk.parallel.context import RunContext
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import ResolvedRecipe, folder_of
 
 ROWS = "rows.json"
 DATA = "data"
@@ -95,42 +95,36 @@ def read_began(output: Path) -> Began:
 
 
 def all_rows(
-    recipe: Recipe,
-    chosen: Plan,
-    output: Path,
-    began: Began | None,
-    reporter: Reporter,
-    others: Collection[int] = (),
+    resolved: ResolvedRecipe, context: RunContext, began: Began | None, others: Collection[int] = ()
 ) -> list[PackedRows | None]:
     """The packed rows of every stage, None for one that trains nothing.
 
     A resumed run gets the very rows it began with, or is refused.
 
     Args:
-        recipe: of the run.
-        chosen: its answers.
-        output: folder of the run.
+        resolved: the recipe.
+        context: the run's folder, and where progress goes.
         began: what a resumed run began with.
-        reporter: progress.
         others: stages, counted from 0, that are no longer those of ``began``, or new.
 
     Raises:
         RopewalkError: if the model or the documents have changed since, and the rows are no longer there, or rows that
             the recipe names are damaged, or of another tokenizer or stage.
     """
+    recipe, output = resolved.recipe, folder_of(context)
     if began is not None:
-        _refuse_changed(recipe, chosen, began, output)
+        _refuse_changed(resolved, began, output)
     if recipe.data.rows:
-        return _packed_before(recipe, chosen, began, others)
+        return _packed_before(resolved, began, others)
     rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):
         known = None if began is None or number in others else began.of_stage(number)
         if not stage.steps:
             rows.append(None)
         elif known is None:
-            rows.append(_rows(recipe, chosen, number, output, reporter))
+            rows.append(_rows(resolved, context, number))
         else:
-            rows.append(_rows_again(recipe, chosen, number, known, output, reporter))
+            rows.append(_rows_again(resolved, context, number, known))
     # Otherwise the documents of one stage could be those that another one holds out.
     inputs = {json.dumps(each.manifest["inputs"], sort_keys=True) for each in rows if each is not None}
     if len(inputs) > 1:
@@ -142,9 +136,10 @@ def all_rows(
 
 
 def _rows_again(
-    recipe: Recipe, chosen: Plan, number: int, known: tuple[str, str | None], output: Path, reporter: Reporter
+    resolved: ResolvedRecipe, context: RunContext, number: int, known: tuple[str, str | None]
 ) -> PackedRows:
     """The rows that a stage of a resumed run began with: as they lie on disk, or packed again."""
+    output = folder_of(context)
     folder, digest_ = _place(known[0], output), known[1]
     if not is_packed(folder):
         if folder.is_dir() and not (folder / WORK).is_dir():
@@ -152,7 +147,7 @@ def _rows_again(
                 f"the packed rows in {folder} have no manifest that can be read; delete the folder {folder}, and "
                 "--resume packs them again"
             )
-        packed = _rows(recipe, chosen, number, output, reporter)
+        packed = _rows(resolved, context, number)
         if packed.folder.name != folder.name:
             raise RopewalkError(
                 f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; a "
@@ -160,7 +155,7 @@ def _rows_again(
             )
         return packed
     try:
-        there = open_rows(folder, tokenizer=tokenizer_identity(chosen.tokenizer), verify=True)
+        there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
         raise RopewalkError(f"{error} (--resume does so once {folder} is gone)") from error
     if _rows_digest(there) != digest_:
@@ -178,8 +173,7 @@ def _place(folder: str, output: Path) -> Path:
 
 
 def began_with(
-    recipe: Recipe,
-    chosen: Plan,
+    resolved: ResolvedRecipe,
     rows: Sequence[PackedRows | None],
     output: Path,
     before: Began | None = None,
@@ -187,12 +181,12 @@ def began_with(
     """What a resumed run must find again: the folders of rows, and the identity of the model and of other text.
 
     Args:
-        recipe, chosen: of the run.
+        resolved: the recipe.
         rows: of every stage.
         output: folder of the run; rows within it are noted relative to it, so that it can be moved.
         before: what was noted when the run began, if it is resumed.
     """
-    home = output.resolve()
+    recipe, home = resolved.recipe, output.resolve()
     places = [None if each is None else each.folder.resolve() for each in rows]
     return Began(
         rows=[
@@ -202,8 +196,8 @@ def began_with(
         validation_sources=_sources_digest(recipe.data.validation_sources),
         unpacked=_unpacked_digest(recipe),
         # A resumed run has compared it already, where it is at hand.
-        model=model_digest(chosen.model) if before is None or before.model is None else before.model,
-        precision=chosen.precision,
+        model=model_digest(resolved.model) if before is None or before.model is None else before.model,
+        precision=resolved.precision,
     )
 
 
@@ -212,14 +206,14 @@ def write_began(output: Path, began: Began) -> None:
     write_json(output / ROWS, began.model_dump())
 
 
-def check_sources(recipe: Recipe, chosen: Plan) -> None:
+def check_sources(resolved: ResolvedRecipe) -> None:
     """Read the first document of every source, or the manifests of packed rows: before anything that takes long.
 
     Raises:
         RopewalkError: as reading all of them does: a source that is not there, cannot be read or is given twice, a
             first record without its text field, rows of another tokenizer.
     """
-    identity = tokenizer_identity(chosen.tokenizer)
+    recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
     for folder in recipe.data.rows:
         open_rows(folder, tokenizer=identity)
     for sources in (recipe.data.sources, recipe.data.validation_sources):
@@ -234,23 +228,23 @@ def model_at_start(output: Path) -> str | None:
     return read_began(output).model if (output / ROWS).is_file() else None
 
 
-def _refuse_changed(recipe: Recipe, chosen: Plan, began: Began, output: Path) -> None:
+def _refuse_changed(resolved: ResolvedRecipe, began: Began, output: Path) -> None:
     """Raise where the model, or text that is not packed, is no longer what a run began with."""
-    since = f"since the run in {output} began"
+    recipe, since = resolved.recipe, f"since the run in {output} began"
     if began.validation_sources != _sources_digest(recipe.data.validation_sources):
         raise RopewalkError(f"the validation sources have changed {since}; restore them, or start again")
     # Earlier versions recorded none of these.
     if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
         raise RopewalkError(f"{what} have changed {since}; restore them, or start again")
-    if began.model is not None and model_digest(chosen.model) not in (None, began.model):
+    if began.model is not None and model_digest(resolved.model) not in (None, began.model):
         raise RopewalkError(
-            f"the weights or the config of the model in {chosen.model} have changed {since}; restore them, or start "
+            f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
             "again"
         )
-    if began.precision is not None and began.precision != chosen.precision:
+    if began.precision is not None and began.precision != resolved.precision:
         here = (
-            f"auto is {chosen.precision} here"
+            f"auto is {resolved.precision} here"
             if recipe.precision == "auto"
             else f"cannot go on in {recipe.precision}"
         )
@@ -280,10 +274,10 @@ def _rows_digest(rows: PackedRows | None) -> str | None:
 
 
 def _packed_before(
-    recipe: Recipe, chosen: Plan, began: Began | None, others: Collection[int]
+    resolved: ResolvedRecipe, began: Began | None, others: Collection[int]
 ) -> list[PackedRows | None]:
     """The folders of rows that the recipe names, one for each stage."""
-    identity = tokenizer_identity(chosen.tokenizer)
+    recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
     there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
     rows: list[PackedRows | None] = []
     for number, stage in enumerate(recipe.stages):
@@ -316,7 +310,8 @@ def _packed_before(
     return rows
 
 
-def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Reporter) -> PackedRows:
+def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedRows:
+    recipe, reporter = resolved.recipe, context.told
     data = recipe.data
     made = False
 
@@ -328,8 +323,8 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
     with reporter.bar(f"stage {number + 1} data", None) as advance:
         config = PackConfig(
             sources=data.sources,
-            tokenizer=chosen.tokenizer.name_or_path,
-            rows=chosen.packing[number],
+            tokenizer=resolved.tokenizer.name_or_path,
+            rows=resolved.packing[number],
             mixture=data.mixture or MixtureSettings(),
             validation=ValidationSettings(
                 documents=0 if data.validation_sources else data.validation_documents
@@ -337,7 +332,7 @@ def _rows(recipe: Recipe, chosen: Plan, number: int, output: Path, reporter: Rep
             work=WorkSettings(workers=data.workers),
         )
         rows = prepare_rows(
-            config, data.cache or output / DATA, tokenizer=chosen.tokenizer, progress=progress
+            config, data.cache or folder_of(context) / DATA, tokenizer=resolved.tokenizer, progress=progress
         )
     if not made:
         # Another run has packed them, maybe long ago.
@@ -364,7 +359,7 @@ def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> P
     return open_rows(recipe.data.rows[-1], verify=True)
 
 
-def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows | None) -> list[Ids]:
+def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> list[Ids]:
     """The documents to measure on, as token ids; none where perplexity is not asked for.
 
     Where no stage trains and so nothing is packed (``rows`` is None), all documents of the sources are as good as held
@@ -373,10 +368,11 @@ def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows | None) 
     Raises:
         RopewalkError: if there are none, or too few for one row: now, and not after the training.
     """
+    recipe = resolved.recipe
     if "perplexity" not in recipe.evaluation.suites:
         return []
-    length, limit = recipe.stages[-1].context, recipe.evaluation.rows
-    documents = held_out_documents(recipe, chosen, rows, length, limit)
+    length, limit = resolved.target, recipe.evaluation.rows
+    documents = held_out_documents(resolved, rows, length, limit)
     if not documents:
         more = (
             "pack the rows with --validation-documents"
@@ -384,13 +380,11 @@ def validation_documents(recipe: Recipe, chosen: Plan, rows: PackedRows | None) 
             else "raise data.validation_documents"
         )
         raise RopewalkError(f"there are no validation documents; {more}, or give data.validation_sources")
-    _full_rows(documents, chosen, length, limit)
+    _full_rows(documents, resolved, length, limit)
     return documents
 
 
-def probe_rows(
-    recipe: Recipe, chosen: Plan, rows: PackedRows, context: int, limit: int
-) -> tuple[list[Row], str]:
+def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: int) -> tuple[list[Row], str]:
     """Rows to choose a stage's base on, and what they are made of.
 
     Held-out documents where they fill a row, as in the evaluation; else the stage's first training rows. Either way
@@ -401,9 +395,9 @@ def probe_rows(
         context: tokens of a row.
         limit: most rows.
     """
-    documents = held_out_documents(recipe, chosen, rows, context, limit)
+    documents = held_out_documents(resolved, rows, context, limit)
     try:
-        return _full_rows(documents, chosen, context, limit), "held-out"
+        return _full_rows(documents, resolved, context, limit), "held-out"
     except RopewalkError:
         return training_rows(rows, context, limit), "training"
 
@@ -422,20 +416,21 @@ def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
 
 
 def held_out_documents(
-    recipe: Recipe, chosen: Plan, rows: PackedRows | None, length: int, limit: int
+    resolved: ResolvedRecipe, rows: PackedRows | None, length: int, limit: int
 ) -> list[Ids]:
     """Documents that no stage trains on, enough for ``limit`` rows of ``length`` tokens if there are so many.
 
     Those of the validation sources; else those held out of packed rows; where no rows are packed, the sources' own.
     """
+    recipe = resolved.recipe
     sources = recipe.data.validation_sources or (recipe.data.sources if rows is None else [])
     if sources:
         texts = read_documents(sources)
-        return take_documents((d.input_ids for d in tokenise(texts, chosen.tokenizer)), length, limit)
+        return take_documents((d.input_ids for d in tokenise(texts, resolved.tokenizer)), length, limit)
     assert rows is not None
     return [rows.validation[i].input_ids for i in range(len(rows.validation))]
 
 
-def _full_rows(documents: list[Ids], chosen: Plan, length: int, limit: int) -> list[Row]:
-    bos, eos = chosen.tokenizer.bos_token_id, chosen.tokenizer.eos_token_id
+def _full_rows(documents: list[Ids], resolved: ResolvedRecipe, length: int, limit: int) -> list[Row]:
+    bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.losses import LossModel
-from ropewalk.training.context import Team
-from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.parallel.context import RunContext
+from ropewalk.training.resolved import ResolvedRecipe, folder_of
 from ropewalk.training.step import autocast
 
 
@@ -33,15 +33,15 @@ def evaluation_record(when: str) -> str:
     return f"evaluation-{when}.digest.json"
 
 
-def asked_for(recipe: Recipe, chosen: Plan, prompt_lengths: Sequence[int]) -> dict[str, list[int]]:
+def asked_for(resolved: ResolvedRecipe, prompt_lengths: Sequence[int]) -> dict[str, list[int]]:
     """The lengths in tokens at which a recipe measures, by suite.
 
     Args:
-        recipe, chosen: of the run.
+        resolved: the recipe.
         prompt_lengths: from :func:`passkey_lengths`; where no prompt fits, the suite is left out, and that was said.
     """
-    lengths = {"perplexity": perplexity_lengths(recipe, chosen), "passkey": list(prompt_lengths)}
-    return {suite: lengths[suite] for suite in recipe.evaluation.suites if lengths[suite]}
+    lengths = {"perplexity": perplexity_lengths(resolved), "passkey": list(prompt_lengths)}
+    return {suite: lengths[suite] for suite in resolved.recipe.evaluation.suites if lengths[suite]}
 
 
 def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> list[TaskResult] | None:
@@ -111,20 +111,35 @@ def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> No
     write_text(path, text)
 
 
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What a run measures, before and after.
+
+    Attributes:
+        resolved: the recipe.
+        asked: from :func:`asked_for`.
+        documents: token ids of each, for perplexity.
+    """
+
+    resolved: ResolvedRecipe
+    asked: Mapping[str, Sequence[int]]
+    documents: list[Ids]
+
+
 def measure(
-    when: str,
-    model: LossModel | None,
-    recipe: Recipe,
-    chosen: Plan,
-    documents: list[Ids],
-    prompt_lengths: list[int],
-    output: Path,
-    reporter: Reporter,
-    team: Team,
+    when: str, model: LossModel | None, measurement: Measurement, context: RunContext
 ) -> list[TaskResult]:
-    """Evaluate once; a resumed run finds the results on disk, and needs no model then."""
-    asked = asked_for(recipe, chosen, prompt_lengths)
-    known = team.world.lead(lambda: results_in(output, when, asked))
+    """Evaluate once; a resumed run finds the results on disk, and needs no model then.
+
+    Args:
+        when: ``before`` or ``after``.
+        model: to evaluate.
+        measurement: what to measure.
+        context: processes, all of which call this alike; folder and progress.
+    """
+    resolved, asked = measurement.resolved, measurement.asked
+    recipe, output = resolved.recipe, folder_of(context)
+    known = context.world.lead(lambda: results_in(output, when, asked))
     if known is not None:
         return known
     if not asked:
@@ -135,34 +150,33 @@ def measure(
         samples=recipe.evaluation.samples,
         seed=recipe.seed,
         rows=recipe.evaluation.rows,
-        trained_length=chosen.trained_length,
+        trained_length=resolved.trained_length,
         # Before its extension the model is measured beyond what it was made for.
         beyond_config=True,
     )
     assert model is not None
-    sharded = team.mesh is not None
     with (
-        reporter.bar(f"evaluation {when}", None) as advance,
-        autocast(chosen.device, chosen.precision, sharded),
+        context.told.bar(f"evaluation {when}", None) as advance,
+        autocast(resolved.device, resolved.precision, context.mesh is not None),
     ):
 
         def progress(what: str, done: int, total: int) -> None:
             advance(done, f"{what} {done}/{total}")
 
-        if team.mesh is None:
-            under_test = ModelUnderTest.in_memory(model.model, chosen.tokenizer)
+        if context.mesh is None:
+            under_test = ModelUnderTest.in_memory(model.model, resolved.tokenizer)
         else:
-            under_test = ModelUnderTest.over_mesh(model, chosen.tokenizer, team.mesh, team.world)
-        results = evaluate_model(under_test, settings, documents, progress=progress)
-    if team.leads:
+            under_test = ModelUnderTest.over_mesh(model, resolved.tokenizer, context.mesh, context.world)
+        results = evaluate_model(under_test, settings, measurement.documents, progress=progress)
+    if context.leads:
         _write_results(output, when, results)
     return results
 
 
-def perplexity_lengths(recipe: Recipe, chosen: Plan) -> list[int]:
+def perplexity_lengths(resolved: ResolvedRecipe) -> list[int]:
     """The target; and where the result is longrope the original length, at which its short factors work."""
-    target = recipe.stages[-1].context
-    return [target] if chosen.original_length is None else [target, chosen.original_length]
+    target = resolved.target
+    return [target] if resolved.original_length is None else [target, resolved.original_length]
 
 
 def short_context(
@@ -187,16 +201,17 @@ def describe_short_context(found: Mapping[str, Any]) -> str:
     )
 
 
-def passkey_lengths(recipe: Recipe, chosen: Plan, reporter: Reporter) -> list[int]:
+def passkey_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> list[int]:
     """The lengths asked for; else the trained length and the target, where a prompt fits into them."""
+    recipe = resolved.recipe
     if "passkey" not in recipe.evaluation.suites:
         return []
     if recipe.evaluation.lengths is not None:
         return recipe.evaluation.lengths
     lengths = []
-    for length in (chosen.trained_length, recipe.stages[-1].context):
+    for length in (resolved.trained_length, resolved.target):
         try:
-            encoder = PromptEncoder(chosen.tokenizer)
+            encoder = PromptEncoder(resolved.tokenizer)
             PasskeyTask().samples(encoder, length, recipe.evaluation.samples, recipe.seed)
         except RopewalkError as error:
             reporter.note(f"passkey is not run at {length} tokens: {error}")

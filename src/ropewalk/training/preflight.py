@@ -2,69 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from ropewalk.attention import EngineName, check_engine
+from ropewalk.attention import check_engine
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.store import model_digest
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
-from ropewalk.parallel import MeshShape, World
+from ropewalk.parallel import MeshShape, World, require_devices
+from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.time import H100
 from ropewalk.rope import LongRope, RopeMethod
+from ropewalk.rope.target import recommended_base
 from ropewalk.search import Factors, read_factors
-from ropewalk.training.arrangement import mesh_of, refuse_on_mesh
-from ropewalk.training.recipe.recipe import Recipe, Stage
-from ropewalk.training.stage_rope.methods import possible_methods
-from ropewalk.training.trackers import require_trackers
+from ropewalk.training.metrics import require_trackers
+from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
+from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A recipe whose every question is answered.
-
-    Attributes:
-        model: folder or hub id.
-        trained_length: context of the checkpoint as it is, in tokens.
-        dtype: dtype of the checkpoint's weights, in which the result is saved.
-        rope: RoPE method of the checkpoint as it is.
-        methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose, or a search
-            will find.
-        packing: packing settings of each stage; none where the recipe names rows.
-        tokenizer: the model's tokenizer.
-        device: where to train.
-        precision: float32, bfloat16-autocast or bfloat16.
-        engine: the attention engine that ``auto`` stands for.
-        mesh: how the processes are arranged.
-        tables: the factor table of each stage that names one.
-        original_length: ``T`` in tokens, where the result is a longrope checkpoint.
-    """
-
-    model: str
-    trained_length: int
-    dtype: torch.dtype
-    rope: RopeMethod
-    methods: tuple[RopeMethod | None, ...]
-    packing: tuple[PackingSettings, ...]
-    tokenizer: Any
-    device: torch.device
-    precision: str
-    engine: EngineName
-    mesh: MeshShape = field(default_factory=MeshShape)
-    tables: tuple[Factors | None, ...] = ()
-    original_length: int | None = None
-
-
-def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> Plan:
+def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> ResolvedRecipe:
     """Check a recipe against the checkpoint, the machine, and the processes that there are.
 
     Args:
@@ -87,49 +59,35 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     require_trackers(recipe.trackers)
     current = read.methods[None]
     tables = tuple(_table(stage) for stage in recipe.stages)
-    possible = possible_methods(recipe, current, trained, tables)
-    for stage, ends in zip(recipe.stages, possible, strict=True):
-        for method in ends:
+    bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
+    possible = [method for each in bounds for method in (each.low, each.high)]
+    for stage, each in zip(recipe.stages, bounds, strict=True):
+        for method in (each.low, each.high):
             with_rope(text, method, stage.context)
-    methods = _known_methods(recipe, possible)
     _check_short_context(recipe)
-    last = possible[-1][0]
-    device = choose_device(recipe.device)
-    if world.size > 1 and device.type == "cuda":
-        device = torch.device("cuda", world.local_rank)
-    precision = recipe.precision
-    if precision == "auto":
-        # Sharded parameters are float32 masters already, and gathered in bfloat16 they take half the memory.
-        precision = "float32"
-        if device.type == "cuda":
-            precision = "bfloat16-autocast" if world.size == 1 else "bfloat16"
+    last = bounds[-1].low
+    device, precision = _device_and_precision(recipe, world)
     compute = torch.float32 if precision == "float32" else torch.bfloat16
     check_engine(recipe.engine, attention_spec(text, device, compute))
     mesh = mesh or mesh_of(recipe, text, world, device, precision)
     if mesh.world_size > 1:
-        refuse_on_mesh(mesh, text, recipe.exact_rope, [current, *(m for ends in possible for m in ends)])
-    tokenizer = load_tokenizer(model)
+        refuse_on_mesh(mesh, text, recipe.exact_rope, [current, *possible])
+    tokenizer = _tokenizer(recipe, model, text.vocab_size)
     special = special_ids(tokenizer)
-    for length in recipe.evaluation.lengths or ():
-        PasskeyTask().samples(PromptEncoder(tokenizer), length, recipe.evaluation.samples, recipe.seed)
-    # A tokenizer that truncates at the old length would take the new context away again.
-    tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
-    if len(tokenizer) > text.vocab_size:
-        raise RopewalkError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {text.vocab_size}: not a pair"
-        )
     # Rows that were packed before have decided.
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
     engine = check_engine(recipe.engine, attention_spec(text, device, compute, ring=mesh.ring > 1))
     dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
-    return Plan(
+    return ResolvedRecipe(
+        recipe,
         model,
         trained,
         dtype,
         current,
-        methods,
+        tuple(each.method for each in bounds),
+        tuple(each.origin for each in bounds),
         packing,
         tokenizer,
         device,
@@ -141,21 +99,34 @@ def plan(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = No
     )
 
 
+def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, str]:
+    device = choose_device(recipe.device)
+    if world.size > 1 and device.type == "cuda":
+        device = torch.device("cuda", world.local_rank)
+    if recipe.precision != "auto":
+        return device, recipe.precision
+    if device.type != "cuda":
+        return device, "float32"
+    # Sharded parameters are float32 masters already, and gathered in bfloat16 they take half the memory.
+    return device, "bfloat16-autocast" if world.size == 1 else "bfloat16"
+
+
+def _tokenizer(recipe: Recipe, model: str, vocabulary: int) -> Any:
+    """The model's tokenizer, which takes texts of the target length and prompts of the recipe's passkey lengths."""
+    tokenizer = load_tokenizer(model)
+    for length in recipe.evaluation.lengths or ():
+        PasskeyTask().samples(PromptEncoder(tokenizer), length, recipe.evaluation.samples, recipe.seed)
+    # A tokenizer that truncates at the old length would take the new context away again.
+    tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
+    if len(tokenizer) > vocabulary:
+        raise RopewalkError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {vocabulary}: not a pair"
+        )
+    return tokenizer
+
+
 def _table(stage: Stage) -> Factors | None:
     return None if stage.rope.factors is None else read_factors(Path(stage.rope.factors).expanduser())
-
-
-def _known_methods(
-    recipe: Recipe, possible: list[tuple[RopeMethod, RopeMethod]]
-) -> tuple[RopeMethod | None, ...]:
-    """The methods that nothing is left to choose or to find for."""
-    known: list[RopeMethod | None] = []
-    searched = False
-    for stage, (low, high) in zip(recipe.stages, possible, strict=True):
-        # A later stage replaces the long factors, or keeps those that were found.
-        searched = stage.rope.search is not None or (searched and stage.rope.method == "default")
-        known.append(low if low == high and not searched else None)
-    return tuple(known)
 
 
 def _check_short_context(recipe: Recipe) -> None:
@@ -175,3 +146,154 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
         )
     except ValidationError as error:
         raise RopewalkError(explain(error, PackingSettings)) from error
+
+
+def mesh_of(recipe: Recipe, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
+    """The mesh that a recipe asks for, or what ``auto`` stands for; every stage fits it.
+
+    Args:
+        recipe: what to do.
+        config: the decoder's transformers config.
+        world: the processes that there are.
+        device: of this one.
+        precision: resolved.
+
+    Raises:
+        RopewalkError: if the mesh does not suit processes, heads or rows; the message names what would.
+    """
+    if world.size == 1:
+        asked = MeshShape() if recipe.parallel == "auto" else _asked(recipe.parallel)
+        if asked.world_size > 1:
+            raise RopewalkError(
+                f"parallel asks for {asked.world_size} processes ({asked}) and this is one; start it with torchrun "
+                f"--nproc-per-node {asked.world_size} -m ropewalk"
+            )
+        return asked
+    require_devices(world, device)
+    if recipe.parallel != "auto":
+        mesh = _asked(recipe.parallel)
+        for stage in recipe.stages:
+            _check(mesh, stage, config, world)
+        return mesh
+    choices = [_chosen(stage, config, world, device, precision) for stage in recipe.stages]
+    # A stage fits a mesh that cuts rows finer than it needs, if its rows divide.
+    return _first_for_all(sorted(choices, key=lambda mesh: -mesh.sequence_degree), recipe, config, world)
+
+
+def _asked(parallel: Any) -> MeshShape:
+    assert isinstance(parallel, Parallel)
+    return MeshShape(**parallel.model_dump())
+
+
+def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: Any, world: World) -> MeshShape:
+    for mesh in meshes:
+        try:
+            for stage in recipe.stages:
+                _check(mesh, stage, config, world)
+        except RopewalkError as error:
+            refusal = error
+        else:
+            return mesh
+    raise RopewalkError(f"no mesh that parallel auto takes for one stage suits all of them: {refusal}")
+
+
+def _check(mesh: MeshShape, stage: Stage, config: Any, world: World) -> None:
+    heads, rows = config.num_attention_heads, (stage.rows_per_step, stage.rows_per_batch)
+    check_mesh(mesh, world.size, heads, stage.context, *rows)
+
+
+def _chosen(stage: Stage, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
+    shape = ModelShape.from_config(config.to_dict())
+    memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
+    if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
+        # Autograd saves each weight as autocast has rounded it, until the backward.
+        memory = max(0, memory - 2 * shape.layers * shape.layer_parameters)
+    run = ShardedRun(
+        shape,
+        MeshShape(),
+        stage.context,
+        stage.rows_per_batch,
+        checkpointing=stage.gradient_checkpointing,
+        offload=stage.offload_activations,
+        # Under autocast parameters are gathered, and hidden states handed on, in float32.
+        dtype="bfloat16" if precision == "bfloat16" else "float32",
+    )
+    cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
+    return choose_mesh(run, stage.rows_per_step, world.size, cluster)
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def refuse_on_mesh(mesh: MeshShape, config: Any, exact_rope: bool, methods: Iterable[RopeMethod]) -> None:
+    """Raise for what one process can train and a mesh cannot.
+
+    Args:
+        mesh: of more than one process.
+        config: the decoder's transformers config.
+        exact_rope: whether the rotary module is ours.
+        methods: of the checkpoint and all stages.
+
+    Raises:
+        RopewalkError: for dropout: every process would draw the same mask for other tokens.
+        EngineError: for transformers' own RoPE that takes the length of a shard for the row's.
+    """
+    for key, value in config.to_dict().items():
+        active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
+        if active and ("dropout" in key or key.endswith("pdrop")):
+            raise RopewalkError(
+                f"the model has {key} {value}, and several processes would not drop what one does; set it to 0 in "
+                "config.json, or train with one process"
+            )
+    dependent = sorted({method.name for method in methods if method.length_dependent})
+    if dependent and mesh.sequence_degree > 1 and not exact_rope:
+        raise EngineError(
+            f"transformers' own RoPE {dependent[0]} would take the length of a shard for the row's; set exact_rope: "
+            "true, or use parallel.sequence 1 and parallel.ring 1"
+        )
+
+
+def announcement(resolved: ResolvedRecipe) -> list[str]:
+    """The lines that a run begins with: model, engine, processes, stages, and what to know of factor tables."""
+    recipe = resolved.recipe
+    told = " (auto)" if recipe.engine == "auto" else ""
+    lines = [
+        f"model {resolved.model}, trained for {resolved.trained_length} tokens",
+        f"attention engine {resolved.engine}{told} on {resolved.device}, {resolved.precision}",
+    ]
+    if resolved.mesh.world_size > 1:
+        told = " (auto)" if recipe.parallel == "auto" else ""
+        lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{told}")
+    known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)
+    for number, (stage, method, origin) in enumerate(known, start=1):
+        base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
+        if stage.rope.search is not None:
+            base = "factors yet to be searched for"
+        training = f"{stage.steps} steps of {stage.rows_per_step} rows" if stage.steps else "no training"
+        lines.append(
+            f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
+            f"pattern {stage.pattern}, positions {stage.positions}, {training}"
+        )
+        if origin is not None and takes_recommended_base(stage.rope):
+            reason = recommended_base(*origin, stage.context).reason
+            lines.append(f"stage {number}: why this base: {reason}")
+    return [*lines, *_remarks_on_tables(resolved)]
+
+
+def _remarks_on_tables(resolved: ResolvedRecipe) -> list[str]:
+    """What to know of the factor tables that a recipe names, before they are trained with."""
+    lines = []
+    named = [(number, table) for number, table in enumerate(resolved.tables, start=1) if table is not None]
+    own = model_digest(resolved.model) if any(table.model.digest for _, table in named) else None
+    for number, table in named:
+        if own is not None and table.model.digest not in (None, own):
+            lines.append(
+                f"stage {number}: the factors in {resolved.recipe.stages[number - 1].rope.factors} were found on "
+                f"another checkpoint ({table.model.name}) "
+                "with the same frequencies; they may not be the best for this one"
+            )
+    return lines

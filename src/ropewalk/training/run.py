@@ -1,12 +1,11 @@
-"""extend: a whole run, from a recipe to an extended checkpoint with its measurements, resumable anywhere."""
+"""A whole run, from a recipe to an extended checkpoint with its measurements, resumable anywhere."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ import torch
 from ropewalk.data import PackedRows, open_rows
 from ropewalk.data.rows.stored import is_packed
 from ropewalk.errors import RopewalkError
-from ropewalk.io.files import parse_json, write_json, write_text
+from ropewalk.evaluation import TaskResult
+from ropewalk.io.files import write_json, write_text
 from ropewalk.io.lock import locked
-from ropewalk.io.progress import Reporter
-from ropewalk.parallel import World, make_mesh
-from ropewalk.rope import LongRope, RopeMethod, methods_from_config
-from ropewalk.search import Factors, goal_of, read_factors, write_factors
-from ropewalk.training.announcement import announcement
+from ropewalk.io.results import Result
+from ropewalk.parallel import make_mesh
+from ropewalk.parallel.context import RunContext
+from ropewalk.rope import LongRope, RopeMethod
+from ropewalk.search import Factors, goal_of, write_factors
 from ropewalk.training.checkpoint.files import read_position
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
-from ropewalk.training.context import Team
 from ropewalk.training.documents import (
     all_rows,
     began_with,
@@ -34,6 +33,7 @@ from ropewalk.training.documents import (
     write_began,
 )
 from ropewalk.training.measurement import (
+    Measurement,
     asked_for,
     evaluation_file,
     measure,
@@ -41,12 +41,12 @@ from ropewalk.training.measurement import (
     results_in,
     short_context,
 )
-from ropewalk.training.metrics import MetricsLog
-from ropewalk.training.preflight import Plan, plan
+from ropewalk.training.metrics import MetricsLog, tracking
+from ropewalk.training.preflight import announcement, resolve
 from ropewalk.training.recipe.file import dump_recipe
-from ropewalk.training.recipe.recipe import Recipe, Stage
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import AtStage, ResolvedRecipe, folder_of, load_for_run
 from ropewalk.training.run_folder import (
-    CHECKPOINTS,
     EARLIER,
     LAUNCH,
     METRICS,
@@ -63,37 +63,95 @@ from ropewalk.training.run_folder import (
     take_up,
 )
 from ropewalk.training.stage import StageRun, run_stage
-from ropewalk.training.stage_rope.auto import Choice, choose_base
-from ropewalk.training.stage_rope.methods import (
-    AUTO,
-    auto_candidates,
-    origin_after,
-    search_goals,
-    stage_method,
-)
-from ropewalk.training.stage_rope.search import FactorSearch, candidate_of, search_summary, searched_factors
-from ropewalk.training.stage_rope.search_data import (
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.base import Before, Decision, factors_file, refuse_other_rope, stage_name
+from ropewalk.training.stage_rope.search import (
     SHORT,
     SHORT_LABEL,
-    check_materials,
-    factors_file,
-    stage_name,
+    FactorSearch,
+    candidate_of,
+    check_short_rows,
+    kept_factors,
+    search_factors,
+    search_summary,
 )
-from ropewalk.training.trackers import tracking
 from ropewalk.versions import software_versions
 
 
-def extend(
-    recipe: Recipe, resume: bool = False, reporter: Reporter | None = None, world: World | None = None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RunResult(Result):
+    """What a run has done, as its ``summary.json`` says it.
+
+    Attributes:
+        output: folder of the run.
+        model: folder of the extended model.
+        trained_length, context: tokens, before and after.
+        engine, device, precision: that it trained with.
+        processes: how many, and how they were arranged.
+        stages: what each was, trained with and found.
+        short_factors: what the search of the short factors found; None where there was none.
+        original_length: ``T`` in tokens, where the result is a longrope checkpoint.
+        short_context: perplexity at the original length, before and after; None where it was not measured.
+        before, after: what was measured.
+        history: what ``--resume`` has changed in the recipe.
+        seconds: that this process took.
+        versions: software and machine.
+        files: the report and its figures; None before they are drawn.
+        readers: what to know of programs that read the model; None before they are drawn.
+    """
+
+    output: Path
+    model: Path
+    trained_length: int
+    context: int
+    engine: str
+    device: str
+    precision: str
+    processes: dict[str, int]
+    stages: tuple[dict[str, Any], ...]
+    short_factors: dict[str, Any] | None
+    original_length: int | None
+    short_context: dict[str, Any] | None
+    before: tuple[TaskResult, ...]
+    after: tuple[TaskResult, ...]
+    history: tuple[dict[str, Any], ...]
+    seconds: float
+    versions: dict[str, str]
+    files: tuple[Path, ...] | None = None
+    readers: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``summary.json`` holds, and the report's files and remarks once it is drawn."""
+        values = super().to_json()
+        for name in ("files", "readers"):
+            if values[name] is None:
+                del values[name]
+        return values
+
+    def reported(self) -> RunResult:
+        """The same with its report, which is drawn into the run's folder.
+
+        Raises:
+            RopewalkError: if the folder cannot be written.
+        """
+        # Imported here: a run draws nothing by itself.
+        from ropewalk.models.config_file import read_config_file
+        from ropewalk.rope.config import notes_on
+        from ropewalk.training.report import write_run_report
+
+        files = tuple(write_run_report(self.output))
+        return replace(self, files=files, readers=tuple(notes_on(read_config_file(str(self.model)))))
+
+
+def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = False) -> RunResult:
     """Run a recipe: measure, change RoPE, train, measure again, save.
 
     Args:
         recipe: what to do.
+        context: from :func:`ropewalk.parallel.joined`, where several processes run one recipe, each calling this, and
+            where progress goes; this process alone, in silence, if None. The processes must share the file system that
+            the output lies on; output, device and dtype are the recipe's.
         resume: go on with the run that lies in ``recipe.output``, exactly where its last checkpoint was.
-        reporter: where progress goes; nowhere if None.
-        world: from :func:`ropewalk.parallel.joined`, where several processes run one recipe, each calling this; None
-            for this process alone. They must share the file system that the output lies on.
 
     Returns:
         The summary that also lies in ``summary.json``: paths, stages, ``before`` and ``after`` results.
@@ -101,161 +159,187 @@ def extend(
     Raises:
         RopewalkError: for bad input, before anything is written; a run that breaks off can be resumed.
     """
-    world = world or World()
-    reporter = Team(world).reporter(reporter)
     output = Path(recipe.output).expanduser()
+    context = replace(context or RunContext(), output=output, mesh=None)
+    world = context.world
     # Processes that torchrun starts again after a failure go on by themselves.
     resume = resume or world.lead(lambda: world.restarts > 0 and begun_by(output) == launch())
     with ExitStack() as held:
         # One process writes for all of them.
         world.lead(lambda: held.enter_context(locked(output, "give another output")))
         start = world.lead(lambda: take_up(output, recipe, resume))
-        return _extend(start, output, reporter, world)
+        return _extend(start, context)
 
 
-def _extend(start: Start, output: Path, reporter: Reporter, world: World) -> dict[str, Any]:
+def _extend(start: Start, context: RunContext) -> RunResult:
     """The run, in a folder that no other one writes to."""
-    recipe = start.recipe
-    # The mesh depends on the memory of the machine that is asked; one of several processes decides.
-    mesh = world.lead(lambda: plan(recipe, world).mesh) if world.size > 1 else None
-    chosen = plan(recipe, world, mesh)
-    team = Team(world, make_mesh(chosen.mesh, chosen.device.type) if world.size > 1 else None)
     clock = time.perf_counter()
+    resolved, context = _resolved(start.recipe, context)
+    run = _prepared(start, resolved, context)
+    before = measure("before", run.model, run.measurement, context)
+    run = replace(run, model=None)
+    trained = _trained(run)
+    method, short = _short_factors(run, trained)
+    after = measure("after", _saved_model(run, trained.last, method), run.measurement, context)
+    methods = [*(each.method for each in trained.decisions[:-1]), method]
+    result = RunResult(
+        output=run.output,
+        model=run.output / MODEL,
+        trained_length=resolved.trained_length,
+        context=resolved.target,
+        engine=resolved.engine,
+        device=str(resolved.device),
+        precision=resolved.precision,
+        processes={"number": context.world.size, **asdict(resolved.mesh)},
+        stages=tuple(
+            _stage_summary(number, run, found, method)
+            for number, (found, method) in enumerate(zip(trained.decisions, methods, strict=True))
+        ),
+        short_factors=None if short is None else search_summary(short, factors_file(SHORT)),
+        original_length=resolved.original_length,
+        short_context=short_context(resolved.original_length, before, after),
+        before=tuple(before),
+        after=tuple(after),
+        history=tuple(change.model_dump() for change in resolved.recipe.history),
+        seconds=time.perf_counter() - clock,
+        versions=versions(resolved),
+    )
+    if context.leads:
+        write_json(run.output / SUMMARY, result.to_json())
+    context.world.barrier()
+    return result
+
+
+def _resolved(recipe: Recipe, context: RunContext) -> tuple[ResolvedRecipe, RunContext]:
+    """The recipe's answers, and the context with the mesh that they arrange its processes in."""
+    world = context.world
+    if world.size == 1:
+        return resolve(recipe, world), context
+    # The mesh depends on the memory of the machine that is asked; one of several processes decides.
+    resolved = resolve(recipe, world, world.lead(lambda: resolve(recipe, world).mesh))
+    return resolved, context.on(make_mesh(resolved.mesh, resolved.device.type))
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run of which nothing is left to refuse.
+
+    Attributes:
+        resolved: the recipe.
+        context: processes, folder, progress.
+        reached: how far it has come.
+        decisions: RoPE of the stages that have begun.
+        rows: of each stage; None for one that trains nothing.
+        held_out: packed rows whose held-out documents are measured on.
+        measurement: before and after.
+        model: the recipe's, where it is yet to be measured.
+    """
+
+    resolved: ResolvedRecipe
+    context: RunContext
+    reached: Reached
+    decisions: list[Decision]
+    rows: list[PackedRows | None]
+    held_out: PackedRows | None
+    measurement: Measurement
+    model: Any
+
+    @property
+    def output(self) -> Path:
+        """Folder of the run."""
+        return folder_of(self.context)
+
+    def at(self, weights: Path | None, number: int | None = None) -> AtStage:
+        """What there is when the run comes to a stage, or behind the last one, with weights of a checkpoint."""
+        rows = None if number is None else self.rows[number]
+        return AtStage(self.resolved, self.context, weights, rows, self.held_out)
+
+
+def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _Run:
+    """Everything that may be refused, and then the results so far make room for new ones."""
+    world, output, reporter = context.world, folder_of(context), context.told
     if start.resumed and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
-    for line in (*start.told, *world.lead(lambda: announcement(recipe, chosen))):
+    for line in (*start.told, *world.lead(lambda: announcement(resolved))):
         reporter.note(line)
     at = reached(output, start, world)
     if at.gap is not None:
         reporter.note(at.gap)
     if not start.resumed or start.others:
-        world.lead(lambda: check_sources(recipe, chosen))
-    prompt_lengths = world.lead(lambda: passkey_lengths(recipe, chosen, reporter))
-    asked = asked_for(recipe, chosen, prompt_lengths)
+        world.lead(lambda: check_sources(resolved))
+    prompt_lengths = world.lead(lambda: passkey_lengths(resolved, reporter))
+    asked = asked_for(resolved, prompt_lengths)
 
     def known(when: str) -> bool:
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
 
     measured = world.lead(lambda: [known(when) for when in ("before", "after")])[0]
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
-    model = None if measured else team.load(chosen.model, recipe, chosen)
-    rows = _shared_rows(start, chosen, output, team, reporter)
-    held_out = rows_with_validation(recipe, rows)
-    documents = world.lead(lambda: validation_documents(recipe, chosen, held_out))
-    # The last that may be refused of a recipe, and then the results so far make room.
-    world.lead(lambda: check_materials(recipe, chosen, rows, output, at.outdated))
-    world.lead(lambda: _check_tables(recipe, chosen, output, at.outdated))
+    model = None if measured else load_for_run(resolved, context, resolved.model)
+    decisions = world.lead(lambda: _decisions_so_far(resolved, at, output))
+    rows = _shared_rows(start, resolved, context)
+    held_out = rows_with_validation(resolved.recipe, rows)
+    documents = world.lead(lambda: validation_documents(resolved, held_out))
+    measurement = Measurement(resolved, asked, documents)
+    run = _Run(resolved, context, at, decisions, rows, held_out, measurement, model)
+    world.lead(lambda: _check_stages(run))
     moved = world.lead(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the results so far are kept in {moved}")
-    world.lead(lambda: _write_start(start, chosen, rows, output))
-    before = measure("before", model, recipe, chosen, documents, prompt_lengths, output, reporter, team)
-    del model
-    metrics = MetricsLog(output / METRICS)
-    with ExitStack() as stack:
-        if team.leads:
-            listener = tracking(recipe.trackers, output / "trackers", _flat(recipe))
-            metrics.listener = stack.enter_context(listener)
-        trained = _train(recipe, chosen, rows, output, at, metrics, reporter, team)
-    final = output / MODEL
-    context = recipe.stages[-1].context
-    short = _short_factors(recipe, chosen, trained, held_out, output, at.exported, reporter, team)
-    method = trained.methods[-1]
-    if not at.exported:
-        last = trained.last
-        assert last is not None
-        model = team.load(chosen.model, recipe, chosen, method, context, torch.float32)
-        load_weights(last, model, world, team.mesh)
-        position = world.lead(lambda: read_position(last))
-        export_model(model, final, chosen.tokenizer, world, chosen.dtype, position)
-        del model
-    saved = team.load(str(final), recipe, chosen, method, context, chosen.dtype)
-    after = measure("after", saved, recipe, chosen, documents, prompt_lengths, output, reporter, team)
-    summary = {
-        "output": str(output),
-        "model": str(final),
-        "trained_length": chosen.trained_length,
-        "context": context,
-        "engine": chosen.engine,
-        "device": str(chosen.device),
-        "precision": chosen.precision,
-        "processes": {"number": world.size, **asdict(chosen.mesh)},
-        "stages": [
-            _stage_summary(number, recipe, trained, rows[number]) for number in range(len(recipe.stages))
-        ],
-        "short_factors": None if short is None else search_summary(short, factors_file(SHORT)),
-        "original_length": chosen.original_length,
-        "short_context": short_context(chosen.original_length, before, after),
-        "before": [result.to_json() for result in before],
-        "after": [result.to_json() for result in after],
-        "history": [change.model_dump() for change in recipe.history],
-        "seconds": time.perf_counter() - clock,
-        "versions": versions(chosen),
-    }
-    if team.leads:
-        write_json(output / SUMMARY, summary)
-    world.barrier()
-    return summary
+    world.lead(lambda: _write_start(start, run))
+    return run
 
 
-def _short_factors(
-    recipe: Recipe,
-    chosen: Plan,
-    trained: _Trained,
-    held_out: PackedRows | None,
-    output: Path,
-    exported: bool,
-    reporter: Reporter,
-    team: Team,
-) -> Factors | None:
-    """Search the short factors on the final weights, if the recipe says so, and put them into the last method."""
-    method, context = trained.methods[-1], recipe.stages[-1].context
-    if recipe.short_context is None:
-        return None
-    assert isinstance(method, LongRope)
-    goal = goal_of(method, context, method.original_max_position_embeddings)
-    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
-    found = searched_factors(search, recipe, chosen, None, held_out, output, exported, reporter, team)
-    trained.methods[-1] = goal.extended(candidate_of(found))
-    return found
+def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
+    """RoPE of the stages that have begun, as it lies in the run's folder or follows from the recipe.
+
+    Raises:
+        RopewalkError: if a decision is gone, or is not what the latest checkpoint was trained with.
+    """
+    if at.position is None:
+        return []
+    before = Before.first((resolved.rope, resolved.trained_length))
+    decisions = []
+    for rope in stage_ropes(resolved.recipe, resolved.tables)[: at.position.stage + 1]:
+        decision = rope.settled(before, resolved, output, True)
+        assert decision is not None
+        if rope.number == at.position.stage and at.checkpoint is not None:
+            refuse_other_rope(at.checkpoint, decision.method, rope)
+        decisions.append(decision)
+        before = before.after(rope.stage, decision.method)
+    return decisions
 
 
-def _write_start(start: Start, chosen: Plan, rows: list[PackedRows | None], output: Path) -> None:
-    recipe = start.recipe
-    write_began(output, began_with(recipe, chosen, rows, output, start.began))
-    write_json(output / VERSIONS, versions(chosen))
+def _check_stages(run: _Run) -> None:
+    """Raise for what a stage, or the search behind the last one, could not do when the run comes to it."""
+    trained = run.resolved.trained_length
+    for rope in stage_ropes(run.resolved.recipe, run.resolved.tables):
+        rope.check(trained, run.at(None, rope.number), run.reached.outdated)
+        trained = rope.stage.context
+    check_short_rows(run.at(None), run.reached.outdated)
+
+
+def _write_start(start: Start, run: _Run) -> None:
+    output, resolved = run.output, run.resolved
+    write_began(output, began_with(resolved, run.rows, output, start.began))
+    write_json(output / VERSIONS, versions(resolved))
     write_text(output / LAUNCH, launch())
-    write_text(output / RECIPE, dump_recipe(recipe))
-    for number, table in enumerate(chosen.tables):
+    write_text(output / RECIPE, dump_recipe(resolved.recipe))
+    for number, table in enumerate(resolved.tables):
         kept = output / factors_file(stage_name(number))
         if table is not None and not kept.is_file():
             write_factors(kept, table)
 
 
-def _check_tables(recipe: Recipe, chosen: Plan, output: Path, outdated: Collection[str]) -> None:
-    """A resumed run must train with the factors that it began with."""
-    for number, table in enumerate(chosen.tables):
-        name = factors_file(stage_name(number))
-        kept = output / name
-        if table is None or name in outdated or not kept.is_file() or read_factors(kept) == table:
-            continue
-        raise RopewalkError(
-            f"the factor table {recipe.stages[number].rope.factors} has changed since the run began with what lies in "
-            f"{kept}; restore it, or start again"
-        )
-
-
-def _shared_rows(
-    start: Start, chosen: Plan, output: Path, team: Team, reporter: Reporter
-) -> list[PackedRows | None]:
+def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) -> list[PackedRows | None]:
     """The rows of every stage that trains: rank 0 packs them, and the others read the same files."""
     there: list[PackedRows | None] = []
 
     def pack() -> list[str | None]:
-        there.extend(all_rows(start.recipe, chosen, output, start.began, reporter, start.others))
+        there.extend(all_rows(resolved, context, start.began, start.others))
         return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
-    folders = team.world.lead(pack)
+    folders = context.world.lead(pack)
     if there:
         return there
     if missing := [folder for folder in folders if folder and not is_packed(Path(folder))]:
@@ -266,9 +350,9 @@ def _shared_rows(
     return [None if folder is None else open_rows(Path(folder)) for folder in folders]
 
 
-def versions(plan: Plan) -> dict[str, str]:
+def versions(resolved: ResolvedRecipe) -> dict[str, str]:
     """Versions and machine that a result depends on."""
-    device = plan.device
+    device = resolved.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         **software_versions(),
@@ -284,127 +368,80 @@ class _Trained:
 
     Attributes:
         last: checkpoint of the last stage; None where it was deleted after the run's end.
-        methods: of each stage.
-        choices: what ``auto`` stages chose, by the stage's number.
-        searches: the factor tables that stages searched for.
+        decisions: RoPE of each stage.
     """
 
     last: Path | None
-    methods: list[RopeMethod]
-    choices: dict[int, Choice]
-    searches: dict[int, Factors]
+    decisions: list[Decision]
 
 
-def _train(
-    recipe: Recipe,
-    chosen: Plan,
-    rows: list[PackedRows | None],
-    output: Path,
-    at: Reached,
-    metrics: MetricsLog,
-    reporter: Reporter,
-    team: Team,
-) -> _Trained:
+def _trained(run: _Run) -> _Trained:
     """All stages that are not done yet."""
-    folder = output / CHECKPOINTS
-    latest, done = at.checkpoint, at.position
-    if again := team.world.lead(lambda: metrics.rewind(at.done, output / EARLIER / METRICS)):
+    metrics = MetricsLog(run.output / METRICS)
+    with ExitStack() as stack:
+        if run.context.leads:
+            recipe = run.resolved.recipe
+            listener = tracking(recipe.trackers, run.output / "trackers", _flat(recipe))
+            metrics.listener = stack.enter_context(listener)
+        return _train(run, metrics)
+
+
+def _train(run: _Run, metrics: MetricsLog) -> _Trained:
+    resolved, reporter, at = run.resolved, run.context.told, run.reached
+    if again := run.context.world.lead(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
         reporter.note(again)
+    latest, done = at.checkpoint, at.position
     tokens = steps = 0
-    method, length = chosen.rope, chosen.trained_length
-    origin = (method, length)
-    methods: list[RopeMethod] = []
-    choices: dict[int, Choice] = {}
-    searches: dict[int, Factors] = {}
-    for number, stage in enumerate(recipe.stages):
-        begun = done is not None and done.stage >= number
-        packed = rows[number]
-        if stage.rope.method == AUTO:
-            assert packed is not None
-            candidates = auto_candidates(stage, method, length, number)
-            choices[number] = choose_base(
-                number,
-                recipe,
-                chosen,
-                candidates,
-                latest,
-                length,
-                packed,
-                output,
-                begun,
-                reporter,
-                team,
-            )
-            method = choices[number].method
-        elif stage.rope.search is not None:
-            checkpoint = (chosen.rope, chosen.trained_length)
-            measured, goal = search_goals(stage, method, length, checkpoint, number)
-            weights = latest if stage.rope.search.weights == "current" else None
-            search = FactorSearch(
-                stage_name(number), f"stage {number + 1}", measured, stage.rope.search, weights
-            )
-            validation = rows_with_validation(recipe, rows)
-            searches[number] = searched_factors(
-                search, recipe, chosen, packed, validation, output, begun, reporter, team
-            )
-            method = goal.extended(candidate_of(searches[number]))
-        else:
-            table = chosen.tables[number]
-            method = stage_method(stage.rope, method, length, stage.context, origin, table)
-        if done is not None and done.stage == number and latest is not None:
-            trained_with = latest
-            team.world.lead(lambda: _refuse_other_rope(trained_with, method, stage, number))  # noqa: B023
-        origin = origin_after(stage, method, origin)
-        methods.append(method)
-        length = stage.context
+    before = Before.first((resolved.rope, resolved.trained_length))
+    decisions = list(run.decisions)
+    for rope in stage_ropes(resolved.recipe, resolved.tables):
+        number, stage = rope.number, rope.stage
+        here = run.at(latest, number)
+        if number == len(decisions):
+            decisions.append(rope.decide(before, here))
+        method = decisions[number].method
+        before = before.after(stage, method)
         if done is None or (done.stage, done.step) < (number, stage.steps):
             inside = done is not None and done.stage == number
             if inside:
                 reporter.note(f"resuming stage {number + 1} after step {done.step if done else 0}")
-            run = StageRun(
-                number=number,
-                recipe=recipe,
-                chosen=chosen,
-                team=team,
-                rope=method,
-                rows=packed,
-                checkpoints=folder,
-                tokens_before=tokens,
-                steps_before=steps,
-            )
-            latest = run_stage(run, metrics, reporter, latest, inside)
+            latest = run_stage(StageRun(number, here, method, tokens, steps, inside), metrics)
         tokens += stage.steps * stage.rows_per_step * stage.context
         steps += stage.steps
-    return _Trained(latest, methods, choices, searches)
+    return _Trained(latest, decisions)
 
 
-def _refuse_other_rope(checkpoint: Path, method: RopeMethod, stage: Stage, number: int) -> None:
-    """A version of ropewalk that decides on another base than the one before must not train on with it.
-
-    Shards hold no config, so nothing can be said of a checkpoint of several processes.
-    """
-    path = checkpoint / "config.json"
-    if not path.is_file():
-        return
-    saved = methods_from_config(parse_json(path.read_text(encoding="utf-8"))).get(None)
-    if saved is None:
-        return
-    there, here = (each.frequencies(stage.context).inv_freq for each in (saved, method))
-    if there.shape != here.shape or not torch.allclose(there, here, rtol=1e-6, atol=0):
-        raise RopewalkError(
-            f"{checkpoint.name} was trained with {saved.name} of rope_theta {saved.rope_theta:.10g}, and "
-            f"stages.{number}.rope comes to {method.name} of rope_theta {method.rope_theta:.10g} now; write "
-            f"rope_theta: {saved.rope_theta:.10g} for the stage into the recipe and into the run's own {RECIPE}"
-        )
+def _short_factors(run: _Run, trained: _Trained) -> tuple[RopeMethod, Factors | None]:
+    """The method of the result, with short factors that suit the final weights if the recipe has them searched for."""
+    method, recipe = trained.decisions[-1].method, run.resolved.recipe
+    if recipe.short_context is None:
+        return method, None
+    assert isinstance(method, LongRope)
+    goal = goal_of(method, run.resolved.target, method.original_max_position_embeddings)
+    search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
+    kept = run.context.world.lead(lambda: kept_factors(search, recipe, run.output, run.reached.exported))
+    found = kept if kept is not None else search_factors(search, run.at(trained.last))
+    return goal.extended(candidate_of(found)), found
 
 
-def _stage_summary(number: int, recipe: Recipe, trained: _Trained, rows: PackedRows | None) -> dict[str, Any]:
-    stage, method = recipe.stages[number], trained.methods[number]
-    found: dict[str, Any] = {}
-    if (choice := trained.choices.get(number)) is not None:
-        found["choice"] = choice.to_json()
-    if (table := trained.searches.get(number)) is not None:
-        found["search"] = search_summary(table, factors_file(stage_name(number)))
+def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
+    """The result as it lies in the run's folder, exported now where it is not there yet."""
+    resolved, context, final = run.resolved, run.context, run.output / MODEL
+    rope = (method, resolved.target)
+    if not run.reached.exported:
+        assert last is not None
+        checkpoint = last
+        model = load_for_run(resolved, context, resolved.model, rope, torch.float32)
+        load_weights(checkpoint, model, context.world, context.mesh)
+        position = context.world.lead(lambda: read_position(checkpoint))
+        export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position)
+        del model
+    return load_for_run(resolved, context, str(final), rope, resolved.dtype)
+
+
+def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:
+    stage, rows = run.resolved.recipe.stages[number], run.rows[number]
+    found: dict[str, Any] = dict(decision.found)
     if isinstance(method, LongRope):
         found |= {
             "short_factor": list(method.short_factor),

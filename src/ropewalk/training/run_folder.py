@@ -13,6 +13,7 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.io.files import is_left_over, remove_left_overs, writing
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.files import (
+    CHECKPOINTS,
     Position,
     check_export,
     checkpoint_name,
@@ -29,14 +30,13 @@ from ropewalk.training.recipe.changes import Changes, Progress, changes
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage_rope.auto import choices_in
-from ropewalk.training.stage_rope.methods import AUTO
-from ropewalk.training.stage_rope.search_data import SHORT, factors_file, stage_name
+from ropewalk.training.stage_rope.base import factors_file, stage_name
+from ropewalk.training.stage_rope.search import SHORT
 
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 VERSIONS = "versions.json"
-CHECKPOINTS = "checkpoints"
 MODEL = "model"
 LAUNCH = ".launch"
 LOCK = ".lock"
@@ -169,7 +169,7 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
         stage, step, begun = position.stage, position.step, position.stage + 1
     choices = choices_in(output)
     for number, each in enumerate(recipe.stages):
-        chosen = each.rope.method == AUTO and number in choices
+        chosen = each.rope.method == "auto" and number in choices
         searched = each.rope.search is not None and (output / factors_file(stage_name(number))).is_file()
         if chosen or searched:
             begun = max(begun, number + 1)

@@ -13,19 +13,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from ropewalk.data import PackedRows, rows_for_step
+from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure
-from ropewalk.io.progress import Reporter, Silent
+from ropewalk.io.progress import Silent
 from ropewalk.models.load import cast_parameters, checkpoint_activations
+from ropewalk.models.losses import LossModel
 from ropewalk.rope import RopeMethod
-from ropewalk.training.checkpoint.files import Position
+from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
 from ropewalk.training.checkpoint.writing import checkpointing
-from ropewalk.training.context import Team
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
-from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
 from ropewalk.training.step import Batch, StepResult, micro_batches, prepare, train_step
 
 Made = TypeVar("Made")
@@ -34,43 +33,32 @@ MOST_SKIPPED = 3
 """Steps in a row whose loss or gradient is not finite before a run gives up."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageRun:
     """What one stage works on.
 
     Attributes:
         number: counted from 0.
-        recipe: the whole recipe.
-        chosen: its answers: model, tokenizer, device, precision.
-        team: the processes that take part.
+        at: the run as it comes to the stage: recipe, processes, rows, and the latest checkpoint.
         rope: method that the stage trains with.
-        rows: packed training rows; None for a stage of 0 steps.
-        checkpoints: folder that checkpoints go to.
         tokens_before, steps_before: done in earlier stages.
+        resumed: whether the latest checkpoint is one of this stage, and not the end of the one before it.
     """
 
     number: int
-    recipe: Recipe
-    chosen: Plan
-    team: Team
+    at: AtStage
     rope: RopeMethod
-    rows: PackedRows | None
-    checkpoints: Path
     tokens_before: int
     steps_before: int
+    resumed: bool = False
 
 
-def run_stage(
-    run: StageRun, metrics: MetricsLog, reporter: Reporter, after: Path | None = None, resumed: bool = False
-) -> Path:
+def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     """Train a stage from its start, or on from one of its checkpoints; with 0 steps only its RoPE changes.
 
     Args:
         run: what to work on.
         metrics: gets each step.
-        reporter: progress.
-        after: the latest checkpoint; None where training begins with the model itself.
-        resumed: whether that checkpoint is one of this stage, and not the end of the one before it.
 
     Returns:
         The checkpoint of its last step.
@@ -79,38 +67,16 @@ def run_stage(
         RunFailure: if the loss stays not finite.
         RopewalkError: if a checkpoint cannot be written or read.
     """
-    recipe, chosen, team = run.recipe, run.chosen, run.team
+    resolved, context = run.at.resolved, run.at.context
+    recipe = resolved.recipe
     stage = recipe.stages[run.number]
-    bfloat16 = chosen.precision == "bfloat16"
-    model = team.load(
-        chosen.model,
-        recipe,
-        chosen,
-        run.rope,
-        stage.context,
-        torch.float32,
-        torch.bfloat16 if bfloat16 else None,
-    )
-    if after is not None and not resumed:
-        load_weights(after, model, team.world, team.mesh)
-    masters = None
-    if bfloat16 and team.mesh is None:
-        masters = {name: p.detach().clone() for name, p in model.named_parameters()}
-        cast_parameters(model, torch.bfloat16)
-    model.train()
-    if stage.gradient_checkpointing:
-        checkpoint_activations(model.model)
-    optimizer = MasterAdamW(model.named_parameters(), recipe.optimizer, masters)
-    torch.manual_seed(recipe.seed + run.number)
-    position = Position(run.number, 0, run.tokens_before)
-    if after is not None and resumed:
-        position = load_checkpoint(after, model, optimizer, team.world, team.mesh)
-    skipped, last = 0, after
+    model, optimizer, position = _begun(run)
+    skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
-        (reporter if stage.steps else Silent()).bar(label, stage.steps) as advance,
+        (context.told if stage.steps else Silent()).bar(label, stage.steps) as advance,
         checkpointing(
-            run.checkpoints, model, optimizer, chosen.tokenizer, recipe.checkpoints, team
+            run.at.output / CHECKPOINTS, model, optimizer, resolved.tokenizer, recipe.checkpoints, context
         ) as checkpoints,
     ):
         advance(position.step, "")
@@ -128,19 +94,19 @@ def run_stage(
                 optimizer,
                 rate,
                 stage.rows_per_batch,
-                chosen.precision,
-                team.mesh,
+                resolved.precision,
+                context.mesh,
                 stage.offload_activations,
             )
             seconds = time.perf_counter() - began
             done = step + 1
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
-            if team.leads:
+            if context.leads:
                 values = _values(run.number, done, result, rate, tokens, seconds)
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1
             if skipped == MOST_SKIPPED or (skipped and done == stage.steps):
-                raise team.world.known_to_all(
+                raise context.world.known_to_all(
                     RunFailure(
                         f"loss or gradient was not finite in the last {skipped} steps up to step {done}; the latest "
                         "checkpoint is untouched: go on from it with a lower rate, "
@@ -152,6 +118,37 @@ def run_stage(
                 last = checkpoints.save(Position(run.number, done, tokens))
     assert last is not None
     return last
+
+
+def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
+    """The model and its optimiser as the stage goes on with them, and how far it has come; the random state is set."""
+    resolved, context, after, resumed = run.at.resolved, run.at.context, run.at.weights, run.resumed
+    recipe = resolved.recipe
+    stage = recipe.stages[run.number]
+    bfloat16 = resolved.precision == "bfloat16"
+    model = load_for_run(
+        resolved,
+        context,
+        resolved.model,
+        (run.rope, stage.context),
+        torch.float32,
+        torch.bfloat16 if bfloat16 else None,
+    )
+    if after is not None and not resumed:
+        load_weights(after, model, context.world, context.mesh)
+    masters = None
+    if bfloat16 and context.mesh is None:
+        masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        cast_parameters(model, torch.bfloat16)
+    model.train()
+    if stage.gradient_checkpointing:
+        checkpoint_activations(model.model)
+    optimizer = MasterAdamW(model.named_parameters(), recipe.optimizer, masters)
+    torch.manual_seed(recipe.seed + run.number)
+    position = Position(run.number, 0, run.tokens_before)
+    if after is not None and resumed:
+        position = load_checkpoint(after, model, optimizer, context.world, context.mesh)
+    return model, optimizer, position
 
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:
@@ -169,11 +166,14 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
 
 def _batches(run: StageRun, device: torch.device, step: int) -> list[Batch]:
     """One step's rows on this rank, with everything that can be made before the step."""
-    stage, rows = run.recipe.stages[run.number], run.rows
+    resolved, context, rows = run.at.resolved, run.at.context, run.at.rows
+    recipe = resolved.recipe
+    stage = recipe.stages[run.number]
     assert rows is not None
-    wanted = rows_for_step(step, stage.rows_per_step, len(rows), run.recipe.seed + run.number)
-    batches = micro_batches([rows[i] for i in run.team.share(wanted)], stage.rows_per_batch, run.team.mesh)
-    return prepare(batches, run.chosen.engine, device)
+    wanted = rows_for_step(step, stage.rows_per_step, len(rows), recipe.seed + run.number)
+    mine = [rows[i] for i in share_of_step(wanted, context)]
+    batches = micro_batches(mine, stage.rows_per_batch, context.mesh)
+    return prepare(batches, resolved.engine, device)
 
 
 def _values(

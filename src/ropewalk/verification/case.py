@@ -29,9 +29,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.load import attention_spec, load_model, read_config
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
-from ropewalk.training.preflight import Plan, plan
+from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.recipe import Optimizer, Recipe
-from ropewalk.training.stage_rope.methods import auto_candidates, stand_in
+from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.base import Before
 
 WORK = 6e8
 """Parameters times tokens of all rows: one pass forward and backward takes a CPU core about a second in float64."""
@@ -130,21 +132,17 @@ def prepare(
     Raises:
         RopewalkError: as a run of the recipe would, or for a length or a number of layers that there is not.
     """
-    chosen = plan(recipe, world)
+    resolved = resolve(recipe, world)
     stage, remarks = recipe.stages[0], []
-    config = read_config(chosen.model, recipe.trust_remote_code)
-    method = chosen.methods[0]
-    if method is None and stage.rope.search is not None:
-        method = stand_in(recipe, chosen.rope, chosen.trained_length)
-        remarks.append(
-            "the factors are searched for in the run; verified with those that the search begins with"
-        )
-    elif method is None:
-        name, method = next(iter(auto_candidates(stage, chosen.rope, chosen.trained_length, 0).items()))
-        remarks.append(f"rope auto chooses its base in the run; verified with its candidate {name}")
-    model = chosen.model
+    config = read_config(resolved.model, recipe.trust_remote_code)
+    method = resolved.methods[0]
+    if method is None:
+        before = Before.first((resolved.rope, resolved.trained_length))
+        method, remark = stage_ropes(recipe, resolved.tables)[0].provisional(before)
+        remarks.append(remark)
+    model = resolved.model
     if layers is not None:
-        model = _first_layers(chosen, recipe, layers, scratch)
+        model = _first_layers(resolved, recipe, layers, scratch)
         remarks.append(f"the {first_layers(layers)} of {config.get_text_config().num_hidden_layers}")
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, config.get_text_config().num_hidden_layers, layers)
@@ -162,10 +160,10 @@ def prepare(
     if tokens < stage.context:
         remarks.append(f"rows of {tokens:,} tokens, where the stage has {stage.context:,}")
     if recipe.data.rows:
-        packed = _rows_of_stage(recipe, chosen)
+        packed = _rows_of_stage(recipe, resolved)
     else:
         packed = _pack(
-            recipe, chosen, chosen.packing[0].model_copy(update={"context": tokens}), rows, scratch
+            recipe, resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch
         )
     if len(packed) < rows:
         raise RopewalkError(
@@ -174,7 +172,7 @@ def prepare(
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     text = config.get_text_config()
-    attention = attention_spec(text, chosen.device, torch.float32)
+    attention = attention_spec(text, resolved.device, torch.float32)
     case = Case(
         model=model,
         rope=method,
@@ -190,14 +188,14 @@ def prepare(
         trust_remote_code=recipe.trust_remote_code,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
-        precision=chosen.precision,
+        precision=resolved.precision,
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
-        device=str(chosen.device),
+        device=str(resolved.device),
         scratch=str(scratch),
     )
-    return case, remarks, chosen.mesh
+    return case, remarks, resolved.mesh
 
 
 def first_layers(count: int) -> str:
@@ -238,11 +236,11 @@ def _parameters(model: str, recipe: Recipe) -> int:
     return sum(parameter.numel() for parameter in empty.parameters())
 
 
-def _first_layers(chosen: Plan, recipe: Recipe, layers: int, scratch: Path) -> str:
+def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch: Path) -> str:
     """A folder with the first layers of a model and everything around them, as transformers saves it."""
     from transformers import AutoModelForCausalLM
 
-    config = read_config(chosen.model, recipe.trust_remote_code)
+    config = read_config(resolved.model, recipe.trust_remote_code)
     text = config.get_text_config()
     there = text.num_hidden_layers
     if not 1 <= layers <= there:
@@ -255,7 +253,7 @@ def _first_layers(chosen: Plan, recipe: Recipe, layers: int, scratch: Path) -> s
     folder = scratch / "first-layers"
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            chosen.model,
+            resolved.model,
             config=config,
             dtype="auto",
             trust_remote_code=recipe.trust_remote_code,
@@ -265,20 +263,22 @@ def _first_layers(chosen: Plan, recipe: Recipe, layers: int, scratch: Path) -> s
         model.save_pretrained(folder)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise RopewalkError(f"cannot take the {first_layers(layers)} of {chosen.model}: {reason}") from error
+        raise RopewalkError(
+            f"cannot take the {first_layers(layers)} of {resolved.model}: {reason}"
+        ) from error
     if loading["missing_keys"]:
         # transformers has filled them with random numbers, and saved those.
         raise RopewalkError(
-            f"the checkpoint in {chosen.model} lacks the weight {min(loading['missing_keys'])}, which its "
+            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])}, which its "
             f"{first_layers(layers)} need"
         )
-    chosen.tokenizer.save_pretrained(folder)
+    resolved.tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def _rows_of_stage(recipe: Recipe, chosen: Plan) -> PackedRows:
+def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
     stage = recipe.stages[0]
-    identity = tokenizer_identity(chosen.tokenizer)
+    identity = tokenizer_identity(resolved.tokenizer)
     wanted = (stage.context, stage.pattern, stage.positions)
     for folder in recipe.data.rows:
         rows = open_rows(folder, tokenizer=identity)
@@ -290,29 +290,31 @@ def _rows_of_stage(recipe: Recipe, chosen: Plan) -> PackedRows:
     )
 
 
-def _pack(recipe: Recipe, chosen: Plan, settings: PackingSettings, rows: int, scratch: Path) -> PackedRows:
+def _pack(
+    recipe: Recipe, resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path
+) -> PackedRows:
     """The first documents of the recipe's sources, packed as the run would pack them."""
     file = scratch / "documents.jsonl"
     most = max(2, settings.context // DOCUMENTS_A_ROW)
     wanted = (rows + 1) * settings.context
     with file.open("w", encoding="utf-8") as lines:
-        for ids, source in _documents(recipe, chosen):
+        for ids, source in _documents(recipe, resolved):
             lines.write(json.dumps({"input_ids": ids[:most], "source": source}) + "\n")
             wanted -= len(ids[:most])
             if wanted <= 0:
                 break
     config = PackConfig(
         sources=[SourceSpec(path=str(file))],
-        tokenizer=chosen.tokenizer.name_or_path,
+        tokenizer=resolved.tokenizer.name_or_path,
         rows=settings,
         work=WorkSettings(workers=1),
     )
-    return prepare_rows(config, scratch / "rows", tokenizer=chosen.tokenizer)
+    return prepare_rows(config, scratch / "rows", tokenizer=resolved.tokenizer)
 
 
-def _documents(recipe: Recipe, chosen: Plan) -> Iterator[tuple[list[int], str]]:
+def _documents(recipe: Recipe, resolved: ResolvedRecipe) -> Iterator[tuple[list[int], str]]:
     # Small batches: a few documents suffice.
-    for document in tokenise(read_documents(recipe.data.sources), chosen.tokenizer, batch_documents=16):
+    for document in tokenise(read_documents(recipe.data.sources), resolved.tokenizer, batch_documents=16):
         if len(document.input_ids) > 1:
             yield document.input_ids.tolist(), document.source
 

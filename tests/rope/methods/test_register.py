@@ -31,7 +31,8 @@ from ropewalk.rope import (
 from ropewalk.rope.config import for_all_readers, notes_on, replace_methods
 from ropewalk.rope.methods.base import ORIGINAL, Origin
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
-from ropewalk.training.stage_rope.methods import possible_methods
+from ropewalk.training.stage_rope import stage_ropes
+from ropewalk.training.stage_rope.base import bounds_of
 
 RECIPE = """
 model: some/model
@@ -80,9 +81,14 @@ def registered() -> Iterator[None]:
     del METHODS["eased"]
 
 
+def possible_methods(recipe, checkpoint):
+    """The methods of each stage with the smallest and the largest base that it may get."""
+    return [(each.low, each.high) for each in bounds_of(stage_ropes(recipe), checkpoint)]
+
+
 def test_a_recipe_chooses_it_and_sets_its_parameters() -> None:
     recipe = parse_recipe(RECIPE, "x")
-    ((low, high),) = possible_methods(recipe, Default(16, 1e4), 8192)
+    ((low, high),) = possible_methods(recipe, (Default(16, 1e4), 8192))
     assert low == high == Eased(16, 1e4, 4.0, 8192, 3.0)
     assert parse_recipe(dump_recipe(recipe), "y") == recipe
 

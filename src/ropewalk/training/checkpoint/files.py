@@ -18,6 +18,8 @@ from ropewalk.io.files import DELETED, parse_json, unique_name, writing
 from ropewalk.io.json_lines import check_types
 from ropewalk.parallel import World
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run that they lie in."""
 RECORD = "training_state.json"
 EXPORT_RECORD = "ropewalk-digests.json"
 """Within the exported folder, so that it appears with the files it speaks of and goes where they go; no reader of such

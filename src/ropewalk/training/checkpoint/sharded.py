@@ -26,6 +26,7 @@ from ropewalk.models.load import save_model
 from ropewalk.models.losses import LossModel
 from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
+from ropewalk.parallel.context import RunContext
 from ropewalk.parallel.world import PATIENCE
 from ropewalk.training.checkpoint.files import (
     Position,
@@ -73,12 +74,11 @@ class ShardedCheckpoints:
         folder: Path,
         trained: LossModel,
         optimizer: MasterAdamW,
-        world: World,
-        mesh: Mesh,
+        context: RunContext,
         keep: int,
         asynchronous: bool = False,
     ) -> None:
-        if world.size == 1:
+        if context.mesh is None:
             raise RopewalkError(
                 "a checkpoint in shards is for several processes; save_checkpoint writes one of one"
             )
@@ -87,13 +87,13 @@ class ShardedCheckpoints:
         self.asynchronous = asynchronous
         self._trained = trained
         self._optimizer = optimizer
-        self._mesh = mesh
+        self._mesh = context.mesh
         self._writers: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._world = world
+        self._world = context.world
         if asynchronous:
             # Messages of the background must not mix with those of training.
-            self._world = replace(world, control=dist.new_group(backend="gloo", timeout=PATIENCE))
+            self._world = replace(self._world, control=dist.new_group(backend="gloo", timeout=PATIENCE))
             self._writers = ThreadPoolExecutor(1, "checkpoint")
 
     def __enter__(self) -> ShardedCheckpoints:

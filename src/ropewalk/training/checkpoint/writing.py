@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ropewalk.models.losses import LossModel
+from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints
 from ropewalk.training.checkpoint.single import save_checkpoint
-from ropewalk.training.context import Team
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Checkpoints
 
@@ -30,7 +30,7 @@ def checkpointing(
     optimizer: MasterAdamW,
     tokenizer: Any,
     settings: Checkpoints,
-    team: Team,
+    context: RunContext,
 ) -> Iterator[Checkpointing]:
     """The checkpoints of one stage; when the context ends, all of them are whole.
 
@@ -39,18 +39,16 @@ def checkpointing(
         model, optimizer: in training.
         tokenizer: saved beside a whole model.
         settings: how many to keep, and whether shards are written while training goes on.
-        team: the processes; every one of them calls this.
+        context: the processes; every one of them calls this.
     """
-    if team.mesh is None:
+    if context.mesh is None:
         yield _Whole(folder, model, optimizer, tokenizer, settings.keep)
         return
     asynchronous = settings.asynchronous
     if asynchronous == "auto":
         # On a CPU the copy and its files take the time and memory that training needs.
         asynchronous = model.device.type == "cuda"
-    with ShardedCheckpoints(
-        folder, model, optimizer, team.world, team.mesh, settings.keep, asynchronous
-    ) as sharded:
+    with ShardedCheckpoints(folder, model, optimizer, context, settings.keep, asynchronous) as sharded:
         yield sharded
 
 

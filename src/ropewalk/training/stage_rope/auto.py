@@ -8,25 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ropewalk.attention.layout import Row
-from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.sharded import row_losses_of
 from ropewalk.evaluation.probe import ProbeResult, probe
 from ropewalk.io.files import parse_json, write_json
-from ropewalk.io.progress import Reporter
-from ropewalk.rope import Default
+from ropewalk.rope import Default, RopeMethod, candidate
 from ropewalk.training.checkpoint.sharded import load_weights
-from ropewalk.training.context import Team
 from ropewalk.training.documents import probe_rows
-from ropewalk.training.preflight import Plan
-from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage_rope.methods import AUTO_ROWS
+from ropewalk.training.resolved import AtStage, ResolvedRecipe, load_for_run
+from ropewalk.training.stage_rope.base import Before, Decision, StageRope
 from ropewalk.training.step import autocast
 
 CHOICES = "rope-choices.json"
+AUTO_CANDIDATES = ("critical-dimension", "ntk", "current")
+AUTO_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -69,76 +65,105 @@ class Choice:
         )
 
 
-def choose_base(
-    number: int,
-    recipe: Recipe,
-    chosen: Plan,
-    candidates: Mapping[str, Default],
-    latest: Path | None,
-    length: int,
-    rows: PackedRows,
-    output: Path,
-    begun: bool,
-    reporter: Reporter,
-    team: Team,
-) -> Choice:
-    """The base of a stage: as chosen before, or by a probe whose result is on disk before this returns.
+@dataclass(frozen=True)
+class AutoRope(StageRope):
+    """A base that is chosen among candidates by their loss right before the stage."""
 
-    Args:
-        number: of the stage, counted from 0.
-        candidates: bases by name.
-        latest: checkpoint whose weights the stage starts from; the model's own if None.
-        length: tokens that it is trained for.
-        rows: the stage's packed rows.
-        output: folder of the run.
-        begun: whether the stage has a checkpoint already; it is never probed for again.
-        reporter: progress.
-        team: the processes that take part.
+    def candidates(self, before: Before) -> dict[str, Default]:
+        """The bases to choose from, by name.
 
-    Raises:
-        RopewalkError: if the choice of a stage that has begun is gone.
-        RunFailure: if no candidate has a finite loss.
-    """
-    before = team.world.lead(lambda: _chosen_before(number, candidates, output, begun))
-    if before is not None:
-        return before
-    stage = recipe.stages[number]
-    limit = stage.rope.probe_rows or AUTO_ROWS
-    measured_on, text = team.world.lead(lambda: probe_rows(recipe, chosen, rows, stage.context, limit))
-    results = _probe(latest, recipe, chosen, candidates, measured_on, length, number, reporter, team)
-    if not math.isfinite(results[0].loss):
-        raise team.world.known_to_all(
-            RunFailure(
-                f"stage {number + 1}: no candidate of rope auto has a finite loss ({', '.join(candidates)}); the "
-                "checkpoint is damaged, or give the base itself with method theta"
+        Raises:
+            RopewalkError: if the checkpoint is scaled, or a candidate has no base for this context.
+        """
+        current, number = before.method, self.number
+        # A dynamic-NTK checkpoint was trained unscaled, and could not be trained with otherwise.
+        base = current.plain
+        if not isinstance(base, Default):
+            scaled = "the checkpoint is" if number == 0 else "the stage before leaves the checkpoint"
+            raise RopewalkError(
+                f"stages.{number}.rope: auto chooses among bases of unscaled RoPE, and {scaled} "
+                f"{current.name}-scaled; choose {current.name} to scale it further, or default"
             )
-        )
-    best = results[0].name
-    found = tuple(result.to_json() for result in results)
-    choice = Choice(number, best, candidates[best], len(measured_on), text, found)
-    if team.leads:
-        choices = [*choices_in(output).values(), choice]
-        write_json(output / CHOICES, [each.to_json() for each in choices])
-    reporter.note(f"stage {number + 1}: {describe_choice(choice.to_json())}")
-    return choice
+        bases = {}
+        for name in self.stage.rope.candidates or AUTO_CANDIDATES:
+            try:
+                method = candidate(name, base, before.length, self.stage.context)
+            except RopewalkError as error:
+                raise RopewalkError(f"stages.{number}.rope.candidates: {name}: {error}") from error
+            bases[name] = Default(method.rotary_dim, method.rope_theta)
+        return bases
 
+    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
+        if not self.recipe.exact_rope:
+            raise RopewalkError(
+                f"stages.{self.number}.rope: auto measures through ropewalk's rotary module; set exact_rope: true"
+            )
+        bases = [*self.candidates(low).values()]
+        if high.method != low.method:
+            bases += self.candidates(high).values()
+        first, last = (end(bases, key=lambda base: base.rope_theta) for end in (min, max))
+        return first, last
 
-def _chosen_before(
-    number: int, candidates: Mapping[str, Default], output: Path, begun: bool
-) -> Choice | None:
-    """What is on the disk of an earlier choice, if it was made and fits the recipe."""
-    choice = choices_in(output).get(number)
-    if choice is not None and candidates.get(choice.name) != choice.method:
-        raise RopewalkError(
-            f"{output / CHOICES} says that stage {number + 1} trains with {choice.name} and rope_theta "
-            f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
+    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
+        name, method = next(iter(self.candidates(before).items()))
+        return method, f"rope auto chooses its base in the run; verified with its candidate {name}"
+
+    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
+        choice = choices_in(output).get(self.number)
+        if choice is not None and self.candidates(before).get(choice.name) != choice.method:
+            raise RopewalkError(
+                f"{output / CHOICES} says that stage {self.number + 1} trains with {choice.name} and rope_theta "
+                f"{choice.method.rope_theta:g}, which is none of its candidates; restore the file, or start again"
+            )
+        if choice is None and begun:
+            raise RopewalkError(
+                f"stage {self.number + 1} has begun, and {output / CHOICES} does not say with which base; restore the "
+                "file, or start again"
+            )
+        return None if choice is None else Decision(choice.method, {"choice": choice.to_json()})
+
+    def measured(self, before: Before, at: AtStage) -> Decision:
+        context, rows = at.context, at.rows
+        assert rows is not None
+        candidates = self.candidates(before)
+        limit = self.stage.rope.probe_rows or AUTO_ROWS
+        measured_on, text = context.world.lead(
+            lambda: probe_rows(at.resolved, rows, self.stage.context, limit)
         )
-    if choice is None and begun:
-        raise RopewalkError(
-            f"stage {number + 1} has begun, and {output / CHOICES} does not say with which base; restore the file, "
-            "or start again"
-        )
-    return choice
+        results = self._probe(candidates, measured_on, before.length, at)
+        if not math.isfinite(results[0].loss):
+            raise context.world.known_to_all(
+                RunFailure(
+                    f"stage {self.number + 1}: no candidate of rope auto has a finite loss "
+                    f"({', '.join(candidates)}); the checkpoint is damaged, or give the base itself with method theta"
+                )
+            )
+        best = results[0].name
+        found = tuple(result.to_json() for result in results)
+        choice = Choice(self.number, best, candidates[best], len(measured_on), text, found)
+        if context.leads:
+            choices = [*choices_in(at.output).values(), choice]
+            write_json(at.output / CHOICES, [each.to_json() for each in choices])
+        context.told.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")
+        return Decision(choice.method, {"choice": choice.to_json()})
+
+    def _probe(
+        self, candidates: Mapping[str, Default], rows: Sequence[Row], length: int, at: AtStage
+    ) -> list[ProbeResult]:
+        resolved, context = at.resolved, at.context
+        model = load_for_run(resolved, context, resolved.model, dtype=resolved.compute_dtype)
+        if at.weights is not None:
+            load_weights(at.weights, model, context.world, context.mesh)
+        label = f"stage {self.number + 1} choosing its base"
+        with (
+            context.told.bar(label, len(candidates) * len(rows)) as advance,
+            autocast(resolved.device, resolved.precision, context.mesh is not None),
+        ):
+
+            def progress(done: int, total: int) -> None:
+                advance(done, "rows")
+
+            return probe(model.model, candidates, rows, length, progress, row_losses_of(model, context.mesh))
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
@@ -179,30 +204,3 @@ def choices_in(output: Path) -> dict[int, Choice]:
             f"{path} is damaged (a stage stands twice, or has no results); restore it, or start again"
         )
     return by_stage
-
-
-def _probe(
-    latest: Path | None,
-    recipe: Recipe,
-    chosen: Plan,
-    candidates: Mapping[str, Default],
-    rows: Sequence[Row],
-    length: int,
-    number: int,
-    reporter: Reporter,
-    team: Team,
-) -> list[ProbeResult]:
-    dtype = torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32
-    model = team.load(chosen.model, recipe, chosen, dtype=dtype)
-    if latest is not None:
-        load_weights(latest, model, team.world, team.mesh)
-    label = f"stage {number + 1} choosing its base"
-    with (
-        reporter.bar(label, len(candidates) * len(rows)) as advance,
-        autocast(chosen.device, chosen.precision, team.mesh is not None),
-    ):
-
-        def progress(done: int, total: int) -> None:
-            advance(done, "rows")
-
-        return probe(model.model, candidates, rows, length, progress, row_losses_of(model, team.mesh))

@@ -1,35 +1,216 @@
-"""The searches of a run: factors for a stage, or for the original length; found once, and kept for resumed runs."""
+"""The searches of a run: factors for a stage, or for the original length; found once, and kept for resumed runs.
+
+They measure on held-out documents that the run's evaluation does not take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from ropewalk.data import PackedRows
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.rows import Ids, evaluation_rows
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.digests import digest
-from ropewalk.io.progress import Reporter
-from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
-from ropewalk.search import Candidate, Factors, Goal, Ledger, read_factors, write_factors
-from ropewalk.search.data import SearchData
+from ropewalk.rope import RopeMethod
+from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, read_factors, write_factors
+from ropewalk.search.data import SearchData, rows_digest, search_rows
 from ropewalk.search.factor_table import FactorsModel
-from ropewalk.search.goal import TITLES
+from ropewalk.search.goal import NTK, TITLES
 from ropewalk.search.run import SearchOutcome, SearchProblem, factors_found, find, search_ledger
 from ropewalk.search.settings import LongFactorSearch, SearchSettings, ShortFactorSearch
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.sharded import load_weights
-from ropewalk.training.context import Team
-from ropewalk.training.documents import model_at_start
-from ropewalk.training.preflight import Plan
+from ropewalk.training.documents import (
+    held_out_documents,
+    model_at_start,
+    training_rows,
+    validation_documents,
+)
+from ropewalk.training.measurement import perplexity_lengths
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage_rope.search_data import factors_file, search_material
+from ropewalk.training.recipe.rope import Search
+from ropewalk.training.resolved import AtStage, ResolvedRecipe, load_for_run
+from ropewalk.training.stage_rope.base import (
+    Before,
+    Decision,
+    StageRope,
+    factors_file,
+    refuse_start_tokens,
+    stage_name,
+)
 from ropewalk.training.step import autocast
+
+SHORT, SHORT_LABEL = "short", "the short factors"
+HELD_OUT, TRAINING = "held-out rows", "training rows"
+_BOS, _EOS = -1, -2
+
+
+@dataclass(frozen=True)
+class WantedRows:
+    """What a search wants to measure on.
+
+    Attributes:
+        label: what it is, for people.
+        settings: what the recipe says of it.
+        target_length: tokens, searched for.
+        trained_length: tokens, trained for.
+    """
+
+    label: str
+    settings: ShortFactorSearch
+    target_length: int
+    trained_length: int
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether rows of the trained length are wanted too."""
+        return isinstance(self.settings, LongFactorSearch) and self.settings.short_penalty > 0
+
+
+def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
+    """The rows of a search: of held-out documents that the evaluation does not take, from the last one on.
+
+    The result is judged by others of these, and by the evaluation's only where these are used up.
+
+    Args:
+        wanted: how many, and of what length.
+        at: the run; training rows of the stage serve where nothing is held out.
+
+    Raises:
+        RopewalkError: if the documents do not fill so many rows.
+    """
+    resolved, packed, target = at.resolved, at.rows, wanted.target_length
+    count = wanted.settings.documents
+    limit = resolved.recipe.evaluation.rows + 3 * count
+    taken = evaluated_documents(resolved, at.validation)
+    known = 0
+    while documents := held_out_documents(resolved, at.validation, target, limit):
+        try:
+            return _held_out_rows(wanted, resolved, documents, taken)
+        except RopewalkError:
+            # Of sources no more is read than ought to be enough, and the evaluation may have taken most of it.
+            if len(documents) == known:
+                raise
+            known, limit = len(documents), 2 * limit
+    if packed is None or packed.settings.context != target or wanted.has_penalty:
+        raise RopewalkError(
+            f"{wanted.label}: there are no held-out documents to search on; raise data.validation_documents, or give "
+            "data.validation_sources"
+        )
+    if len(packed) < count:
+        raise RopewalkError(
+            f"{wanted.label}: the search wants {count} rows of {target} tokens, and there are {len(packed)} to train "
+            "on and none held out; lower its documents, or give more text"
+        )
+    return SearchData(training_rows(packed, target, count), source=TRAINING)
+
+
+def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None) -> frozenset[int]:
+    """Which of the held-out documents, counted from 0, the rows of a run's evaluation are made of, at any length.
+
+    Args:
+        resolved: the recipe.
+        validation: packed rows whose held-out documents the run measures on.
+    """
+    documents = validation_documents(resolved, validation)
+    if not documents:
+        return frozenset()
+    bos, eos = _special(resolved)
+    # The rows that the evaluation makes, of documents whose every token is the document's number.
+    numbered = [np.full(len(document), number) for number, document in enumerate(documents)]
+    marks = (None if bos is None else _BOS, None if eos is None else _EOS)
+    found: set[int] = set()
+    for length in perplexity_lengths(resolved):
+        for row in evaluation_rows(numbered, length, *marks, resolved.recipe.evaluation.rows).rows:
+            found.update(row.input_ids.tolist())
+    return frozenset(found - {_BOS, _EOS})
+
+
+def check_short_rows(at: AtStage, outdated: Collection[str]) -> None:
+    """Raise for a search of short factors whose documents are too few: before the run, and not after its last stage.
+
+    A search whose table lies in the run's folder already, and is not ``outdated``, needs no documents any more.
+    """
+    resolved = at.resolved
+    settings, length = resolved.recipe.short_context, resolved.original_length
+    if settings is not None and length is not None:
+        _check_rows(SHORT, WantedRows(SHORT_LABEL, settings, length, resolved.target), at, outdated)
+
+
+def _check_rows(name: str, wanted: WantedRows, at: AtStage, outdated: Collection[str]) -> None:
+    table = factors_file(name)
+    if table in outdated or not (at.output / table).is_file():
+        rows_for_search(wanted, at)
+
+
+def _held_out_rows(
+    wanted: WantedRows, resolved: ResolvedRecipe, documents: Sequence[Ids], taken: frozenset[int]
+) -> SearchData:
+    target, trained, label = wanted.target_length, wanted.trained_length, wanted.label
+    count, special = wanted.settings.documents, _special(resolved)
+    backwards = list(enumerate(documents))[::-1]
+    free = [document for number, document in backwards if number not in taken]
+    try:
+        rows, others = search_rows(free, target, *special, count, count)
+        short = search_rows(free, trained, *special, count, 0)[0].rows if wanted.has_penalty else []
+    except RopewalkError as error:
+        if taken:
+            raise RopewalkError(_too_few(wanted, resolved, documents, free)) from error
+        raise RopewalkError(
+            f"{label}: {error}; the text is what data.validation_documents or data.validation_sources holds out"
+        ) from error
+    if others is None or len(others.rows) < count:
+        # What the result is judged by chooses nothing: it may be what the evaluation takes too.
+        last = [document for number, document in backwards if number in taken]
+        again, more = search_rows([*free, *last], target, *special, count, count)
+        if rows_digest(again.rows) == rows_digest(rows.rows):
+            others = more
+    return SearchData(rows.rows, others.rows if others else [], short, HELD_OUT)
+
+
+def _too_few(
+    wanted: WantedRows, resolved: ResolvedRecipe, documents: Sequence[Ids], free: Sequence[Ids]
+) -> str:
+    """What to say where the evaluation leaves too little for a search."""
+    recipe, count, length = resolved.recipe, wanted.settings.documents, wanted.target_length
+    special = _special(resolved)
+    added = sum(each is not None for each in special)
+    try:
+        filled = len(evaluation_rows(free, length, *special, count).rows)
+    except RopewalkError:
+        filled = 0
+    tokens, left = (sum(len(document) + added for document in each) for each in (documents, free))
+    # A row that goes on with a document begins with a token of its own, as the first one does.
+    evaluated = recipe.evaluation.rows * (resolved.target + 1)
+    searched = count * (length + 1)
+    missing = max(searched - left, evaluated + searched - tokens, 0)
+    # One more for the document that the evaluation takes a part of.
+    more = math.ceil(missing * len(documents) / tokens) + 1
+    if recipe.data.validation_sources:
+        where = "give more in data.validation_sources"
+    elif recipe.data.rows:
+        where = "pack the rows with more --validation-documents"
+    else:
+        where = "raise data.validation_documents"
+    return (
+        f"{wanted.label}: the evaluation takes {len(documents) - len(free)} of the {len(documents)} held-out "
+        f"documents, and the other {len(free)} fill {filled} rows of {length} tokens where the search wants {count}; "
+        f"hold out about {more} more ({where}), or lower evaluation.rows or the search's documents"
+    )
+
+
+def _special(resolved: ResolvedRecipe) -> tuple[int | None, int | None]:
+    """BOS and EOS as rows of the evaluation have them: EOS only where there is no BOS."""
+    bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
+    return bos, eos if bos is None else None
 
 
 @dataclass(frozen=True)
@@ -48,52 +229,116 @@ class FactorSearch:
     label: str
     goal: Goal
     settings: ShortFactorSearch
-    weights: Path | None
+    weights: Path | None = None
+
+    @property
+    def wanted(self) -> WantedRows:
+        """What it measures on."""
+        return WantedRows(self.label, self.settings, self.goal.target_length, self.goal.trained_length)
 
 
-def searched_factors(
-    search: FactorSearch,
-    recipe: Recipe,
-    chosen: Plan,
-    packed: PackedRows | None,
-    validation: PackedRows | None,
-    output: Path,
-    begun: bool,
-    reporter: Reporter,
-    team: Team,
-) -> Factors:
-    """The factor table of a search: as found before, or found now and on disk before this returns.
+def search_factors(search: FactorSearch, at: AtStage) -> Factors:
+    """The factor table of a search, which is on disk before this returns.
 
     A search that was cut off goes on from its log. Every process holds the whole model while it lasts.
 
     Args:
         search: which.
-        recipe, chosen, packed, validation: as for :func:`search_material`.
-        output: folder of the run.
-        begun: whether the work that comes after the search has begun; it is never done again then.
-        reporter: progress.
-        team: the processes that take part; all of them call this alike.
+        at: the run; all of its processes call this alike.
 
     Raises:
-        RopewalkError: if the table is damaged, of another search, or gone after the work on it has begun.
+        RopewalkError: if there is too little to measure on, or the log is of another search.
     """
-    path = output / factors_file(search.name)
-    kept = team.world.lead(lambda: _kept(search, recipe, path, begun))
-    if kept is not None:
-        return kept
-    lengths = (search.goal.target_length, search.goal.trained_length)
-    material = team.world.lead(
-        lambda: search_material(search.label, search.settings, lengths, recipe, chosen, packed, validation)
-    )
-    header = team.world.lead(lambda: _header(search, recipe, chosen, material))
+    world, reporter = at.context.world, at.context.told
+    path = at.output / factors_file(search.name)
+    data = world.lead(lambda: rows_for_search(search.wanted, at))
     log = path.with_suffix(".jsonl")
-    with search_ledger(log, lambda: header, log.exists(), team.world) as ledger:
+    with search_ledger(log, lambda: _header(search, at.resolved, data), log.exists(), world) as ledger:
         if ledger.known:
             reporter.note(f"{search.label}: the search goes on after {len(ledger.known)} forwards")
-        found = _find(search, recipe, chosen, material, ledger, reporter, team)
-    table = team.world.lead(lambda: _write(search, recipe, chosen, found, path))
+        outcome = _find(search, at, data, ledger)
+    table = world.lead(lambda: _write(search, at.resolved, outcome, path))
     reporter.note(f"{search.label}: {describe_search(search_summary(table, path.name))}")
     return table
+
+
+@dataclass(frozen=True)
+class SearchRope(StageRope):
+    """Factors that are searched for right before the stage."""
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+    @property
+    def settings(self) -> Search:
+        """How the recipe says to search."""
+        assert self.stage.rope.search is not None
+        return self.stage.rope.search
+
+    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
+        refuse_start_tokens(self.stage.rope)
+        if not self.recipe.exact_rope:
+            raise RopewalkError(
+                f"stages.{self.number}.rope: a search measures through ropewalk's rotary module; set exact_rope: true"
+            )
+        # 1s stand in the place of the factors.
+        ones = Candidate((1.0,) * (low.checkpoint[0].rotary_dim // 2))
+        first, second = (self.goals(before)[1].extended(ones) for before in (low, high))
+        return first, second
+
+    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
+        goal = self.goals(before)[1]
+        return (
+            goal.extended(goal.seeds(goal.space())[NTK]),
+            "the factors are searched for in the run; verified with those that the search begins with",
+        )
+
+    def goals(self, before: Before) -> tuple[Goal, Goal]:
+        """What the search measures candidates for, and what its result becomes a part of.
+
+        Raises:
+            RopewalkError: if factors would come on top of another scaling, or the length needs none; or if the
+                recipe's model, where it is to be measured, has other frequencies than the stage begins with.
+        """
+        context, attention_factor = self.stage.context, self.stage.rope.attention_factor
+        try:
+            goal = goal_of(before.method, before.length, context, attention_factor)
+            if self.settings.weights == "current":
+                return goal, goal
+            own = goal_of(*before.checkpoint, context, attention_factor)
+        except RopewalkError as error:
+            raise RopewalkError(f"stages.{self.number}.rope.search: {error}") from error
+        here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
+        if here != there:
+            raise RopewalkError(
+                f"stages.{self.number}.rope.search.weights: the checkpoint has rope_theta {there[0]:g} and {there[1]} "
+                f"tokens, the stage begins with {here[0]:g} and {here[1]}, so factors found on the one do not fit the "
+                "other; choose current"
+            )
+        return own, goal
+
+    def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
+        """The documents must suffice: now, and not after the stages before."""
+        own = trained if self.settings.weights == "current" else at.resolved.trained_length
+        wanted = WantedRows(f"stage {self.number + 1}", self.settings, self.stage.context, own)
+        _check_rows(stage_name(self.number), wanted, at, outdated)
+
+    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
+        table = kept_factors(self._search(before), self.recipe, output, begun)
+        return None if table is None else self._decision(before, table)
+
+    def measured(self, before: Before, at: AtStage) -> Decision:
+        weights = at.weights if self.settings.weights == "current" else None
+        return self._decision(before, search_factors(self._search(before, weights), at))
+
+    def _search(self, before: Before, weights: Path | None = None) -> FactorSearch:
+        label = f"stage {self.number + 1}"
+        return FactorSearch(stage_name(self.number), label, self.goals(before)[0], self.settings, weights)
+
+    def _decision(self, before: Before, table: Factors) -> Decision:
+        method = self.goals(before)[1].extended(candidate_of(table))
+        return Decision(method, {"search": search_summary(table, factors_file(stage_name(self.number)))})
 
 
 def checkpoint_digest(path: Path) -> str:
@@ -111,8 +356,19 @@ def candidate_of(table: Factors) -> Candidate:
     return Candidate(table.best.rescale_factors, table.best.start_tokens)
 
 
-def _kept(search: FactorSearch, recipe: Recipe, path: Path, begun: bool) -> Factors | None:
-    """The table on disk, if it is there and of this search."""
+def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool) -> Factors | None:
+    """The table that a search has left in the run's folder; None where there is none.
+
+    Args:
+        search: which.
+        recipe: of the run.
+        output: folder of the run.
+        begun: whether the work that comes after the search has begun; it is never done again then.
+
+    Raises:
+        RopewalkError: if the table is damaged, of another search, or gone after the work on it has begun.
+    """
+    path = output / factors_file(search.name)
     if not path.is_file():
         if begun:
             raise RopewalkError(
@@ -142,46 +398,41 @@ def _kept(search: FactorSearch, recipe: Recipe, path: Path, begun: bool) -> Fact
     return table
 
 
-def _header(search: FactorSearch, recipe: Recipe, chosen: Plan, material: SearchData) -> dict[str, Any]:
+def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) -> dict[str, Any]:
     """What decides a search: a log with another first line is another search's."""
     return {
-        "model": model_digest(chosen.model) or chosen.model,
+        "model": model_digest(resolved.model) or resolved.model,
         "weights": None if search.weights is None else search.weights.name,
         "goal": repr(search.goal),
         "settings": search.settings.model_dump(mode="json", exclude={"batch"}),
-        "seed": recipe.seed,
-        "precision": chosen.precision,
-        "documents_sha256": material.sha256,
+        "seed": resolved.recipe.seed,
+        "precision": resolved.precision,
+        "documents_sha256": data.sha256,
     }
 
 
-def _find(
-    search: FactorSearch,
-    recipe: Recipe,
-    chosen: Plan,
-    material: SearchData,
-    ledger: Ledger,
-    reporter: Reporter,
-    team: Team,
-) -> SearchOutcome:
-    dtype = torch.bfloat16 if chosen.precision == "bfloat16" else torch.float32
+def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -> SearchOutcome:
+    resolved = at.resolved
     # Whole in each process: forwards are what the processes share.
-    alone = World()
-    model = Team(alone).load(chosen.model, recipe, chosen, dtype=dtype)
+    alone = RunContext()
+    model = load_for_run(resolved, alone, resolved.model, dtype=resolved.compute_dtype)
     if search.weights is not None:
-        load_weights(search.weights, model, alone)
+        load_weights(search.weights, model, alone.world)
     shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))
-    settings = SearchSettings(**shared, seed=recipe.seed)
-    problem = SearchProblem(search.goal, material, settings, f"{search.label} search")
-    with autocast(chosen.device, chosen.precision):
-        return find(model.model, problem, RunContext(team.world, reporter=reporter), ledger)
+    settings = SearchSettings(**shared, seed=resolved.recipe.seed)
+    problem = SearchProblem(search.goal, data, settings, f"{search.label} search")
+    with autocast(resolved.device, resolved.precision):
+        return find(model.model, problem, at.context, ledger)
 
 
-def _write(search: FactorSearch, recipe: Recipe, chosen: Plan, found: SearchOutcome, path: Path) -> Factors:
-    goal, weights = search.goal, search.weights
-    name = recipe.model if weights is None else f"{recipe.model} after {weights.name}"
-    digest_ = model_digest(chosen.model) if weights is None else checkpoint_digest(weights)
-    table = factors_found(found, FactorsModel.of(name, goal, digest_), str(chosen.device), chosen.precision)
+def _write(search: FactorSearch, resolved: ResolvedRecipe, outcome: SearchOutcome, path: Path) -> Factors:
+    weights, name = search.weights, resolved.recipe.model
+    model = FactorsModel.of(
+        name if weights is None else f"{name} after {weights.name}",
+        search.goal,
+        model_digest(resolved.model) if weights is None else checkpoint_digest(weights),
+    )
+    table = factors_found(outcome, model, str(resolved.device), resolved.precision)
     write_factors(path, table)
     return table
 

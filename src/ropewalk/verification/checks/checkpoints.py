@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from ropewalk.models.losses import LossModel
 from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
+from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
 from ropewalk.training.optimizer import MasterAdamW
@@ -97,7 +98,7 @@ def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
     model, optimizer = _fresh(case, mesh, world)
     _train(case, model, optimizer, mesh)
     folder = Path(case.scratch) / f"checkpoints-{case.key}"
-    with ShardedCheckpoints(folder, model, optimizer, world, mesh, keep=1) as checkpoints:
+    with ShardedCheckpoints(folder, model, optimizer, RunContext(world, mesh), keep=1) as checkpoints:
         path = checkpoints.save(Position(0, STEPS, 0))
     saved = _state(model, optimizer, world)
     losses = _train(case, model, optimizer, mesh)

@@ -1,0 +1,171 @@
+"""A stage that gives its RoPE: a method with its parameters, or a factor table."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import explain
+from ropewalk.rope import LongRope, RopeMethod, method_for_target
+from ropewalk.search import Factors, read_factors
+from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import AtStage, ResolvedRecipe
+from ropewalk.training.stage_rope.base import (
+    Before,
+    Decision,
+    StageRope,
+    factors_file,
+    refuse_start_tokens,
+    stage_name,
+    takes_recommended_base,
+)
+
+
+@dataclass(frozen=True)
+class _Settled(StageRope):
+    """RoPE that follows from what the stage begins with, and nothing else."""
+
+    @abstractmethod
+    def method(self, before: Before) -> RopeMethod:
+        """The stage's method.
+
+        Raises:
+            RopewalkError: if the method, its parameters or the table do not fit; the message says what would.
+        """
+
+    def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
+        return self.method(low), self.method(high)
+
+    def provisional(self, before: Before) -> tuple[RopeMethod, str]:
+        return self.method(before), "verified with the method of the run"
+
+    def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
+        return Decision(self.method(before))
+
+
+@dataclass(frozen=True)
+class GivenRope(_Settled):
+    """A method with its parameters; what is not given is derived."""
+
+    def method(self, before: Before) -> RopeMethod:
+        rope, context = self.stage.rope, self.stage.context
+        refuse_start_tokens(rope)
+        parameters = rope.method_parameters()
+        if rope.method == LongRope.name:
+            if rope.long_factor is None:
+                raise RopewalkError(
+                    "longrope needs factors: give long_factor (and short_factor if it is not to be 1s), factors: FILE, "
+                    "or search: {}"
+                )
+            if rope.short_factor is None:
+                parameters["short_factor"] = _short_factor(before.method)
+        if takes_recommended_base(rope):
+            return method_for_target(rope.method, *before.origin, context, parameters=parameters)
+        rope_theta = None if rope.rope_theta == "auto" else float(rope.rope_theta)
+        return method_for_target(
+            rope.method, before.method, before.length, context, rope_theta=rope_theta, parameters=parameters
+        )
+
+
+@dataclass(frozen=True)
+class TableRope(_Settled):
+    """The factors of a table that the recipe names.
+
+    Attributes:
+        table: as it was read.
+    """
+
+    table: Factors
+
+    def method(self, before: Before) -> RopeMethod:
+        rope, context, table = self.stage.rope, self.stage.context, self.table
+        refuse_start_tokens(rope)
+        if table.start_tokens:
+            raise RopewalkError(
+                f"the factor table {rope.factors} has start_tokens {table.start_tokens}, which have no place in a "
+                "transformers config, so the result would not load elsewhere; search again with start tokens 0"
+            )
+        if table.target_length < context:
+            raise RopewalkError(
+                f"the factor table {rope.factors} is for {table.target_length} tokens, and the stage has a context of "
+                f"{context}; search for that length, or give a context of at most {table.target_length}"
+            )
+        method = table.method(before.method, before.length)
+        if rope.attention_factor is not None:
+            method = replace(method, attention_factor=rope.attention_factor)
+        return method
+
+    def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
+        """A resumed run must train with the factors that it began with."""
+        name = factors_file(stage_name(self.number))
+        kept = at.output / name
+        if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
+            return
+        raise RopewalkError(
+            f"the factor table {self.stage.rope.factors} has changed since the run began with what lies in {kept}; "
+            "restore it, or start again"
+        )
+
+
+def _short_factor(current: RopeMethod) -> tuple[float, ...]:
+    """What short factors are where nobody says: those of the checkpoint, or 1s."""
+    return current.short_factor if isinstance(current, LongRope) else (1.0,) * (current.rotary_dim // 2)
+
+
+def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
+    """The recipe whose stages take their factors from tables, as if each said ``rope: {method: longrope, factors: …}``.
+
+    A table belongs to the stage whose context is its target length; one table of a recipe of one stage to that stage,
+    if it reaches as far.
+
+    Args:
+        recipe: as it was read.
+        tables: files of factor tables.
+
+    Raises:
+        RopewalkError: if a table is none, fits no stage or several, or another one has its stage already.
+    """
+    taken: dict[int, str | Path] = {}
+    for path in tables:
+        length = read_factors(Path(path).expanduser()).target_length
+        number = _stage_of(recipe, path, length, len(tables))
+        if number in taken:
+            raise RopewalkError(
+                f"the factor tables {taken[number]} and {path} are both for {length} tokens, and stage {number + 1} "
+                "takes one; leave one of them out"
+            )
+        taken[number] = path
+    stages = [
+        {**stage.model_dump(), "rope": {"method": "longrope", "factors": str(taken[number])}}
+        if number in taken
+        else stage
+        for number, stage in enumerate(recipe.stages)
+    ]
+    try:
+        return Recipe.model_validate({**dict(recipe), "stages": stages})
+    except ValidationError as error:
+        raise RopewalkError(f"with the factor tables: {explain(error, Recipe)}") from error
+
+
+def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int:
+    contexts = [stage.context for stage in recipe.stages]
+    if len(contexts) == tables == 1 and length >= contexts[0]:
+        return 0
+    fitting = [number for number, context in enumerate(contexts) if context == length]
+    if len(fitting) == 1:
+        return fitting[0]
+    there = ", ".join(map(str, contexts))
+    if fitting:
+        raise RopewalkError(
+            f"the factor table {path} is for {length} tokens, and {len(fitting)} stages have that context; name it in "
+            "the recipe as rope: {method: longrope, factors: FILE}"
+        )
+    raise RopewalkError(
+        f"the factor table {path} is for {length} tokens, and no stage has that context: they have {there}; give "
+        "tables for these, or change the context"
+    )
