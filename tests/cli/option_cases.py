@@ -30,7 +30,9 @@ def listing() -> str:
     lines = []
     for line, command in commands():
         lines.append(f"ropewalk {line}")
-        for argument in command.assemble_argument_collection():
+        # Options by their names: in which order a help shows them is no promise.
+        arguments = command.assemble_argument_collection()
+        for argument in sorted(arguments, key=lambda each: each.name if each.name.startswith("-") else ""):
             shown = argument.parameter
             default = f"[{shown.show_default}]" if shown.show_default else ""
             words = [
