@@ -276,6 +276,7 @@ def test_trained_length_counts_a_yarn_factor_in(model: Any) -> None:
     assert ModelConfig.of(scaled.config).trained_length == 256
 
 
+@pytest.mark.slow
 def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     """512 to 2048 tokens, on eight rows of packed stories.
 

@@ -17,7 +17,7 @@ from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_
 from ropewalk.evaluation.tasks.words import listed_words, word_lists, words_unavailable
 from tests.evaluation.ruler_cases import byte_tokenizer, prose, template_tokenizer
 
-FIXTURE = json.loads((Path(__file__).parent / "ruler_upstream.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[2] / "ruler_upstream.json").read_text())
 CASES = [key.split(" ") for key in FIXTURE["samples"]]
 
 

@@ -96,7 +96,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"essays": folder / "essays.txt", "squad": squad, "hotpotqa": hotpotqa}
 
 
-@pytest.mark.parametrize(("say", "score"), [(everything, 100.0), (nothing, 0.0), (every_second_sample, 50.0)])
+@pytest.mark.parametrize(
+    ("say", "score"),
+    [
+        (every_second_sample, 50.0),
+        pytest.param(everything, 100.0, marks=pytest.mark.slow),
+        pytest.param(nothing, 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_score_is_the_share_of_answers_that_are_right(
     sources: dict[str, Any], say: Callable[[Sample], str], score: float
 ) -> None:

@@ -1,0 +1,65 @@
+"""The door: one call measures, writes a folder, and goes on with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import (
+    EvaluationResult,
+    EvaluationSettings,
+    Settings,
+    compare_folders,
+    evaluate,
+    rescore,
+)
+from ropewalk.parallel.context import RunContext
+
+WHAT = Settings(suites=("passkey", "perplexity"), lengths=(128,), samples=2, rows=1)
+
+
+def measured(folder: Path, what: Settings = WHAT, seen: list[bool] | None = None) -> EvaluationResult:
+    config = EvaluationSettings(model="embedded", what=what, samples_dir=folder / "samples")
+
+    def present(result: EvaluationResult) -> None:
+        if seen is not None:
+            seen.append((folder / "out" / "results.json").exists())
+
+    return evaluate(config, RunContext(output=folder / "out"), present=present)
+
+
+def test_a_run_writes_what_it_returns_and_goes_on(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    result = measured(tmp_path, seen=seen)
+    # What shows a result is complete before its record is.
+    assert seen == [False]
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written == json.loads(json.dumps(result.to_json()))
+    assert [(r.suite, r.task, r.status) for r in result.results] == [
+        ("passkey", "passkey", "ok"),
+        ("perplexity", "perplexity", "ok"),
+    ]
+    answers = (tmp_path / "out" / "predictions.jsonl").read_bytes()
+    again = measured(tmp_path)
+    assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == answers
+    assert [r.to_json() for r in again.results] == [r.to_json() for r in result.results]
+    with pytest.raises(RopewalkError, match=r"it differs in samples \(2 there, 3 asked for\)"):
+        measured(tmp_path, Settings(**{**WHAT.to_json(), "samples": 3}))
+
+
+def test_a_folder_of_an_earlier_version_that_knew_settings_of_all_suites_goes_on(tmp_path: Path) -> None:
+    first = measured(tmp_path)
+    path = tmp_path / "out" / "run.json"
+    begun = json.loads(path.read_text())
+    begun["settings"] |= {"depths": 11, "compat": "none", "evaluator": None}
+    path.write_text(json.dumps(begun))
+    assert [r.to_json() for r in measured(tmp_path).results] == [r.to_json() for r in first.results]
+
+
+def test_a_folder_is_scored_again_and_compared_without_a_model(tmp_path: Path) -> None:
+    result = measured(tmp_path)
+    assert rescore(tmp_path / "out").to_json()["results"] == result.to_json()["results"]
+    compared = compare_folders(tmp_path / "out", tmp_path / "out").to_json()
+    assert [each["difference"] for each in compared["differences"]] == [0, 0]
+    assert compared["a"]["model"] == "embedded"
