@@ -22,7 +22,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import CONFIG_ERRORS, build, class_of, one_line, quiet, read_model_config
 from ropewalk.models.load import save_model
-from ropewalk.models.rotary import rotary_module
+from ropewalk.models.rotary import rotary_module, teach_transformers
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def _rotary_as_loaded(model: str, config: Any) -> nn.Module:
     That rotary modules are built from a config alone, and are not touched by the weights of a checkpoint, is how
     transformers has them and nothing it promises; a test compares with a real load.
     """
+    teach_transformers()
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
         rotary_class = _rotary_class(config)

@@ -23,7 +23,7 @@ from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.rotary import rope_of as rope_of
 from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
-from ropewalk.models.rotary import swap_rotary
+from ropewalk.models.rotary import swap_rotary, teach_transformers
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 
 log = logging.getLogger("ropewalk")
@@ -62,6 +62,7 @@ def load_model(
 
     require_engine_name(engine)
     attention_hooks.register()
+    teach_transformers()
     config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
@@ -109,6 +110,7 @@ def empty_model(
 
     require_engine_name(engine)
     attention_hooks.register()
+    teach_transformers()
     config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -235,6 +237,7 @@ def attach(
         methods = read.methods
     _refuse_architecture(model, read)
     attention_hooks.register()
+    teach_transformers()
     model.set_attn_implementation(_implementation(config))
     if exact_rope:
         swap_rotary(model, methods)

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import STYLES, RopeMethod, RotaryEmbedding, RotaryRows
+from ropewalk.models.config import ModelConfig
+from ropewalk.rope import METHODS, STYLES, Default, RopeMethod, RotaryEmbedding, RotaryRows
 
 PROBE_POSITIONS = 64
 PROBE_TOLERANCE = 1e-5
 """The stock module rounds angles of up to 63 rad to float32: 63 · 6e-8 = 4e-6, and cos/sin have slope 1."""
+
+
+def teach_transformers() -> None:
+    """Enter the methods that transformers does not know into its table of RoPE types.
+
+    It then builds models whose config names them: in this process. Elsewhere such a config needs the same.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for name, method in METHODS.items():
+        if method.config_keys is not None and name != Default.name:
+            ROPE_INIT_FUNCTIONS.setdefault(name, _frequencies_of_config)
+
+
+def _frequencies_of_config(
+    config: Any,
+    device: torch.device | None = None,
+    seq_len: int | None = None,
+    layer_type: str | None = None,
+) -> tuple[Tensor, float]:
+    """What a transformers config says, as the functions in transformers' table give it."""
+    methods = ModelConfig.of(config).methods
+    inv_freq, attention_factor = methods.get(layer_type, methods[None]).frequencies(seq_len)
+    return inv_freq.to(device, torch.float32), attention_factor
 
 
 def rotary_module(model: nn.Module) -> tuple[nn.Module, str, nn.Module]:

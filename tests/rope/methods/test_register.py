@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import read_config_file, read_model_config
-from ropewalk.models.load import with_rope
+from ropewalk.models.load import load_model, save_model, with_rope
 from ropewalk.rope import (
     METHODS,
     Default,
@@ -79,6 +80,7 @@ def registered() -> Iterator[None]:
     register(Eased)
     yield
     del METHODS["eased"]
+    ROPE_INIT_FUNCTIONS.pop("eased", None)
 
 
 def possible_methods(recipe, checkpoint):
@@ -123,6 +125,25 @@ def test_the_rotary_module_turns_with_it() -> None:
     method = Eased(16, 1e4, 4.0, 8192)
     cos, _ = RotaryEmbedding(method)(torch.empty(1, 1, 64), torch.tensor([[7]]))
     torch.testing.assert_close(cos[0, 0, :8], (7 * method.frequencies().inv_freq).cos().float())
+
+
+def test_a_model_trained_with_it_is_saved_loaded_and_turned_the_same_way(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"intermediate_size": 64, "vocab_size": 50}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG, **sizes)).save_pretrained(
+        tmp_path / "before"
+    )
+    method = Eased(16, 1e4, 4.0, 8192, 3.0)
+    extended = load_model(tmp_path / "before", rope=method, max_position_embeddings=32768)
+    save_model(extended, tmp_path / "after")
+    ids = torch.randint(0, 50, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = extended(ids).logits
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "after")
+        torch.testing.assert_close(plain(ids).logits, expected)
+        unscaled = load_model(tmp_path / "before")
+        assert not torch.allclose(unscaled(ids).logits, expected)
+    assert ModelConfig.of(plain.config).methods == {None: method}
 
 
 @pytest.fixture
