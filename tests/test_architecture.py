@@ -133,3 +133,74 @@ def test_every_imported_package_is_declared():
     imported = set().union(*(imports_of(path) for path in PACKAGE.rglob("*.py")))
     outer = {n.split(".")[0] for n in imported} - {"ropewalk"} - set(sys.stdlib_module_names)
     assert {DISTRIBUTIONS.get(n, n).lower() for n in outer} <= declared
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module imports which, function bodies included, but for the package's front, which names all rooms."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del names["ropewalk"]
+    edges: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+                edges[name] |= (found & names.keys()) - {name}
+    # A package's front names what lies behind it; whoever imports it may be one of those.
+    fronts = {name for name, path in names.items() if path.name == "__init__.py"}
+    return {name: found - fronts for name, found in edges.items() if name not in fronts}
+
+
+def circles(edges: dict[str, set[str]]) -> list[str]:
+    """Modules that lie on a circle: what is left when those that import nothing that is left go, again and again."""
+    edges = {name: found & edges.keys() for name, found in edges.items()}
+    for _ in range(2):
+        while gone := {name for name, found in edges.items() if not found & edges.keys()}:
+            edges = {name: found - gone for name, found in edges.items() if name not in gone}
+        turned: dict[str, set[str]] = {name: set() for name in edges}
+        for name, found in edges.items():
+            for other in found:
+                turned[other].add(name)
+        edges = turned
+    return sorted(edges)
+
+
+def test_no_circle_of_files():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}}) == ["b", "c"]
+    assert circles(graph()) == []
+
+
+SUPPORT = {"app", "binding", "commands", "options", "output", "progress"}
+"""Modules of the command line that belong to no command."""
+PARTS = {"advice": {"inspect", "rope_plan"}, "probe": {"rope"}}
+"""Modules that print for several commands, or belong to a group by another name."""
+
+
+def test_a_command_imports_no_other():
+    for name, found in graph().items():
+        if name.startswith("ropewalk.cli.") and (own := name.split(".")[2]) not in SUPPORT:
+            others = {each.split(".")[2] for each in found if each.startswith("ropewalk.cli.")} - SUPPORT
+            foreign = {o for o in others if o.split("_")[0] != own.split("_")[0]}
+            assert {o for o in foreign if own not in PARTS.get(o, ())} == set(), name
+
+
+HERE = {"", "compatibility"}
+"""Folders of tests that belong to no room."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=str(path.relative_to(ROOT / "tests")))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if path.relative_to(ROOT / "tests").parent.as_posix().removeprefix(".") not in HERE
+    ],
+)
+def test_tests_lie_where_their_modules_do(path):
+    """``tests/x/test_y.py``, or ``test_y_aspect.py``, for ``src/ropewalk/x/y.py`` or the room ``y``."""
+    folder = PACKAGE / path.relative_to(ROOT / "tests").parent
+    stem = path.stem.removeprefix("test_")
+    there = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
+    assert any(stem == name or stem.startswith(f"{name}_") for name in there)
