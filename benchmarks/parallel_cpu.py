@@ -66,7 +66,7 @@ MESHES = (
 )
 HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 8, 4, 16, 1537
 LOSS, NORM = 1e-6, 1e-5
-"""Relative differences that tests/training/test_sharded_step.py grants to gradients summed in another order."""
+"""Relative differences that tests/training/test_step_sharded.py grants to gradients summed in another order."""
 FEW_SCALARS = 3 * 2 * 8
 """A step sums three numbers over all ranks beside what the formulas count: targets, loss, and norm."""
 SOURCE_FILES = 160

@@ -197,7 +197,7 @@ def mesh_step(folder: Path, mesh: Mesh, world: World, device: torch.device) -> d
 
 def compared(found: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     """A mesh's figures with its differences from one device; the bound of each is one bfloat16 rounding, and for the
-    norm, which is a root of a sum over parameters, four (as in tests/training/test_sharded_step.py)."""
+    norm, which is a root of a sum over parameters, four (as in tests/training/test_step_sharded.py)."""
     unit = torch.finfo(torch.bfloat16).eps
     for name, bound in (("loss", unit), ("grad_norm", 4 * unit)):
         found[f"{name}_difference"] = abs(found[name] / whole[name] - 1)

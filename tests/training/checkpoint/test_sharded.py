@@ -35,7 +35,7 @@ from ropewalk.training.checkpoint.single import (
     restore,
     save_checkpoint,
 )
-from tests.training.checkpoint_rank_cases import (
+from tests.training.checkpoint.rank_cases import (
     ALONE,
     Trainee,
     checked_on_ranks,
