@@ -323,13 +323,12 @@ def _strategy(size: int, sigma: float, random: np.random.Generator) -> Any:
     return cma.CMAEvolutionStrategy(np.zeros(size), sigma, options)
 
 
-def check_algorithm(name: str) -> None:
-    """Raise for a name that :func:`algorithm_named` does not know."""
+def algorithm_named(name: str) -> Algorithm:
+    """An algorithm with its published or measured settings.
+
+    Raises:
+        RopewalkError: for a name that is none of :data:`~ropewalk.search.settings.ALGORITHMS`.
+    """
     if name not in ALGORITHMS:
         raise RopewalkError(f"unknown search algorithm {name!r}; choose one of {', '.join(ALGORITHMS)}")
-
-
-def algorithm_named(name: str) -> Algorithm:
-    """An algorithm with its published or measured settings."""
-    check_algorithm(name)
     return covariance() if name == "cma-es" else evolve()

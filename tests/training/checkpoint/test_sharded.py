@@ -16,9 +16,12 @@ from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.training.checkpoint.files import (
     RECORD,
     FileDigest,
+    Position,
     Record,
     check_checkpoint,
+    checkpoints_in,
     latest_whole,
+    read_position,
     read_record,
     write_record,
 )
@@ -28,13 +31,7 @@ from ropewalk.training.checkpoint.sharded import (
     load_checkpoint,
     load_weights,
 )
-from ropewalk.training.checkpoint.single import (
-    Position,
-    checkpoints_in,
-    read_position,
-    restore,
-    save_checkpoint,
-)
+from ropewalk.training.checkpoint.single import save_checkpoint
 from tests.training.checkpoint.rank_cases import (
     ALONE,
     Trainee,
@@ -241,23 +238,20 @@ def plain(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
 
 
-def test_restore_reads_what_older_versions_wrote(tied_llama, rows, by_one, tmp_path):
+def test_a_run_goes_on_from_what_older_versions_wrote(tied_llama, rows, by_one, tmp_path):
     """Names of a bare model, a record of three numbers, no digests; the optimiser knows the model as a part."""
-    precision, path, masters, _, losses, fingerprint = by_one
+    precision, path, _, _, losses, fingerprint = by_one
     old = shutil.copytree(path, tmp_path / NAME)
     (old / RECORD).write_text('{"stage": 0, "step": 2, "tokens": 999}')
     assert read_position(old) == POSITION
     assert check_checkpoint(old) is None
     one = Trainee(tied_llama, rows, precision)
-    # As a run did that loads its model from the checkpoint itself.
-    for name, master in one.optimizer.masters.items():
-        master.data.copy_(masters[name.removeprefix("model.")])
-    restore(old, one.optimizer)
+    assert load_checkpoint(old, one.model, one.optimizer, ALONE) == POSITION
     assert one.train(2) == losses
     assert one.fingerprint() == fingerprint
     (old / "training_state.safetensors").write_bytes(b"short")
     with pytest.raises(RopewalkError, match="is damaged or incomplete"):
-        restore(old, one.optimizer)
+        load_checkpoint(old, one.model, one.optimizer, ALONE)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])

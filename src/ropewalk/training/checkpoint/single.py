@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -20,10 +20,7 @@ from ropewalk.io.files import new_folder
 from ropewalk.models.load import save_model
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
-from ropewalk.training.checkpoint.files import Position as Position
-from ropewalk.training.checkpoint.files import Record, checkpoint_name, keep_latest, write_record
-from ropewalk.training.checkpoint.files import checkpoints_in as checkpoints_in
-from ropewalk.training.checkpoint.files import read_position as read_position
+from ropewalk.training.checkpoint.files import Position, Record, checkpoint_name, keep_latest, write_record
 from ropewalk.training.optimizer import STATE_KINDS, MasterAdamW
 
 TENSORS = "training_state.safetensors"
@@ -46,31 +43,6 @@ def save_checkpoint(
         write_record(partial, Record(position, files, random_states=tuple(random_states())))
     keep_latest(folder, keep)
     return path
-
-
-def restore(path: Path, optimizer: MasterAdamW) -> None:
-    """Put the optimiser and the random number generators where they were at a checkpoint of one process.
-
-    The weights are not touched: the model was loaded from the same folder.
-
-    Raises:
-        RopewalkError: if a tensor is missing, or the file is damaged.
-    """
-    try:
-        tensors = load_file(path / TENSORS)
-        # The file has the transformers model's names; the optimiser may know it as part of a larger module.
-        outer = "" if all(f"step.{name}" in tensors for name in optimizer.parameters) else "model."
-        optimizer.load_state(
-            {
-                f"{kind}.{name}": tensors[f"{kind}.{name.removeprefix(outer)}"].clone()
-                for kind, name in product(STATE_KINDS, optimizer.parameters)
-            }
-        )
-        set_random_states(
-            {name.removeprefix("rng."): tensors[name] for name in tensors if name.startswith("rng.")}
-        )
-    except (OSError, KeyError, SafetensorError) as error:
-        raise RopewalkError(f"the training state in {path} is damaged or incomplete: {error}") from error
 
 
 def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor]:
