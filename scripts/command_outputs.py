@@ -347,7 +347,7 @@ def _parsed(stdout: str, stderr: str) -> Any:
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> dict[str, Any]:
-    """What files hold: JSON and lines of JSON parsed, text as lines, of any other the SHA-256."""
+    """What files hold: JSON, lines of JSON and YAML parsed, text as lines, of any other the SHA-256."""
     found: dict[str, Any] = {}
     for pattern in patterns:
         paths = sorted(path for path in folder.glob(pattern) if path.is_file())
@@ -363,7 +363,10 @@ def _contents(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if path.suffix in (".yaml", ".md", ".txt"):
+    if path.suffix == ".yaml":
+        # The order of keys means nothing.
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.suffix in (".md", ".txt"):
         return path.read_text(encoding="utf-8").splitlines()
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

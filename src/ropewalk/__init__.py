@@ -11,9 +11,9 @@ ropewalk`` needs neither torch nor a GPU and takes milliseconds.
 from typing import TYPE_CHECKING
 
 from ropewalk.lazy import lazy_names
+from ropewalk.versions import VERSION
 
 if TYPE_CHECKING:
-    from ropewalk import audit, search
     from ropewalk.attention import attend
     from ropewalk.attention.layout import PackedLayout, Row
     from ropewalk.data.run import pack
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ropewalk.training.run import extend
     from ropewalk.verification.run import verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "EngineError": "errors",

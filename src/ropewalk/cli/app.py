@@ -10,9 +10,9 @@ from functools import cache
 
 from cyclopts import App
 
-import ropewalk
 from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
 from ropewalk.errors import Echo, RopewalkError, RunFailure
+from ropewalk.versions import VERSION
 
 INTERRUPTED = 130
 MOST_OF_A_MESSAGE = 2000
@@ -49,7 +49,7 @@ def program() -> App:
     app = App(
         name="ropewalk",
         help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
-        version=f"ropewalk {ropewalk.__version__}",
+        version=f"ropewalk {VERSION}",
         version_flags="--version",
         help_flags=HELP_FLAGS,
         help_format="plaintext",

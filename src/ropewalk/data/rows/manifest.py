@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import ropewalk
 from ropewalk.data.mixture.mixture import Mixture
 from ropewalk.data.rows.special_tokens import PackingCounts
 from ropewalk.data.statistics import length_statistics
 from ropewalk.data.tokens.corpus import Corpus
 from ropewalk.data.tokens.split import Split
+from ropewalk.versions import VERSION
 
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "transformers")
 
@@ -87,7 +87,7 @@ def description(
 def versions() -> dict[str, str]:
     """Versions of what packed rows may depend on."""
     return {
-        "ropewalk": ropewalk.__version__,
+        "ropewalk": VERSION,
         "python": platform.python_version(),
         **_of_libraries(),
     }
