@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint wheel format docs benchmarks clean
+.PHONY: demo test test-slow lint wheel format docs benchmarks clean
 
 demo: $(READY)
 	@rm -rf demo
@@ -20,8 +20,13 @@ demo: $(READY)
 
 # Compiled modules are kept, whatever the environment says: each process that a test starts reads them.
 test: $(READY)
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-	@echo "Next: 'make demo' shows the main job; 'make lint' checks style and types."
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	@echo "Next: 'make demo' shows the main job; 'make test-slow' runs the slow and exhaustive tests, as CI does;"
+	@echo "      'make lint' checks style and types."
+
+# What would keep a person waiting: long runs, training, and sweeps of which 'make test' has the representative part.
+test-slow: $(READY)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 lint: $(READY)
 	@$(BIN)/ruff check .

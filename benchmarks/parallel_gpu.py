@@ -334,7 +334,7 @@ def worker(shape: str, folder: str, out: str) -> None:
         mesh = make_mesh(MeshShape(**json.loads(shape)), device_type)
         device = torch.device(device_type, world.local_rank if device_type == "cuda" else None)
         found = mesh_step(Path(folder), mesh, world, device)
-        if world.leads:
+        if world.is_rank_0:
             Path(out).write_text(json.dumps(found))
 
 

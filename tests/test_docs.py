@@ -24,7 +24,10 @@ def blocks(language: str) -> list:
         for page in PAGES
         for number, text in enumerate(fence.findall(page.read_text()))
     ]
-    return [pytest.param(text, id=f"{name}-{number}") for name, number, text in found]
+    return [
+        pytest.param(text, id=f"{name}-{number}", marks=[pytest.mark.slow] if name == "python.md" else [])
+        for name, number, text in found
+    ]
 
 
 @pytest.mark.parametrize("code", blocks("python"))

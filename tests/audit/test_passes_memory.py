@@ -27,7 +27,11 @@ KEPT = 2 * HEADS + 2
 """Values a token that are kept of each layer: attention received and first score by head, and what every head of the
 layer sees and would give evenly."""
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+DTYPES = (
+    torch.float32,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+    pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+)
 
 
 def runner(block_bytes=BLOCK):
@@ -73,6 +77,7 @@ def test_without_blocks_the_same_pass_holds_a_whole_layers_scores(dtype):
     assert whole > 5 * bound(dtype, LENGTH)
 
 
+@pytest.mark.slow
 def test_a_layer_adds_what_is_kept_of_it_and_no_scores():
     of = runner()
     decoder = of.audited_model.model.model

@@ -83,6 +83,8 @@ def refusals(outputs_of):
     return outputs_of("refusals", [])["refusals"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [case.name for case in COMMANDS if case.fast])
 def test_commands_say_what_they_said(fast, name):
     assert differences_from_before("commands", name, fast[name], RENAMED) == []

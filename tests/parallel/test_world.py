@@ -20,8 +20,8 @@ def no_torchrun(monkeypatch):
 
 def test_one_process_is_a_world_of_its_own():
     with joined() as world:
-        assert (world.rank, world.size, world.leads) == (0, 1, True)
-        assert world.lead(lambda: 7) == 7
+        assert (world.rank, world.size, world.is_rank_0) == (0, 1, True)
+        assert world.on_rank_0(lambda: 7) == 7
 
 
 def test_half_an_environment_is_refused(monkeypatch):

@@ -8,7 +8,7 @@ from ropewalk.parallel import joined
 
 def led():
     with joined("cpu") as world:
-        return world.lead(os.getpid), world.lead(os.getpid)
+        return world.on_rank_0(os.getpid), world.on_rank_0(os.getpid)
 
 
 def refused_by(rank):
@@ -20,7 +20,7 @@ def refused_by(rank):
     try:
         with joined("cpu") as world:
             if rank == 0:
-                world.lead(refuse)
+                world.on_rank_0(refuse)
             elif world.rank == rank:
                 refuse()
     except RopewalkError as error:

@@ -84,7 +84,7 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     evaluator = ModelEvaluator(model, goal, tiny_rows(3, TARGET), penalty, batch, None, world)
     space = goal.space((0, 4, 8))
     calls = []
-    leads = world is None or world.leads
+    leads = world is None or world.is_rank_0
     ledger = Ledger(log=Path(log)) if leads else Ledger()
     strategy = Strategy(algorithm_named(algorithm), 70, 5, racing)
     result = minimise(space, evaluator, strategy, goal.seeds(space), ledger, lambda *call: calls.append(call))

@@ -299,7 +299,7 @@ def failing_on_all(case):
         raise RopewalkError("no such model")
 
     def led(case, mesh, world):
-        return world.lead(refused)
+        return world.on_rank_0(refused)
 
     def found(case, mesh, world):
         raise world.known_to_all(RopewalkError("the disk is full"))
@@ -311,7 +311,7 @@ def failing_unheard(case):
     """The same where a rank raises a refusal of its own, which the others do not know of."""
 
     def check(case, mesh, world):
-        if world.leads:
+        if world.is_rank_0:
             raise RopewalkError("rank 0 alone has no such engine")
         return Outcome.not_run("")
 
@@ -340,7 +340,7 @@ def once_on_some(case):
         return len(counts)
 
     with joined("cpu") as world:
-        if world.leads:
+        if world.is_rank_0:
             once(case, "together", lambda: 7)
         return [once_together(case, world, "together", compute) for _ in range(2)]
 

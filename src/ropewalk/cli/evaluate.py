@@ -103,8 +103,8 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
             require_devices(world, choose_device(config.loading.device))
 
     # Every process reads the same command; what is wrong with it is said once.
-    world.lead(check)
-    if not world.leads:
+    world.on_rank_0(check)
+    if not world.is_rank_0:
         logging.getLogger("ropewalk").setLevel(logging.ERROR)
     context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
     rope = config.loading.rope
@@ -114,7 +114,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
         None if rope is None else lambda path: _table(rope, path),
         None if out is None else lambda found: draw(out, found),
     )
-    if world.leads:
+    if world.is_rank_0:
         show(result, out, as_json)
         if all(each.status != "ok" for each in result.results):
             raise RunFailure(f"nothing could be run: {result.results[0].reason}")

@@ -57,10 +57,10 @@ def extend(
         from ropewalk.training.stage_rope.given import with_tables
 
         with joined(go_on=GO_ON) as world:
-            read = world.lead(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
+            read = world.on_rank_0(lambda: with_tables(load_recipe(recipe, list(overrides)), rope))
             output.append(Path(read.output).expanduser())
             result = run(read, RunContext(world, reporter=ConsoleReporter(notes)), resume)
-            if not world.leads:
+            if not world.is_rank_0:
                 return
     result = result.reported()
     if as_json:

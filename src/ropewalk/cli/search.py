@@ -71,9 +71,9 @@ def search(
         with joined(settings.device, "go on with --resume") as world:
             if output.plot is not None:
                 plot = output.plot
-                world.lead(lambda: check_writable(plot))
+                world.on_rank_0(lambda: check_writable(plot))
             result = run(config, RunContext(world, reporter=ConsoleReporter(notes)))
-            if world.leads:
+            if world.is_rank_0:
                 finish(result, config, output.plot, output.as_json)
 
 

@@ -50,7 +50,7 @@ def verify(
     with joined() as world:
         with _ended_by_sigterm() if world.size == 1 else nullcontext():
             result = run(config, RunContext(world=world, reporter=ConsoleReporter(notes)))
-        if not world.leads:
+        if not world.is_rank_0:
             return
     if out is not None:
         write_json(out, result.to_json())

@@ -96,7 +96,7 @@ class ModelUnderTest:
 
     def on_rank_0(self, function: Callable[[], T]) -> T:
         """What a function returns on rank 0, on every rank; without processes, what it returns."""
-        return function() if self.world is None else self.world.lead(function)
+        return function() if self.world is None else self.world.on_rank_0(function)
 
 
 def stated_length(model: Any) -> int | None:

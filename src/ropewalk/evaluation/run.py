@@ -112,12 +112,12 @@ def run(
     """
     from ropewalk.data.read.embedded import resolve_model
 
-    context.world.lead(lambda: check_together(config, context.world.size))
+    context.world.on_rank_0(lambda: check_together(config, context.world.size))
     path = resolve_model(config.model)
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
     first = path if average is None else str(paths[0])
-    settings = context.world.lead(lambda: _settings_for(config, first, rope_of))
+    settings = context.world.on_rank_0(lambda: _settings_for(config, first, rope_of))
     found: dict[str, list[TaskResult]] = {}
     identities: list[dict[str, Any]] = []
     for each in paths:
@@ -134,7 +134,7 @@ def run(
     identity = identities[0] if average is None else {"checkpoints": identities}
     record = _record(config, settings, identity, results)
     result = EvaluationResult(record, tuple(results), tuple(several))
-    if context.leads:
+    if context.is_rank_0:
         if present is not None:
             present(result)
         if context.output is not None:
@@ -359,12 +359,12 @@ class _Run:
         from ropewalk.data import load_tokenizer
 
         world = self.context.world
-        ready = world.lead(self._ready)
+        ready = world.on_rank_0(self._ready)
         tokenizer = load_tokenizer(self.path)
         under_test, facts = self._loaded(ready, tokenizer)
         try:
             # Before a folder is made: what is refused leaves nothing behind.
-            world.lead(partial(check_evaluation, under_test, ready.settings, ready.documents))
+            world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
             with ExitStack() as stack:
                 stores, identity = self._stores(ready, tokenizer, facts, stack)
                 advance = stack.enter_context(self.context.told.bar(f"{self.label}evaluation", None))
@@ -534,7 +534,7 @@ class _Run:
             kept.append(stores)
             return identity, stores.results.known
 
-        identity, known = self.context.world.lead(opened)
+        identity, known = self.context.world.on_rank_0(opened)
         if kept:
             return kept[0], identity
         stores = Stores.in_memory()

@@ -60,13 +60,13 @@ def load_sharded(
     source: list[Any] = []
 
     def read() -> None:
-        """Kept where only rank 0 finds it: what lead returns travels to all ranks."""
+        """Kept where only rank 0 finds it: what on_rank_0 returns travels to all ranks."""
         whole = load_model(path_or_id, dtype="auto", **options)
         OutputHead.of(whole)
         decoder_layers(whole)
         source.append(whole)
 
-    world.lead(read)
+    world.on_rank_0(read)
     model = empty_model(path_or_id, dtype=dtype, **options)
     trained = LossModel(model, OutputHead.unchecked(model))
     shard_model(trained, mesh, compute_dtype)
@@ -168,7 +168,7 @@ def gathered_state(model: Any, world: World, dtype: torch.dtype | None = None) -
     kept = set() if dtype is None else kept_in_float32(model, dtype)
 
     def take(name: str, full: Tensor, in_float32: bool) -> None:
-        if world.leads:
+        if world.is_rank_0:
             other = dtype is not None and full.is_floating_point() and not in_float32
             state[name] = full.detach().to("cpu", dtype if other else full.dtype)
 

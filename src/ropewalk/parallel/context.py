@@ -31,14 +31,14 @@ class RunContext:
     dtype: str = "auto"
 
     @property
-    def leads(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this process writes files and talks to the user."""
-        return self.world.leads
+        return self.world.is_rank_0
 
     @property
     def told(self) -> Reporter:
         """The reporter of the process that talks; the others say nothing."""
-        return self.reporter if self.leads else Silent()
+        return self.reporter if self.is_rank_0 else Silent()
 
     def on(self, mesh: Mesh | None) -> RunContext:
         """The same run with its processes arranged as a mesh."""

@@ -47,11 +47,11 @@ class World:
     restarts: int = 0
 
     @property
-    def leads(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this is rank 0, which writes the run's files and talks to the user."""
         return self.rank == 0
 
-    def lead(self, function: Callable[[], T]) -> T:
+    def on_rank_0(self, function: Callable[[], T]) -> T:
         """What a function returned on rank 0, which alone calls it; every rank must call this.
 
         Raises:
@@ -59,7 +59,7 @@ class World:
         """
         if self.size == 1:
             return function()
-        if not self.leads:
+        if not self.is_rank_0:
             box: list[Any] = [None, None]
             dist.broadcast_object_list(box, src=0, group=self.control)
             value, error = box
@@ -76,7 +76,7 @@ class World:
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
         """What to raise where every rank finds the same error by itself: rank 0 says it, the others end in silence."""
-        return error if self.leads else Echo(str(error), failed=isinstance(error, RunFailure))
+        return error if self.is_rank_0 else Echo(str(error), failed=isinstance(error, RunFailure))
 
     def gather(self, value: T) -> list[T]:
         """What every rank brings, by rank; every rank must call this. Values must be picklable."""
@@ -190,7 +190,7 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
     except RopewalkError as error:
         if not started:
             dist.destroy_process_group(control)
-        if world.leads:
+        if world.is_rank_0:
             raise
         kind = next(each for each in (RunFailure, EngineError, RopewalkError) if isinstance(error, each))
         raise kind(f"rank {world.rank}: {error}") from error

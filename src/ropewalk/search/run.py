@@ -94,18 +94,18 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     """
     context = context or RunContext()
     world = context.world
-    ready = world.lead(lambda: _prepared(config, context))
+    ready = world.on_rank_0(lambda: _prepared(config, context))
     loaded = load_model(
         ready.path, dtype=config.settings.dtype, device=_device(config.settings.device, world)
     )
-    if context.leads:
+    if context.is_rank_0:
         rules = len(ready.goal.baselines())
         besides = rules * len(ready.data.measured) + (1 + rules) * len(ready.data.held_out)
     rows = len(ready.data.measured)
     with search_ledger(
         config.log, lambda: _header(config, ready, loaded), config.resume, world, rows
     ) as ledger:
-        if context.leads:
+        if context.is_rank_0:
             if ledger.known:
                 context.told.note(f"going on after {len(ledger.known):,} forwards")
             context.told.note(
@@ -120,7 +120,7 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
             write_factors(config.out, table)
         return table
 
-    return SearchResult(world.lead(finish), config.out)
+    return SearchResult(world.on_rank_0(finish), config.out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def search_ledger(
             ledgers.append(stack.enter_context(search_log(path, header(), resume, n_documents)))
             return ledgers[0].known
 
-        known = world.lead(begin)
+        known = world.on_rank_0(begin)
         yield ledgers[0] if ledgers else Ledger(known)
 
 

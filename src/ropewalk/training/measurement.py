@@ -139,7 +139,7 @@ def measure(
     """
     resolved, asked = measurement.resolved, measurement.asked
     recipe, output = resolved.recipe, folder_of(context)
-    known = context.world.lead(lambda: results_in(output, when, asked))
+    known = context.world.on_rank_0(lambda: results_in(output, when, asked))
     if known is not None:
         return known
     if not asked:
@@ -168,7 +168,7 @@ def measure(
         else:
             under_test = ModelUnderTest.over_mesh(model, resolved.tokenizer, context.mesh, context.world)
         results = evaluate_model(under_test, settings, measurement.documents, progress=progress)
-    if context.leads:
+    if context.is_rank_0:
         _write_results(output, when, results)
     return results
 

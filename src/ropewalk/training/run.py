@@ -163,11 +163,11 @@ def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = Fal
     context = replace(context or RunContext(), output=output, mesh=None)
     world = context.world
     # Processes that torchrun starts again after a failure go on by themselves.
-    resume = resume or world.lead(lambda: world.restarts > 0 and begun_by(output) == launch())
+    resume = resume or world.on_rank_0(lambda: world.restarts > 0 and begun_by(output) == launch())
     with ExitStack() as held:
         # One process writes for all of them.
-        world.lead(lambda: held.enter_context(locked(output, "give another output")))
-        start = world.lead(lambda: take_up(output, recipe, resume))
+        world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
+        start = world.on_rank_0(lambda: take_up(output, recipe, resume))
         return _extend(start, context)
 
 
@@ -204,7 +204,7 @@ def _extend(start: Start, context: RunContext) -> RunResult:
         seconds=time.perf_counter() - clock,
         versions=versions(resolved),
     )
-    if context.leads:
+    if context.is_rank_0:
         write_json(run.output / SUMMARY, result.to_json())
     context.world.barrier()
     return result
@@ -216,7 +216,7 @@ def _resolved(recipe: Recipe, context: RunContext) -> tuple[ResolvedRecipe, RunC
     if world.size == 1:
         return resolve(recipe, world), context
     # The mesh depends on the memory of the machine that is asked; one of several processes decides.
-    resolved = resolve(recipe, world, world.lead(lambda: resolve(recipe, world).mesh))
+    resolved = resolve(recipe, world, world.on_rank_0(lambda: resolve(recipe, world).mesh))
     return resolved, context.on(make_mesh(resolved.mesh, resolved.device.type))
 
 
@@ -260,33 +260,33 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     world, output, reporter = context.world, folder_of(context), context.told
     if start.resumed and world.restarts:
         reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
-    for line in (*start.told, *world.lead(lambda: announcement(resolved))):
+    for line in (*start.told, *world.on_rank_0(lambda: announcement(resolved))):
         reporter.note(line)
     at = reached(output, start, world)
     if at.gap is not None:
         reporter.note(at.gap)
     if not start.resumed or start.others:
-        world.lead(lambda: check_sources(resolved))
-    prompt_lengths = world.lead(lambda: passkey_lengths(resolved, reporter))
+        world.on_rank_0(lambda: check_sources(resolved))
+    prompt_lengths = world.on_rank_0(lambda: passkey_lengths(resolved, reporter))
     asked = asked_for(resolved, prompt_lengths)
 
     def known(when: str) -> bool:
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
 
-    measured = world.lead(lambda: [known(when) for when in ("before", "after")])[0]
+    measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
     # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
     model = None if measured else load_for_run(resolved, context, resolved.model)
-    decisions = world.lead(lambda: _decisions_so_far(resolved, at, output))
+    decisions = world.on_rank_0(lambda: _decisions_so_far(resolved, at, output))
     rows = _shared_rows(start, resolved, context)
     held_out = rows_with_validation(resolved.recipe, rows)
-    documents = world.lead(lambda: validation_documents(resolved, held_out))
+    documents = world.on_rank_0(lambda: validation_documents(resolved, held_out))
     measurement = Measurement(resolved, asked, documents)
     run = _Run(resolved, context, at, decisions, rows, held_out, measurement, model)
-    world.lead(lambda: _check_stages(run))
-    moved = world.lead(lambda: set_aside(output, at.outdated, at.position))
+    world.on_rank_0(lambda: _check_stages(run))
+    moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
         reporter.note(f"{at.why}; the results so far are kept in {moved}")
-    world.lead(lambda: _write_start(start, run))
+    world.on_rank_0(lambda: _write_start(start, run))
     return run
 
 
@@ -339,7 +339,7 @@ def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) ->
         there.extend(all_rows(resolved, context, start.began, start.others))
         return [None if rows is None else str(rows.folder.resolve()) for rows in there]
 
-    folders = context.world.lead(pack)
+    folders = context.world.on_rank_0(pack)
     if there:
         return there
     if missing := [folder for folder in folders if folder and not is_packed(Path(folder))]:
@@ -379,7 +379,7 @@ def _trained(run: _Run) -> _Trained:
     """All stages that are not done yet."""
     metrics = MetricsLog(run.output / METRICS)
     with ExitStack() as stack:
-        if run.context.leads:
+        if run.context.is_rank_0:
             recipe = run.resolved.recipe
             listener = tracking(recipe.trackers, run.output / "trackers", _flat(recipe))
             metrics.listener = stack.enter_context(listener)
@@ -388,7 +388,7 @@ def _trained(run: _Run) -> _Trained:
 
 def _train(run: _Run, metrics: MetricsLog) -> _Trained:
     resolved, reporter, at = run.resolved, run.context.told, run.reached
-    if again := run.context.world.lead(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
+    if again := run.context.world.on_rank_0(lambda: metrics.rewind(at.done, run.output / EARLIER / METRICS)):
         reporter.note(again)
     latest, done = at.checkpoint, at.position
     tokens = steps = 0
@@ -419,7 +419,7 @@ def _short_factors(run: _Run, trained: _Trained) -> tuple[RopeMethod, Factors | 
     assert isinstance(method, LongRope)
     goal = goal_of(method, run.resolved.target, method.original_max_position_embeddings)
     search = FactorSearch(SHORT, SHORT_LABEL, goal, recipe.short_context, trained.last)
-    kept = run.context.world.lead(lambda: kept_factors(search, recipe, run.output, run.reached.exported))
+    kept = run.context.world.on_rank_0(lambda: kept_factors(search, recipe, run.output, run.reached.exported))
     found = kept if kept is not None else search_factors(search, run.at(trained.last))
     return goal.extended(candidate_of(found)), found
 
@@ -433,7 +433,7 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
         checkpoint = last
         model = load_for_run(resolved, context, resolved.model, rope, torch.float32)
         load_weights(checkpoint, model, context.world, context.mesh)
-        position = context.world.lead(lambda: read_position(checkpoint))
+        position = context.world.on_rank_0(lambda: read_position(checkpoint))
         export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position)
         del model
     return load_for_run(resolved, context, str(final), rope, resolved.dtype)

@@ -187,9 +187,9 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         return Reached()
     model = output / MODEL
     checkpoint = latest_whole(output / CHECKPOINTS, world)
-    there = world.lead(model.exists)
+    there = world.on_rank_0(model.exists)
     damage = check_export(model, world) if there else None
-    exported = world.lead(lambda: _exported_position(model)) if there and damage is None else None
+    exported = world.on_rank_0(lambda: _exported_position(model)) if there and damage is None else None
     end = (len(start.recipe.stages) - 1, start.recipe.stages[-1].steps)
     if checkpoint is None:
         position = exported
@@ -209,11 +209,11 @@ def reached(output: Path, start: Start, world: World) -> Reached:
                 )
             )
     else:
-        position = world.lead(lambda: read_position(checkpoint))
+        position = world.on_rank_0(lambda: read_position(checkpoint))
     done: tuple[int, ...] = ()
     if position is not None:
         done = (*(stage.steps for stage in start.recipe.stages[: position.stage]), position.step)
-    gap = world.lead(lambda: MetricsLog(output / METRICS).check(done))
+    gap = world.on_rank_0(lambda: MetricsLog(output / METRICS).check(done))
     outdated = list(_files_of(start.others))
     complete = position is not None and (position.stage, position.step) == end
     if exported is not None and complete and (exported.stage, exported.step) == end:

@@ -101,7 +101,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             seconds = time.perf_counter() - began
             done = step + 1
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context
-            if context.leads:
+            if context.is_rank_0:
                 values = _values(run.number, done, result, rate, tokens, seconds)
                 metrics.append(values, run.steps_before + done)
             skipped = 0 if result.applied else skipped + 1

@@ -57,7 +57,7 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
         []
     """
     context, began = context or RunContext(), time.perf_counter()
-    recipe = context.world.lead(lambda: load_recipe(config.recipe, list(config.overrides)))
+    recipe = context.world.on_rank_0(lambda: load_recipe(config.recipe, list(config.overrides)))
     run = _on_given_ranks if context.world.size > 1 else _on_own_ranks
     found = run(recipe, config, context)
     case = found.case
@@ -105,9 +105,9 @@ def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext)
     """In the processes that torchrun started, on the recipe's mesh too."""
     world = context.world
     several = world.local_size < world.size
-    with _scratch(Path(recipe.output), shared=several) if world.leads else _nothing() as folder:
+    with _scratch(Path(recipe.output), shared=several) if world.is_rank_0 else _nothing() as folder:
         rows = _rows(config.rows, world.size)
-        case, remarks, mesh = world.lead(
+        case, remarks, mesh = world.on_rank_0(
             lambda: prepare(recipe, folder, rows, config.length, config.layers, world)
         )
         for remark in remarks:
@@ -209,9 +209,9 @@ class _Telling(World):
 
     told: list[RopewalkError] = field(default_factory=list)
 
-    def lead(self, function: Callable[[], T]) -> T:
+    def on_rank_0(self, function: Callable[[], T]) -> T:
         try:
-            return super().lead(function)
+            return super().on_rank_0(function)
         except RopewalkError as error:
             self.told.append(error)
             raise
@@ -227,7 +227,7 @@ def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Ou
     claim = claims()[planned.kind]
     if planned.shape is not None:
         return claim.check(case, make_mesh(planned.shape, device_type), world)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     try:
         return claim.check(case)

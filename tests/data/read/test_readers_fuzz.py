@@ -340,7 +340,9 @@ print(count, peak)
 """
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     peaks = []
     # Digits, which compress by two: a repeated word by a thousand, so that one read of 16 KiB would be the whole file.

@@ -239,7 +239,7 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
             to that one by itself: steps would be trained again that the user believes done.
     """
     world = world or World()
-    paths = world.lead(lambda: checkpoints_in(folder))
+    paths = world.on_rank_0(lambda: checkpoints_in(folder))
     damaged: list[tuple[Path, str]] = []
     while paths:
         path = paths.pop()

@@ -150,13 +150,13 @@ class ShardedCheckpoints:
         world = self._world
         path = self.folder / checkpoint_name(position)
         # Rank 0 names the folder for all; where the machines share no disk, each has its own path to it.
-        partial = path.with_name(world.lead(lambda: _prepare(path)))
+        partial = path.with_name(world.on_rank_0(lambda: _prepare(path)))
         try:
             _write_shards(path, partial, state, world)
             files = _digests_of_all(path, partial, world)
-            world.lead(lambda: self._commit(position, path, partial, files))
+            world.on_rank_0(lambda: self._commit(position, path, partial, files))
         finally:
-            if world.leads:
+            if world.is_rank_0:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def _commit(self, position: Position, path: Path, partial: Path, files: dict[str, FileDigest]) -> None:
@@ -210,7 +210,7 @@ def load_checkpoint(
     Raises:
         RopewalkError: on every rank, if it is damaged or of another model.
     """
-    record = world.lead(lambda: read_record(path))
+    record = world.on_rank_0(lambda: read_record(path))
     model = trained.model
     masters, state = named_weights(model, optimizer), named_moments(model, optimizer)
     if record.sharded:
@@ -236,7 +236,7 @@ def load_checkpoint(
 
 def load_weights(path: Path, trained: LossModel, world: World, mesh: Mesh | None = None) -> None:
     """Put the weights of a checkpoint into a model, in the model's dtype; arguments as for :func:`load_checkpoint`."""
-    record = world.lead(lambda: read_record(path))
+    record = world.on_rank_0(lambda: read_record(path))
     into = named_weights(trained.model, None)
     if record.sharded:
         _read_shards(path, {WEIGHT + name: tensor for name, tensor in into.items()}, world, mesh)
@@ -277,7 +277,7 @@ def export_model(
             write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
             write_export_record(partial, position)
 
-    world.lead(write)
+    world.on_rank_0(write)
 
 
 def _prepare(path: Path) -> str:

@@ -107,7 +107,7 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
         source.update(named_weights(whole, None))
         _require_fit(path, source, into)
 
-    world.lead(read)
+    world.on_rank_0(read)
     _send(source, into, world)
 
 
@@ -129,7 +129,7 @@ def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:
             raise RopewalkError(f"the training state in {path} is damaged or incomplete: {error}") from error
         _require_fit(path, source, into)
 
-    world.lead(read)
+    world.on_rank_0(read)
     _send(source, into, world)
     set_random_states(
         {name.removeprefix("rng."): state for name, state in source.items() if name.startswith("rng.")}
@@ -171,7 +171,7 @@ def _send(source: Mapping[str, Tensor], into: Mapping[str, Tensor], world: World
             target.copy_(source[name])
             continue
         full = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        if world.leads:
+        if world.is_rank_0:
             full.copy_(source[name])
         # What lies on the CPU, such as the step counts, has a backend of its own there.
         dist.broadcast(full, src=0)

@@ -127,7 +127,7 @@ class AutoRope(StageRope):
         assert rows is not None
         candidates = self.candidates(before)
         limit = self.stage.rope.probe_rows or AUTO_ROWS
-        measured_on, text = context.world.lead(
+        measured_on, text = context.world.on_rank_0(
             lambda: probe_rows(at.resolved, rows, self.stage.context, limit)
         )
         results = self._probe(candidates, measured_on, before.length, at)
@@ -141,7 +141,7 @@ class AutoRope(StageRope):
         best = results[0].name
         found = tuple(result.to_json() for result in results)
         choice = Choice(self.number, best, candidates[best], len(measured_on), text, found)
-        if context.leads:
+        if context.is_rank_0:
             choices = [*choices_in(at.output).values(), choice]
             write_json(at.output / CHOICES, [each.to_json() for each in choices])
         context.told.note(f"stage {self.number + 1}: {describe_choice(choice.to_json())}")

@@ -148,7 +148,7 @@ class StageRope(ABC):
     def decide(self, before: Before, at: AtStage) -> Decision:
         """The stage's RoPE: as settled, or measured now. Every process calls this."""
         output = at.output
-        settled = at.context.world.lead(lambda: self.settled(before, at.resolved, output, False))
+        settled = at.context.world.on_rank_0(lambda: self.settled(before, at.resolved, output, False))
         return settled if settled is not None else self.measured(before, at)
 
 

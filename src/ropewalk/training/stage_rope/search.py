@@ -251,13 +251,13 @@ def search_factors(search: FactorSearch, at: AtStage) -> Factors:
     """
     world, reporter = at.context.world, at.context.told
     path = at.output / factors_file(search.name)
-    data = world.lead(lambda: rows_for_search(search.wanted, at))
+    data = world.on_rank_0(lambda: rows_for_search(search.wanted, at))
     log = path.with_suffix(".jsonl")
     with search_ledger(log, lambda: _header(search, at.resolved, data), log.exists(), world) as ledger:
         if ledger.known:
             reporter.note(f"{search.label}: the search goes on after {len(ledger.known)} forwards")
         outcome = _find(search, at, data, ledger)
-    table = world.lead(lambda: _write(search, at.resolved, outcome, path))
+    table = world.on_rank_0(lambda: _write(search, at.resolved, outcome, path))
     reporter.note(f"{search.label}: {describe_search(search_summary(table, path.name))}")
     return table
 

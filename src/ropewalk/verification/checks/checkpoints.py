@@ -53,7 +53,7 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
     there = _state(model, optimizer, world)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     alone = load_whole(case, torch.float32)
     own = MasterAdamW(alone.named_parameters(), case.optimizer)
@@ -76,7 +76,7 @@ def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
     load_checkpoint(run.path, model, optimizer, world, mesh)
     losses = _train(case, model, optimizer, mesh)
     ended = _state(model, optimizer, world)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     error, name = _largest(ended, run.ended)
     return Outcome.within(
@@ -117,7 +117,7 @@ def _state(model: LossModel, optimizer: MasterAdamW, world: World) -> dict[str, 
     state = {name: tensor.clone() for name, tensor in gathered_state(model.model, world).items()}
     for name, tensor in optimizer.state().items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if world.leads:
+        if world.is_rank_0:
             state[name] = whole.detach().cpu().clone()
     return state
 

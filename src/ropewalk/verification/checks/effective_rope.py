@@ -65,7 +65,7 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     from transformers import AutoModelForCausalLM
 
     folder = saved_folder(case, mesh, world)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     options: dict[str, Any] = {"trust_remote_code": case.trust_remote_code}
     ours = load_model(

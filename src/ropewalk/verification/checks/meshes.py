@@ -34,7 +34,7 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
     """
     model, sizes = load_on(case, mesh, world, torch.float64), (case.rows_per_batch, 1)
     found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     alone = once(case, "steps", lambda: trained_steps(load_whole(case, torch.float64), case.rows))
     narrow = once(case, "narrow steps", lambda: trained_steps(load_whole(case, torch.float32), case.rows))
@@ -77,7 +77,7 @@ def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
     rows = uneven_rows(case.rows)
     model, offload = load_on(case, mesh, world, torch.float64), case.offload_activations
     (found,) = trained_steps(model, rows, mesh, (case.rows_per_batch,), offload)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     (expected, budget) = once(case, "uneven", lambda: _independent(case, rows))
     step = {f"over {mesh.shape}": found}

@@ -26,7 +26,7 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     from transformers import AutoModelForCausalLM
 
     folder = saved_folder(case, mesh, world)
-    if not world.leads:
+    if not world.is_rank_0:
         return Outcome.not_run("")
     ids = case.rows[0].input_ids[None].to(case.device)
     ours, stock = (_logits(case, exact, torch.float64) for exact in (case.exact_rope, False))

@@ -37,12 +37,12 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     refusal = _refusal(case, mesh, device)
     if refusal is not None:
         return Outcome.not_run(f"not run here: {refusal}")
-    layers = world.lead(lambda: len(attention_inputs(case)[0]))
+    layers = world.on_rank_0(lambda: len(attention_inputs(case)[0]))
     worst = (0.0, 0.0, 0.0, "")
     for layer in range(layers):
         whole = _from_rank_0(case, layer, device, world)
         shards = _shards_of(case, mesh, whole)
-        held: list[Values] | None = [()] * world.size if world.leads else None
+        held: list[Values] | None = [()] * world.size if world.is_rank_0 else None
         dist.gather_object(tuple(x.cpu() for x in shards), held, dst=0, group=world.control)
         if held is not None:
             for number, found in enumerate(_joined(case, mesh, held)):
@@ -76,9 +76,9 @@ def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> 
         shapes = [torch.Size((len(case.rows), *x.shape[1:])) for x in (first.query, first.key, first.value)]
         return shapes, first.scale, first.softcap
 
-    shapes, scale, softcap = world.lead(described)
+    shapes, scale, softcap = world.on_rank_0(described)
     tensors = [torch.empty(shape, dtype=case.attention.dtype, device=device) for shape in shapes]
-    if world.leads:
+    if world.is_rank_0:
         for name, into in zip(("query", "key", "value"), tensors, strict=True):
             into.copy_(torch.cat([getattr(row[layer], name) for row in attention_inputs(case)]))
     for tensor in tensors:

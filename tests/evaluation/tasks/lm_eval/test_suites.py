@@ -619,6 +619,7 @@ def test_rows_that_do_not_fit_are_refused_before_the_first_forward(tokenizer, tm
     assert parrot.read == []
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_by_a_process_of_its_own():
     """Where no test runner sets up logging, and bars are not switched off."""
     program = (
