@@ -86,6 +86,7 @@ def test_sigterm_leaves_nothing_behind(recipe, tmp_path, capfd, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_the_processes_of_torchrun_are_used(two_ranks, recipe):
     """In bfloat16 and with the RoPE of transformers, which passes every check."""
     (status, text), (other, nothing) = two_ranks.run(command, ["verify", recipe, *SMALL, *NARROW, "--json"])

@@ -22,6 +22,7 @@ def said(outputs_of):
     return outputs_of("artifacts", [])["artifacts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", command_outputs.read_kept("artifacts")["artifacts"])
 def test_it_is_read_and_gone_on_with(said, step):
     now = said[step]

@@ -38,6 +38,7 @@ SHAPES = [MeshShape(*sizes) for sizes in product((1, 2, 4), repeat=4) if math.pr
 """All meshes of four ranks."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_meshes_and_runs_leave_no_threads_and_a_waiting_pool_uses_no_processor(four_ranks):
     """Each group of gloo has three threads, one of which looks for messages a hundred times a second."""

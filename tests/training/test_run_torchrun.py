@@ -145,6 +145,7 @@ def test_what_is_refused_is_said_once_and_nothing_is_written(values, tmp_path):
     assert not Path(tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_restart_does_not_take_up_a_run_that_was_refused(values, undisturbed, tmp_path):
     """The output holds a finished run of someone else: the refusal must outlive torchrun's second attempt."""
     shutil.copytree(undisturbed[1], tmp_path / "run")

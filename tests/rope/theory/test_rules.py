@@ -62,6 +62,7 @@ def test_the_recommended_base_is_the_larger_of_the_law_and_the_floor() -> None:
         assert f"{floor:,.0f}" in found.reason
 
 
+@pytest.mark.slow
 def test_the_recommended_base_stays_within_what_the_spread_of_published_bases_allows() -> None:
     """Off by a factor of 2 or so on average, never 6 from any; neither rule alone nor a safe base does as well."""
     off = {"recommended": [], "critical-dimension": [], "length-floor": []}
