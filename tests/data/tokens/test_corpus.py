@@ -471,6 +471,7 @@ def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
     expected = content(tmp_path / "undisturbed")
     assert len(expected) > 100
     kept: dict[str, bytes] = {}
+    in_between = 0
     for part, workers in ((0.2, 1), (0.5, 2), (0.8, 1)):
         process = run("killed", workers)
         while process.poll() is None and len(list((tmp_path / "killed").rglob("0*"))) < part * len(expected):
@@ -481,8 +482,11 @@ def test_runs_that_are_killed_lose_no_block_and_end_with_the_same_bytes(
         process.communicate()
         found = content(tmp_path / "killed")
         whole = {name: data for name, data in found.items() if not Path(name).name.startswith(".")}
-        assert kept.items() < whole.items() < expected.items()
+        assert kept.items() <= whole.items() <= expected.items()
+        in_between += kept.items() < whole.items() < expected.items()
         kept = whole
+    # A busy machine may see too late that little is left to do, but not each time.
+    assert in_between
     assert run("killed", 2).communicate()[0] == undisturbed
     assert content(tmp_path / "killed") == expected
 
