@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
-from ropewalk.attention.layout import IGNORED, PATTERNS, next_token_labels
+from ropewalk.attention.layout import IGNORED, PATTERNS, kept, next_token_labels
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
@@ -117,9 +117,31 @@ def int32(*values: int) -> torch.Tensor:
         ((int32(0, 3), int32(0), torch.arange(4), 0, "full"), "ends at 3 but position_ids has 4"),
         ((int32(0, 3), int32(0, 1), torch.arange(3), 0, "full"), "one entry more"),
         ((torch.tensor([0, 3]), int32(0), torch.arange(3), 0, "full"), "cu_seqlens must be a 1-dimensional"),
+        ((int32(0, 3), int32(0), torch.tensor(3), 0, "full"), "position_ids must be a 1-dimensional"),
         ((int32(0, 3), int32(-1), torch.arange(3), 0, "full"), "segment_documents must be 0 or more"),
     ],
 )
 def test_contradicting_fields_are_refused(fields, message):
     with pytest.raises(RopewalkError, match=message):
         PackedLayout(*fields)
+
+
+def test_what_is_kept_belongs_to_all_rows_of_a_batch_and_to_every_argument():
+    calls = []
+
+    @kept
+    def plan(layouts, engine):
+        calls.append((len(layouts), engine))
+        return object()
+
+    a, b, c = (PackedLayout.from_lengths([n]) for n in (3, 4, 5))
+    first = plan((a, b), "segments")
+    assert plan((a, b), "segments") is first
+    others = [
+        plan((a, c), "segments"),
+        plan((a,), "segments"),
+        plan((b, a), "segments"),
+        plan((a, b), "flex"),
+    ]
+    assert len({id(each) for each in (first, *others)}) == 5
+    assert calls == [(2, "segments"), (2, "segments"), (1, "segments"), (2, "segments"), (2, "flex")]

@@ -84,6 +84,16 @@ def test_longrope_of_a_llama_is_not_for_llama_cpp() -> None:
     assert f"with the attention factor {PUBLISHED:.6g} of the formula" in told(odd, model_type="phi3")
 
 
+def test_factors_that_change_with_the_length_are_named_and_others_are_not() -> None:
+    changing, same = told(LONG), told(LongRope(8, 1e4, (2.0,) * 4, (2.0,) * 4, PUBLISHED, 4096))
+    for sentence in (
+        "and then runs short sequences under the long factors too",
+        "generate() changes the factors where a sequence passes 4096 tokens",
+    ):
+        assert sentence in changing
+        assert sentence not in same
+
+
 def test_notes_on_a_config_are_those_on_its_methods() -> None:
     config = {
         "model_type": "llama",
