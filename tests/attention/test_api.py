@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, attend
 from ropewalk.attention import ENGINES, AttentionSpec, check_engine, prepare, resolve_engine, why_not
+from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.engines import varlen
-from ropewalk.attention.layout import PATTERNS
 from ropewalk.testing import (
     attention_errors,
     cut_row,

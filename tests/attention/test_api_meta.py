@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 from ropewalk import PackedLayout, attend
+from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.engines import flex
-from ropewalk.attention.layout import PATTERNS
 from tests.meta_cases import META, OneDevice
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
-from ropewalk.attention.layout import PATTERNS
+from ropewalk.attention.choices import PATTERNS
 from ropewalk.models import attention_hooks
 from ropewalk.models.load import (
     attach,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ropewalk import PackedLayout
-from ropewalk.attention.layout import PATTERNS
+from ropewalk.attention.choices import PATTERNS
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.parallel.mesh import SequenceGroups
 from tests.meta_cases import META, OneDevice

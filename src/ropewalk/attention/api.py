@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.attention.engines.capabilities import AttentionSpec, EngineName, check_engine
+from ropewalk.attention.choices import EngineName
+from ropewalk.attention.engines.capabilities import AttentionSpec, check_engine
 from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import RopewalkError
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
+from ropewalk.attention.choices import PATTERNS, POSITIONS, Pattern, Positions
 from ropewalk.errors import RopewalkError
-
-Pattern = Literal["full", "intra_document", "anchor"]
-Positions = Literal["continuous", "reset"]
-PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
-POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 NO_DOCUMENT = -1
 """``document_ids`` of the anchor tokens: they stand before the first document and belong to none."""

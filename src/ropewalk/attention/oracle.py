@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ropewalk.attention.choices import PATTERNS, POSITIONS
 from ropewalk.attention.engines.reference import plain_attention
-from ropewalk.attention.layout import PATTERNS, POSITIONS, PackedLayout
+from ropewalk.attention.layout import PackedLayout
 
 # Shapes: B rows, H query heads, K key/value heads, T tokens of a row, D head dim, V value dim.
 

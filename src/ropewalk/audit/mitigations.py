@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ropewalk.attention.layout import PackedLayout, Positions
+from ropewalk.attention.choices import Positions
+from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.ablation import Comparison, run_shifts, shift_changes
 from ropewalk.audit.arithmetic import EXACT, Arithmetic, stock_arithmetic
 from ropewalk.audit.passes import Pass, Runner

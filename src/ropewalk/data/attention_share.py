@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ropewalk.attention.layout import PATTERNS, Pattern
+from ropewalk.attention.choices import PATTERNS, Pattern
 from ropewalk.errors import RopewalkError
 
 

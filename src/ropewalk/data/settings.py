@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
 from ropewalk.io.settings import Count, Length, OnResume, Option, Seed, Settings, Tokens
@@ -22,8 +23,6 @@ from ropewalk.io.settings import Count, Length, OnResume, Option, Seed, Settings
 if TYPE_CHECKING:
     from ropewalk.data.tokens.tokenise import SpecialTokens
 
-Pattern = Literal["full", "intra_document", "anchor"]
-Positions = Literal["continuous", "reset"]
 Bos = Literal["auto", "document", "row", "none"]
 LongDocuments = Literal["split", "truncate", "skip"]
 Packing = Literal["sequential", "best_fit"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.training.recipe.recipe import Optimizer
+from ropewalk.training.recipe.recipe import Optimizer, Schedule
 
-Schedule = Literal["constant", "linear", "cosine"]
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of every parameter."""
 

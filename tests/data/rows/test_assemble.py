@@ -1,7 +1,6 @@
 """No token is lost, repeated or moved; every row is full; the policies put exactly the tokens they name."""
 
 import json
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,9 +12,10 @@ from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.rows.assemble import PADDING, PackedRow, assemble_rows, pack_documents
 from ropewalk.data.rows.special_tokens import DocumentEnds, PackingCounts
 from ropewalk.data.rows.training_rows import training_row
-from ropewalk.data.settings import InterleaveSettings, PackingSettings, Pattern, Positions
+from ropewalk.data.settings import InterleaveSettings, PackingSettings
 from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
+from ropewalk.io.settings import choices_in
 from tests.data.cases import changed, refusal
 
 BOS, EOS = 1, 2
@@ -399,5 +399,6 @@ def test_contradictory_settings_are_refused(options: dict, message: str) -> None
 
 
 def test_choices_are_those_of_the_layout() -> None:
-    assert get_args(Pattern) == PATTERNS
-    assert get_args(Positions) == POSITIONS
+    fields = PackingSettings.model_fields
+    assert choices_in(fields["pattern"].annotation) == [*PATTERNS]
+    assert choices_in(fields["positions"].annotation) == [*POSITIONS]

@@ -4,8 +4,10 @@ import pytest
 import yaml
 
 from ropewalk import RopewalkError
+from ropewalk.attention import ENGINES, PATTERNS, POSITIONS
+from ropewalk.io.settings import choices_in
 from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
-from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.recipe import Recipe, Stage
 
 MINIMAL = """
 model: some/model
@@ -24,6 +26,12 @@ def test_a_minimal_recipe_has_the_papers_defaults():
     assert (recipe.optimizer.weight_decay, recipe.optimizer.beta2) == (0.1, 0.95)
     assert recipe.stages[0].learning_rate == 2e-5
     assert recipe.checkpoints.keep == 5
+
+
+def test_a_stage_chooses_among_what_attention_knows():
+    assert choices_in(Stage.model_fields["pattern"].annotation) == [*PATTERNS]
+    assert choices_in(Stage.model_fields["positions"].annotation) == [*POSITIONS]
+    assert choices_in(Recipe.model_fields["engine"].annotation) == ["auto", *ENGINES]
 
 
 def test_a_mixture_may_have_more_tokens_than_a_row():

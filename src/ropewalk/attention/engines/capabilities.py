@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
 
 import torch
 
+from ropewalk.attention.choices import ENGINES, EngineName
 from ropewalk.errors import EngineError
 
-EngineName = Literal["reference", "segments", "flex", "varlen"]
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 PREFERRED: tuple[EngineName, ...] = ("varlen", "flex", "segments")
 """What ``auto`` takes on a GPU: the first of these that can. The last one always can."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from ropewalk.attention.choices import EngineName, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
@@ -30,6 +31,7 @@ __all__ = [
 BEGUN = OnResume("fixed", "the stage has begun with it")
 DECIDES = OnResume("fixed", "what was computed so far depends on it")
 
+Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
@@ -40,10 +42,8 @@ class Stage(Settings):
         description="tokens of a row; the model's context after this stage"
     )
     rope: Rope = Field(default_factory=lambda: Rope(), description="how RoPE changes; theta by default")
-    pattern: Annotated[Literal["full", "intra_document", "anchor"], BEGUN] = Field(
-        "anchor", description="which tokens of a row see each other"
-    )
-    positions: Annotated[Literal["continuous", "reset"], BEGUN] = Field(
+    pattern: Annotated[Pattern, BEGUN] = Field("anchor", description="which tokens of a row see each other")
+    positions: Annotated[Positions, BEGUN] = Field(
         "continuous", description="RoPE positions: over the row, or restarting in each document"
     )
     steps: Annotated[Count, ONWARD] = Field(
@@ -57,7 +57,7 @@ class Stage(Settings):
     )
     learning_rate: Annotated[float, ONWARD] = Field(2e-5, gt=0, description="after the warm-up")
     warmup_steps: Annotated[Count, ONWARD] = Field(0, ge=0, description="steps of linear warm-up")
-    schedule: Annotated[Literal["constant", "linear", "cosine"], ONWARD] = Field(
+    schedule: Annotated[Schedule, ONWARD] = Field(
         "constant", description="what the rate does after the warm-up"
     )
     gradient_checkpointing: Annotated[bool, FREE] = Field(
@@ -189,7 +189,7 @@ class Recipe(Settings):
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )
-    engine: Annotated[Literal["auto", "reference", "segments", "flex", "varlen"], ONWARD] = Field(
+    engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
         description="attention engine; auto: segments on a CPU; on CUDA varlen, else flex, else segments",
     )
