@@ -51,6 +51,11 @@ def test_names_are_distinct_and_stand_in_the_order_of_tables() -> None:
     assert [*BY_NAME] == [suite.name for suite in SUITES] == [*BENCHMARKS]
 
 
+def test_a_suite_without_tasks_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract method"):
+        Suite(name="none")  # type: ignore[abstract]
+
+
 @pytest.mark.parametrize("suite", suites())
 def test_a_suite_runs_what_it_knows(suite: Suite) -> None:
     settings = asked(suite)

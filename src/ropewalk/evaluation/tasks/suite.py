@@ -6,6 +6,7 @@ elsewhere is read from here: names of tasks, how it is run, its table's and figu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -95,7 +96,7 @@ class BenchmarkSettings(BaseSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suite:
+class Suite(ABC):
     """One benchmark.
 
     Attributes:
@@ -119,9 +120,9 @@ class Suite:
     sharded: str | None = None
     settings: Mapping[str, type[BaseSettings]] = field(default_factory=dict)
 
+    @abstractmethod
     def known(self, settings: BenchmarkSettings) -> list[str]:
         """The names of all its tasks."""
-        raise NotImplementedError
 
     def lengths_of(self, settings: BenchmarkSettings) -> list[int]:
         """The lengths in tokens that were asked for."""
