@@ -1,7 +1,9 @@
 """The door: one call measures, writes a folder, and goes on with it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from ropewalk.evaluation import (
     evaluate,
     rescore,
 )
+from ropewalk.evaluation.run import sources_identity
 from ropewalk.parallel.context import RunContext
 
 WHAT = Settings(suites=("passkey", "perplexity"), lengths=(128,), samples=2, rows=1)
@@ -63,3 +66,32 @@ def test_a_folder_is_scored_again_and_compared_without_a_model(tmp_path: Path) -
     compared = compare_folders(tmp_path / "out", tmp_path / "out").to_json()
     assert [each["difference"] for each in compared["differences"]] == [0, 0]
     assert compared["a"]["model"] == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("suite", "setting", "known"),
+    [
+        ("ruler", lambda path: {"squad": str(path)}, "squad"),
+        ("ruler", lambda path: {"hotpotqa": str(path)}, "hotpotqa"),
+        ("ruler", lambda path: {"essays": path}, "essays"),
+        ("needle", lambda path: {"essays": path}, "essays"),
+        ("short", lambda path: {"harness_tasks": path}, "harness_tasks"),
+        ("short", lambda path: {"harness": {"hellaswag": path}}, "hellaswag"),
+    ],
+)
+def test_what_a_named_file_holds_decides_results_where_it_is_read(
+    tmp_path: Path, suite: str, setting: Callable[[Path], dict[str, Any]], known: str
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("[]")
+    settings = Settings(suites=(suite,), **setting(path))
+    first = sources_identity(settings)
+    path.write_text("[1]")
+    second = sources_identity(settings)
+    assert first.keys() == second.keys()
+    assert {name for name in first if first[name] != second[name]} == {known}
+    assert known not in sources_identity(settings.model_copy(update={"suites": ("passkey",)}))
+
+
+def test_a_name_that_is_no_file_has_no_digest() -> None:
+    assert "squad" not in sources_identity(Settings(suites=("ruler",), squad="hub"))

@@ -1,9 +1,24 @@
 """Settings are declared once: what people write is read strictly, and each mistake is one sentence."""
 
+from pathlib import Path
+from typing import Annotated
+
 import pytest
 from pydantic import Field, ValidationError
 
-from ropewalk.io.settings import Count, Lengths, Numbers, Settings, Text, explain
+from ropewalk.io.settings import (
+    Count,
+    ExistingPath,
+    FileOrName,
+    Folder,
+    Lengths,
+    Numbers,
+    Option,
+    Settings,
+    Text,
+    explain,
+    names_files,
+)
 
 
 class Inner(Settings):
@@ -48,3 +63,22 @@ def test_lists_and_lengths_are_read_as_people_write_them():
     assert read.lengths == (8192, 1048576)
     assert read.lines == (20, 40)
     assert Outer(lengths=(8192, 1048576), lines=(20, 40)) == read
+
+
+def test_a_setting_names_files_where_its_type_says_so():
+    class Paths(Settings):
+        plain: Path = Path()
+        perhaps: ExistingPath | None = None
+        many: tuple[Folder, ...] = ()
+        by_name: Annotated[dict[str, ExistingPath], Option(repeated=True)] = Field({})
+        text: FileOrName = "hub"
+        perhaps_text: Annotated[FileOrName | None, Option()] = None
+
+    class Others(Settings):
+        text: str = "a/b"
+        named: Text = "a/b"
+        perhaps: Annotated[str | None, Option(metavar="PATH")] = None
+        count: Count = 0
+
+    assert all(map(names_files, Paths.model_fields.values()))
+    assert not any(map(names_files, Others.model_fields.values()))

@@ -42,7 +42,7 @@ from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import SUITES, chosen_suites, chosen_tasks, reads_text
 from ropewalk.evaluation.tasks.suite import HarnessSuite
 from ropewalk.io.lock import locked
-from ropewalk.io.settings import Option
+from ropewalk.io.settings import Option, names_files
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +76,6 @@ class RopeOverride(Protocol):
     def notes(self, digest: str | None) -> list[str]:
         """What is to be said of it beside weights with a digest."""
 
-
-PATHS = ("essays", "squad", "hotpotqa", "harness_tasks")
-"""Settings that name files or folders, whose contents decide results."""
 
 RopeOf = Callable[[str], RopeOverride | None]
 """From a checkpoint's path to the RoPE that it is run with; None for its own."""
@@ -597,12 +594,12 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
     """Digests of what the user's paths hold, and of what else decides results without being a setting."""
     from importlib.metadata import version
 
+    asked = {name for suite in chosen_suites(settings) for name in suite.settings}
     paths: dict[str, Any] = {}
-    for name, given in settings.identity().items():
-        if name in PATHS:
-            paths[name] = given
-        elif name == "harness":
-            paths |= given
+    for own in (value for name, value in settings if name in asked):
+        for name, field in type(own).model_fields.items():
+            if names_files(field):
+                paths |= _by_name(name, getattr(own, name))
     found: dict[str, Any] = {
         name: path_digest(Path(path).expanduser())
         for name, path in paths.items()
@@ -615,6 +612,14 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
     if harness and harness_installed():
         found["lm_eval"] = version("lm_eval")
     return found
+
+
+def _by_name(name: str, given: Any) -> Mapping[str, Any]:
+    """The values of a setting: a mapping's by their own names, the other ones by the setting's."""
+    if isinstance(given, Mapping):
+        return given
+    several = enumerate(given) if isinstance(given, list | tuple) else None
+    return {name: given} if several is None else {f"{name}.{number}": each for number, each in several}
 
 
 def default_samples_folder() -> Path:

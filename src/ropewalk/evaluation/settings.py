@@ -41,6 +41,13 @@ OWN_FIELDS: Mapping[str, str] = {field: name for name, kind in OWN.items() for f
 """Where the settings of suites stand: the field of an evaluation's settings by the name of the setting."""
 
 
+def _as_text(value: Any) -> Any:
+    """A path, or a mapping to paths, in texts; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {name: _as_text(each) for name, each in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], Option(name="--suite")] = Field(
         ("perplexity", "passkey"), description=f"Suites, with commas between: {', '.join(BY_NAME)}."
@@ -88,10 +95,7 @@ class _Checked(BenchmarkSettings):
         flat = {name: value for name, value in values.items() if name not in OWN}
         for name in OWN:
             flat |= values[name] if name in own else {}
-        flat = {k: str(v) if isinstance(v, Path) else v for k, v in flat.items()}
-        if "harness" in flat:
-            flat["harness"] = {task: str(path) for task, path in flat["harness"].items()}
-        return flat
+        return {name: _as_text(value) for name, value in flat.items()}
 
 
 if TYPE_CHECKING:

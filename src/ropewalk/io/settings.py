@@ -74,6 +74,11 @@ class OnResume:
 FREE, SAME, ONWARD = OnResume("free"), OnResume("same"), OnResume("onward")
 
 
+@dataclass(frozen=True)
+class NamesFiles:
+    """Part of the annotation of a text that may name a file or folder; a ``Path`` says so by itself."""
+
+
 class Settings(BaseModel):
     """What a person writes: frozen; unknown keys, NaN, infinity and ``true`` for a number are refused."""
 
@@ -234,6 +239,9 @@ def pairs(value: Any, metavar: str = "KEY=VALUE", example: str = "") -> Any:
     return found
 
 
+FileOrName = Annotated[str, NamesFiles()]
+"""A file or folder, or the name of something that is found without one, such as ``hub``."""
+
 FilePath = Annotated[Path, BeforeValidator(_path), Option(metavar="PATH")]
 """A path in the file system; the empty text is none."""
 
@@ -248,6 +256,13 @@ OutputFile = Annotated[FilePath, AfterValidator(_no_folder), Option(metavar="FIL
 
 Overrides = Annotated[tuple[str, ...], Option(name="--set", metavar="KEY=VALUE", repeated=True)]
 """Changes of a recipe's keys, each as ``stages.0.steps=20``."""
+
+
+def names_files(field: FieldInfo) -> bool:
+    """Whether a field's values name files or folders, so that what these hold belongs to the setting."""
+    return any(
+        part is Path or isinstance(part, NamesFiles) for part in (*_leaves(field.annotation), *field.metadata)
+    )
 
 
 def near_or_all(name: str, known: Sequence[str]) -> str:

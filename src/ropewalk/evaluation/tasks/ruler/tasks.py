@@ -21,7 +21,7 @@ from ropewalk.evaluation.tasks.ruler.upstream import upstream_samples, upstream_
 from ropewalk.evaluation.tasks.ruler.vt import TrackingTask
 from ropewalk.evaluation.tasks.ruler.word_counting import CommonWordsTask, FrequentWordsTask
 from ropewalk.evaluation.tasks.suite import TEXTS, WHAT, BenchmarkSettings, EssaySettings, GeneratedSuite
-from ropewalk.io.settings import Settings
+from ropewalk.io.settings import FileOrName, Settings
 
 OVERALL = "overall"
 """Name of the mean over tasks."""
@@ -186,8 +186,10 @@ class RulerSettings(Settings):
         description="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of "
         "its own.",
     )
-    squad: Annotated[str | None, TEXTS] = Field(None, description="SQuAD v2 dev file for qa_1, or hub.")
-    hotpotqa: Annotated[str | None, TEXTS] = Field(
+    squad: Annotated[FileOrName | None, TEXTS] = Field(
+        None, description="SQuAD v2 dev file for qa_1, or hub."
+    )
+    hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
         None, description="HotpotQA dev distractor file for qa_2, or hub."
     )
 
