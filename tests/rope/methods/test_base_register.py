@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from ropewalk.rope import (
     unscaled_inv_freq,
 )
 from ropewalk.rope.config import for_all_readers, notes_on, replace_methods
-from ropewalk.rope.methods.base import ORIGINAL, Origin
+from ropewalk.rope.methods.base import FACTOR, ORIGINAL, Origin
 from ropewalk.training.recipe.file import dump_recipe, parse_recipe
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of
@@ -60,7 +60,7 @@ class Eased(RopeMethod):
     sharpness: float = 2.0
 
     name: ClassVar[str] = "eased"
-    parameters: ClassVar[tuple[str, ...]] = ("factor", "sharpness")
+    parameters: ClassVar[Mapping[str, str]] = {**FACTOR, "sharpness": ""}
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", "sharpness", ORIGINAL)
     origin: ClassVar[Origin | None] = Origin(
         "θ / (1 + (s - 1)·x^p)", "made up for a test", "nobody trained it"

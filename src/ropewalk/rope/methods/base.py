@@ -150,7 +150,8 @@ class RopeMethod(ABC):
         name: how recipes, reports and, as its type, configs call the method.
         other_names: further names in recipes.
         rope_type_aliases: older names of the type in configs.
-        parameters: the fields that a user may set in a recipe.
+        parameters: the fields that a user may set in a recipe, each with what the reference says of it; where that is
+            empty, its default is all there is to say.
         config_keys: parameters that a config of this type may have besides type, base and partial rotation; None where
             no config says the method by its own name.
         origin: where the method's setting for a target length comes from; None where it is not among the settings that
@@ -168,7 +169,7 @@ class RopeMethod(ABC):
     name: ClassVar[str]
     other_names: ClassVar[tuple[str, ...]] = ()
     rope_type_aliases: ClassVar[tuple[str, ...]] = ()
-    parameters: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[Mapping[str, str]] = {}
     config_keys: ClassVar[tuple[str, ...] | None] = (ORIGINAL,)
     origin: ClassVar[Origin | None] = None
     trainable: ClassVar[bool] = True
@@ -340,6 +341,9 @@ def ratio_warning(
         f"max_position_embeddings is {length}"
     ]
 
+
+FACTOR = {"factor": "target over trained length"}
+"""The parameter of methods that scale by one number, with what recipes say of it."""
 
 METHODS: dict[str, type[RopeMethod]] = {}
 """Every method by the names that a recipe uses."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 
 from ropewalk.rope._checks import check_factor
 from ropewalk.rope.methods.base import (
+    FACTOR,
     ORIGINAL,
     Origin,
     RopeFrequencies,
@@ -27,7 +28,7 @@ class Linear(RopeMethod):
     factor: float
 
     name: ClassVar[str] = "linear"
-    parameters: ClassVar[tuple[str, ...]] = ("factor",)
+    parameters: ClassVar[Mapping[str, str]] = FACTOR
     # The original length has no effect here; some checkpoints state it for information.
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL)
     origin: ClassVar[Origin | None] = Origin(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_original_length, check_positive
 from ropewalk.rope.methods.base import (
+    FACTOR,
     LLAMA_LIKE,
     ORIGINAL,
     Origin,
@@ -18,6 +20,9 @@ from ropewalk.rope.methods.base import (
     register,
     unscaled_inv_freq,
 )
+
+METAS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""What Llama 3.1 has, and a checkpoint gets where nobody says otherwise."""
 
 
 @register
@@ -41,7 +46,10 @@ class Llama3(RopeMethod):
     original_max_position_embeddings: int
 
     name: ClassVar[str] = "llama3"
-    parameters: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
+    parameters: ClassVar[Mapping[str, str]] = {
+        **FACTOR,
+        **{name: f"{value:g}" for name, value in METAS.items()},
+    }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor",
         "low_freq_factor",
@@ -80,7 +88,7 @@ class Llama3(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
-        given = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **wanted.given}
+        given = {**METAS, **wanted.given}
         return super().for_target(
             current, wanted if isinstance(current, Llama3) else replace(wanted, given=given)
         )

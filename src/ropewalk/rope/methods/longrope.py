@@ -63,12 +63,12 @@ class LongRope(RopeMethod):
 
     name: ClassVar[str] = "longrope"
     rope_type_aliases: ClassVar[tuple[str, ...]] = ("su",)
-    parameters: ClassVar[tuple[str, ...]] = (
-        "attention_factor",
-        "short_factor",
-        "long_factor",
-        "start_tokens",
-    )
+    parameters: ClassVar[Mapping[str, str]] = {
+        "attention_factor": "",
+        "short_factor": "one a rotary pair; 1s, or those of the checkpoint",
+        "long_factor": "one a rotary pair",
+        "start_tokens": "must be 0, a config cannot hold it",
+    }
     config_keys: ClassVar[tuple[str, ...] | None] = (
         "factor", "short_factor", "long_factor", "attention_factor", *MSCALES, ORIGINAL
     )  # fmt: skip

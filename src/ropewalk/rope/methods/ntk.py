@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_ntk_dim, check_original_length, check_sequence_length
 from ropewalk.rope.methods.base import (
+    FACTOR,
     MAX_LENGTH,
     ORIGINAL,
     ConfigEntry,
@@ -32,7 +33,7 @@ class Ntk(RopeMethod):
     factor: float
 
     name: ClassVar[str] = "ntk"
-    parameters: ClassVar[tuple[str, ...]] = ("factor",)
+    parameters: ClassVar[Mapping[str, str]] = FACTOR
     config_keys: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:

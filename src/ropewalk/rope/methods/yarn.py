@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_original_length, check_positive, is_number
 from ropewalk.rope.methods.base import (
+    FACTOR,
     ORIGINAL,
     ConfigEntry,
     Origin,
@@ -21,7 +22,14 @@ from ropewalk.rope.methods.base import (
     unscaled_inv_freq,
 )
 
-_PARAMETERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_PARAMETERS = {
+    "attention_factor": "",
+    "beta_fast": "",
+    "beta_slow": "",
+    "mscale": "DeepSeek's variant",
+    "mscale_all_dim": "DeepSeek's variant",
+    "truncate": "whether the ramp's ends are whole dimensions",
+}
 _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 """transformers reads a 0 here as "not given"."""
 
@@ -56,7 +64,7 @@ class Yarn(RopeMethod):
     truncate: bool = True
 
     name: ClassVar[str] = "yarn"
-    parameters: ClassVar[tuple[str, ...]] = ("factor", *_PARAMETERS)
+    parameters: ClassVar[Mapping[str, str]] = {**FACTOR, **_PARAMETERS}
     # The authors' checkpoints state finetuned for information; theirs of this type are all static.
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL, "beta_fast", "beta_slow",
         "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned")  # fmt: skip

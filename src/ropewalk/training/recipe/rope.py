@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ropewalk.io.settings import SAME, Count, OnResume, Settings
 from ropewalk.rope.methods import METHODS
-from ropewalk.rope.methods.base import compared_methods, trainable_methods
+from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.target import check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
 
@@ -48,12 +59,31 @@ class Search(LongFactorSearch):
         return self
 
 
-class Rope(Settings):
-    """How a stage changes RoPE; parameters that are not given are derived, or as published.
+def _told(name: str, owners: Sequence[type[RopeMethod]]) -> str:
+    """What the reference says of a parameter: whose it is, and what it is or has by default."""
+    default = next((f.default for f in fields(owners[0]) if f.name == name), None)
+    said = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
+    if not said and isinstance(default, float):
+        said = {f"{default:g}": None}
+    return "; ".join([", ".join(owner.name for owner in owners), *said])
 
-    A plain string in the recipe is its method.
-    """
 
+def _parameters() -> dict[str, Any]:
+    """A field for each parameter of the methods, of the type that it has there; None leaves it to the method."""
+    owners: dict[str, list[type[RopeMethod]]] = {}
+    for method in dict.fromkeys(trainable_methods().values()):
+        for name in method.parameters:
+            owners.setdefault(name, []).append(method)
+    return {
+        name: (
+            reduce(or_, (get_type_hints(owner)[name] for owner in each)) | None,
+            Field(None, description=_told(name, each)),
+        )
+        for name, each in owners.items()
+    }
+
+
+class _Method(Settings):
     on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
 
     method: str = Field("theta", description="see the table of methods above")
@@ -61,19 +91,21 @@ class Rope(Settings):
         "auto",
         description="theta: the new base; auto takes what `ropewalk inspect --target` recommends",
     )
-    factor: float | None = Field(None, description="linear, ntk, yarn, llama3; target over trained length")
-    attention_factor: float | None = Field(None, description="yarn, longrope")
-    beta_fast: float | None = Field(None, description="yarn; 32")
-    beta_slow: float | None = Field(None, description="yarn; 1")
-    mscale: float | None = Field(None, description="yarn (DeepSeek's variant)")
-    mscale_all_dim: float | None = Field(None, description="yarn (DeepSeek's variant)")
-    truncate: bool | None = Field(None, description="yarn; whether the ramp's ends are whole dimensions")
-    low_freq_factor: float | None = Field(None, description="llama3; 1")
-    high_freq_factor: float | None = Field(None, description="llama3; 4")
-    short_factor: tuple[float, ...] | None = Field(
-        None, description="longrope; one a rotary pair; 1s, or those of the checkpoint"
-    )
-    long_factor: tuple[float, ...] | None = Field(None, description="longrope; one a rotary pair")
+
+
+if TYPE_CHECKING:
+    _Parameters = _Method
+else:
+    _Parameters = create_model("_Parameters", __base__=_Method, **_parameters())
+
+
+class Rope(_Parameters):
+    """How a stage changes RoPE; parameters that are not given are derived, or as published.
+
+    Beside the keys below each parameter of each method of :data:`~ropewalk.rope.methods.METHODS` is a key. A plain
+    string in the recipe is its method.
+    """
+
     factors: Annotated[str | None, SAME] = Field(
         None,
         description="longrope; or: a factor table, as `ropewalk search` writes it, for this context or more",
@@ -81,7 +113,6 @@ class Rope(Settings):
     search: Search | None = Field(
         None, description="longrope; or: search the long factors right before the stage"
     )
-    start_tokens: int | None = Field(None, description="longrope; must be 0, a config cannot hold it")
     parameters: dict[str, Any] | None = Field(
         None, description="of a method that has others than those above, by name"
     )
@@ -102,7 +133,7 @@ class Rope(Settings):
             return {"method": value}
         if not isinstance(value, dict) or value.get("method") not in trainable_methods():
             return value
-        # Parameters that a method brings along stand beside the others in a recipe.
+        # Of a method that was registered after this class was made.
         brought = {
             key: value[key]
             for key in METHODS[value["method"]].parameters
@@ -124,6 +155,10 @@ class Rope(Settings):
         if repr(name) not in (*names, last):
             raise ValueError(f"Input should be {', '.join(names)} or {last}")
         return name
+
+    def parameter(self, name: str) -> Any:
+        """What is said of one parameter of a method; None where nothing is."""
+        return self.method_parameters().get(name)
 
     def method_parameters(self) -> dict[str, Any]:
         """What is said of the method's parameters, by name; None where nothing is."""
@@ -148,8 +183,9 @@ class Rope(Settings):
             for key in ("factors", "search"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key} has no meaning for {self.method!r}; the method is 'longrope'")
-        numbers = next((key for key in ("long_factor", "short_factor") if getattr(self, key)), None)
-        found = [key for key in (numbers, "factors", "search") if key and getattr(self, key) is not None]
+        numbers = next((key for key in ("long_factor", "short_factor") if self.parameter(key)), None)
+        found = [key for key in ("factors", "search") if getattr(self, key) is not None]
+        found = found if numbers is None else [numbers, *found]
         if len(found) > 1:
             raise ValueError(f"give one of {' and '.join(found)}: the stage's factors come from one place")
         return self

@@ -210,9 +210,10 @@ def takes_recommended_base(rope: Rope) -> bool:
 
 def refuse_start_tokens(rope: Rope) -> None:
     """Raise for start tokens, which no config can hold."""
-    if rope.start_tokens:
+    start_tokens = rope.parameter("start_tokens")
+    if start_tokens:
         raise RopewalkError(
-            f"start_tokens {rope.start_tokens} has no place in a transformers config, so the result would not load "
+            f"start_tokens {start_tokens} has no place in a transformers config, so the result would not load "
             "elsewhere; set it to 0"
         )
 
@@ -246,15 +247,15 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
 
 
 def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
-    rope = stage.rope
-    if isinstance(current, Linear) and rope.method == "linear" and number == 0 and rope.factor is None:
+    rope, factor = stage.rope, stage.rope.parameter("factor")
+    if isinstance(current, Linear) and rope.method == "linear" and number == 0 and factor is None:
         raise RopewalkError(
             f"the checkpoint is scaled by {current.factor:g} already, and its config cannot say whether "
             "max_position_embeddings counts that in; give the whole factor as stages.0.rope.factor"
         )
-    if rope.method == "ntk" and number and rope.factor is not None:
+    if rope.method == "ntk" and number and factor is not None:
         raise RopewalkError(
-            f"stages.{number}.rope.factor {rope.factor:g}: an ntk factor multiplies the base of the stage before; "
+            f"stages.{number}.rope.factor {factor:g}: an ntk factor multiplies the base of the stage before; "
             "leave it out, or give the base itself with method theta"
         )
     if rope.method == LongRope.name and stage.positions == "reset":

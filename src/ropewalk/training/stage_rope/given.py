@@ -57,12 +57,12 @@ class GivenRope(_Settled):
         refuse_start_tokens(rope)
         parameters = rope.method_parameters()
         if rope.method == LongRope.name:
-            if rope.long_factor is None:
+            if parameters["long_factor"] is None:
                 raise RopewalkError(
                     "longrope needs factors: give long_factor (and short_factor if it is not to be 1s), factors: FILE, "
                     "or search: {}"
                 )
-            if rope.short_factor is None:
+            if parameters["short_factor"] is None:
                 parameters["short_factor"] = _short_factor(before.method)
         if takes_recommended_base(rope):
             return method_for_target(rope.method, *before.origin, context, parameters=parameters)
@@ -96,8 +96,9 @@ class TableRope(_Settled):
                 f"{context}; search for that length, or give a context of at most {table.target_length}"
             )
         method = table.method(before.method, before.length)
-        if rope.attention_factor is not None:
-            method = replace(method, attention_factor=rope.attention_factor)
+        attention_factor = rope.parameter("attention_factor")
+        if attention_factor is not None:
+            method = replace(method, attention_factor=attention_factor)
         return method
 
     def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:

@@ -301,7 +301,7 @@ class SearchRope(StageRope):
             RopewalkError: if factors would come on top of another scaling, or the length needs none; or if the
                 recipe's model, where it is to be measured, has other frequencies than the stage begins with.
         """
-        context, attention_factor = self.stage.context, self.stage.rope.attention_factor
+        context, attention_factor = self.stage.context, self.stage.rope.parameter("attention_factor")
         try:
             goal = goal_of(before.method, before.length, context, attention_factor)
             if self.settings.weights == "current":
