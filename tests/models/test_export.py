@@ -68,7 +68,7 @@ def plainly(asked: list[tuple[str, tuple[int, ...], list[int]]], file: Path) -> 
 
 
 def rope_of_family(folder: Path, **more: Any) -> LongRope:
-    (current,) = methods_from_config(read_config(folder).to_dict()).values()
+    (current,) = read_config(folder).methods.values()
     return factors(current.rotary_dim, **more)
 
 
@@ -136,8 +136,9 @@ def test_what_is_saved_is_what_is_loaded(
     exported: dict[str, tuple[Any, Path, LongRope]], family: str, tmp_path: Path
 ) -> None:
     _, folder, rope = exported[family]
-    config = read_config(folder)
-    assert methods_from_config(config.to_dict()) == {None: rope}
+    read = read_config(folder)
+    config = read.source
+    assert read.methods == methods_from_config(config.to_dict()) == {None: rope}
     assert methods_from_config(json.loads((folder / "config.json").read_text())) == {None: rope}
     assert config.max_position_embeddings == TARGET
     config.save_pretrained(tmp_path)
@@ -158,7 +159,7 @@ def test_a_second_extension_keeps_the_original_length(
     longer = factors(rope.rotary_dim, seed=9)
     save_model(load_model(folder, rope=longer, max_position_embeddings=4 * TARGET), tmp_path / "new")
     config = read_config(tmp_path / "new")
-    (found,) = methods_from_config(config.to_dict()).values()
+    (found,) = config.methods.values()
     assert found == longer
     assert config.max_position_embeddings == 4 * TARGET
     said = json.loads((tmp_path / "new" / "config.json").read_text())
@@ -192,29 +193,30 @@ def test_vllm_reads_the_same_numbers(exported: dict[str, tuple[Any, Path, LongRo
 
 
 def test_the_factor_is_the_ratio_of_lengths_and_readers_of_other_ropes_see_no_change() -> None:
-    config = tiny("llama").config
+    config = ModelConfig.of(tiny("llama").config)
     for attention_factor, told in ((PUBLISHED, False), (PUBLISHED * (1 + 1e-9), False), (1.01, True)):
-        entry = with_rope(config, factors(8, attention_factor), TARGET).to_dict()["rope_parameters"]
+        entry = with_rope(config, factors(8, attention_factor), TARGET).source.to_dict()["rope_parameters"]
         assert entry["factor"] == TARGET / ORIGINAL
         assert [entry.get(key) for key in ("short_mscale", "long_mscale")] == [
             attention_factor if told else None
         ] * 2
     # Without a longer input nothing is scaled, and the attention factor of that is 1.
-    assert with_rope(config, factors(8, 1.0)).to_dict()["rope_parameters"].get("long_mscale") is None
-    theta = with_rope(config, Theta(8, 5e5), TARGET).to_dict()
+    assert with_rope(config, factors(8, 1.0)).source.to_dict()["rope_parameters"].get("long_mscale") is None
+    theta = with_rope(config, Theta(8, 5e5), TARGET).source.to_dict()
     assert for_all_readers(theta) == theta
     assert methods_from_config(theta) == {None: Default(8, 5e5)}
 
 
 def test_attention_factors_that_readers_would_not_agree_on_are_refused() -> None:
-    said = with_rope(tiny("llama").config, factors(8, 1.01), TARGET).to_dict()
+    said = with_rope(ModelConfig.of(tiny("llama").config), factors(8, 1.01), TARGET).source.to_dict()
     assert methods_from_config(said) == {None: factors(8, 1.01)}
     for key in ("short_mscale", "long_mscale"):
         other = {**said, "rope_parameters": {**said["rope_parameters"], key: 1.02}}
         with pytest.raises(RopewalkError, match=rf"{key} 1\.02 and the attention factor 1\.01 of longrope"):
             methods_from_config(other)
     # Extended again, the old ones do not stay.
-    again = with_rope(type(tiny("llama").config).from_dict(said), factors(8, 1.3), 2 * TARGET).to_dict()
+    config = ModelConfig.of(type(tiny("llama").config).from_dict(said))
+    again = with_rope(config, factors(8, 1.3), 2 * TARGET).source.to_dict()
     assert again["rope_parameters"]["long_mscale"] == 1.3
 
 

@@ -10,6 +10,7 @@ import transformers
 from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.models import attention_hooks
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import (
     attach,
     attention_spec,
@@ -24,7 +25,6 @@ from ropewalk.rope import (
     Theta,
     Yarn,
     method_for_target,
-    methods_from_config,
 )
 from tests.models.families import COMMON, FAMILIES, tiny_model
 from tests.programs import run_program
@@ -312,7 +312,7 @@ def test_a_new_rope_is_written_into_the_config(checkpoint):
 @pytest.mark.parametrize("method", ["theta", "linear", "ntk", "yarn", "llama3"])
 def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_positions(family, method, tmp_path):
     tiny_model(family).save_pretrained(tmp_path / "old")
-    (current,) = methods_from_config(read_config(tmp_path / "old").to_dict()).values()
+    (current,) = read_config(tmp_path / "old").methods.values()
     rope = method_for_target(method, current, 256, 1024)
     model = load_model(tmp_path / "old", rope=rope, max_position_embeddings=1024)
     save_model(model, tmp_path / "new")
@@ -328,7 +328,7 @@ def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_position
 
 def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
     tiny_model("phi3").save_pretrained(tmp_path)
-    (current,) = methods_from_config(read_config(tmp_path).to_dict()).values()
+    (current,) = read_config(tmp_path).methods.values()
     with pytest.raises(RopewalkError, match=r"phi3 cannot hold the RoPE method linear.*theta always fits"):
         load_model(tmp_path, rope=method_for_target("linear", current, 256, 1024))
 
@@ -383,7 +383,9 @@ def test_a_checkpoint_without_rope_is_refused(tmp_path):
 
 def test_engines_are_asked_for_the_widths_that_attention_has():
     latent = transformers.DeepseekV3Config(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
-    assert attention_spec(latent, "cpu", torch.float32).widths == (192, 128)
-    assert attention_spec(transformers.Qwen3Config(head_dim=96), "cpu", torch.float32).widths == (96, 96)
+    assert attention_spec(ModelConfig.of(latent), "cpu", torch.float32).widths == (192, 128)
+    assert attention_spec(
+        ModelConfig.of(transformers.Qwen3Config(head_dim=96)), "cpu", torch.float32
+    ).widths == (96, 96)
     plain = transformers.GPTNeoXConfig(hidden_size=512, num_attention_heads=8)
-    assert attention_spec(plain, "cpu", torch.float32).widths == (64, 64)
+    assert attention_spec(ModelConfig.of(plain), "cpu", torch.float32).widths == (64, 64)

@@ -68,7 +68,7 @@ def test_what_extend_refuses_has_no_plan() -> None:
 
 def test_the_numbers_of_a_config_are_those_of_the_shape(whole: str) -> None:
     found = inspect(whole)
-    shape = ModelShape.from_config(found.config.values)
+    shape = ModelShape.from_config(found.config)
     assert (shape.heads, shape.kv_heads, shape.head_dim) == (32, 8, 128)
 
 

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
@@ -129,7 +130,7 @@ def test_bytes_sent_in_a_step_are_those_of_the_formulas(four_ranks, tied_llama, 
     # Two passes are enough to tell what is sent once a pass from what is sent once a step.
     rows = packed_rows(2 if mesh.data_degree == 1 else 4)
     config, found = four_ranks.run(step_traffic, shape, tied_llama, rows, checkpointing)[0]
-    model = ModelShape.from_config(config)
+    model = ModelShape.from_config(ModelConfig(config))
     passes = len(rows) // mesh.data_degree
     places = -(-rows[0].layout.total_length // mesh.sequence)
     assert found.bytes.get("all_to_all", 0) == passes * ulysses_bytes(

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from ropewalk.attention.layout import PackedLayout
 from ropewalk.audit.mitigations import anchored, separated
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attach
 from ropewalk.models.losses import decoder_of
 from ropewalk.models.mitigated_attention import (
@@ -189,7 +190,8 @@ class _Bench:
         if name == "tf32 attention" and not has_tf32(self.device):
             raise EngineError(f"this machine's {self.device.type} has no TF32")
         if name == "eager attention":
-            heads = self.model.config.get_text_config().num_attention_heads
+            heads = ModelConfig.of(self.model.config).num_heads
+            assert heads is not None
             needed = self.ids.shape[1] ** 2 * heads * self.dtype.itemsize * 3
             cuda = self.device.type == "cuda"
             limit = torch.cuda.mem_get_info(self.device)[0] if cuda else EAGER_BYTES

@@ -25,7 +25,6 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
-from ropewalk.models.config import ModelConfig
 from ropewalk.models.intercept import AuditedModel, random_parameters
 from ropewalk.models.load import choose_device, load_model, read_config
 from ropewalk.models.rotary import rotary_module
@@ -56,7 +55,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     """
     context = context or RunContext()
     path = resolve_model(config.model)
-    trained = ModelConfig.of(read_config(path)).trained_length
+    trained = read_config(path).trained_length
     device = choose_device(context.device)
     rows = _rows(config, load_tokenizer(path), trained, context.told)
     model = load_model(path, exact_rope=False, device=device)

@@ -38,7 +38,6 @@ def probe_command(
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.evaluation import candidate_methods
     from ropewalk.evaluation.probe import probe
-    from ropewalk.models.config import ModelConfig
     from ropewalk.models.load import choose_device, load_model, read_config
     from ropewalk.rope import check_candidate
     from ropewalk.versions import software_versions
@@ -47,7 +46,7 @@ def probe_command(
     for name in settings.rules:
         check_candidate(name)
     path = resolve_model(model)
-    config = ModelConfig.of(read_config(path))
+    config = read_config(path)
     length = settings.from_length or config.trained_length
     if target < length:
         raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")

@@ -101,5 +101,6 @@ class ModelUnderTest:
 
 def stated_length(model: Any) -> int | None:
     """Tokens that a model's config states as its longest input."""
-    stated: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return stated
+    from ropewalk.models.config import ModelConfig
+
+    return ModelConfig.of(model.config).max_position_embeddings

@@ -47,6 +47,7 @@ from ropewalk.io.settings import Option, names_files
 if TYPE_CHECKING:
     import torch
 
+    from ropewalk.models.config import ModelConfig
     from ropewalk.parallel import Mesh, MeshShape
     from ropewalk.parallel.context import RunContext
     from ropewalk.rope import RopeMethod
@@ -296,22 +297,20 @@ def _last_checkpoints(folder: Path, last: int, context: RunContext) -> list[Path
     return ordered[-last:]
 
 
-def _read_config(path: str) -> Mapping[str, Any]:
-    """The values of a checkpoint's config."""
+def _read_config(path: str) -> ModelConfig:
+    """A checkpoint's config."""
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.models.config_file import read_model_config
 
     at = resolve_model(path)
-    values: Mapping[str, Any] = read_model_config(path, None if at == path else at).values
-    return values
+    return read_model_config(path, None if at == path else at)
 
 
 def _stated(path: str) -> int | None:
     """Tokens that the config beside a tokenizer states; None where there is no config."""
     if not (Path(path) / "config.json").is_file():
         return None
-    stated = _read_config(path).get("max_position_embeddings")
-    return None if stated is None else int(stated)
+    return _read_config(path).max_position_embeddings
 
 
 def _settings_for(config: EvaluationSettings, path: str, rope_of: RopeOf | None) -> Settings:
@@ -322,7 +321,7 @@ def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None
     """Settings with the length that the config or another RoPE states, where none was given and one is needed."""
     if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
         return settings
-    stated = rope.context if rope else _read_config(path).get("max_position_embeddings")
+    stated = rope.context if rope else _read_config(path).max_position_embeddings
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
     return settings.model_copy(update={"lengths": (int(stated),)})
@@ -411,10 +410,11 @@ class _Run:
         from ropewalk.attention import check_engine
         from ropewalk.models.load import attention_spec, choose_device, read_config
 
-        config, loading = read_config(self.path).get_text_config(), self.config.loading
-        shape = shape_for(self.config.parallel, self.context.world.size, config.num_attention_heads)
-        dtype = config.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
-        if not isinstance(dtype, torch.dtype):
+        config, loading = read_config(self.path), self.config.loading
+        assert config.num_heads is not None
+        shape = shape_for(self.config.parallel, self.context.world.size, config.num_heads)
+        dtype = getattr(torch, (config.dtype if loading.dtype == "auto" else loading.dtype) or "", None)
+        if dtype is None:
             raise RopewalkError(
                 f"the config of {self.path} states no dtype; give --dtype float32 or bfloat16"
             )
@@ -427,8 +427,7 @@ class _Run:
         from ropewalk.evaluation.backends.sharded import ShardedBackend
         from ropewalk.models.load import read_config
 
-        config = read_config(self.path).get_text_config()
-        stated = ready.rope.context if ready.rope else getattr(config, "max_position_embeddings", None)
+        stated = ready.rope.context if ready.rope else read_config(self.path).max_position_embeddings
         absent = ModelUnderTest(load_tokenizer(self.path), ShardedBackend({}), None, stated, sharded=True)
         check_evaluation(absent, ready.settings, ready.documents)
 
@@ -439,6 +438,7 @@ class _Run:
         if ready.shape is not None:
             return self._sharded(ready, tokenizer)
         from ropewalk.attention import check_engine
+        from ropewalk.models.config import ModelConfig
         from ropewalk.models.load import attention_spec, choose_device, load_model
 
         loading = self.config.loading
@@ -452,7 +452,7 @@ class _Run:
             max_position_embeddings=ready.rope.context if ready.rope else None,
         )
         under_test = ModelUnderTest.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
-        spec = attention_spec(loaded.config.get_text_config(), loaded.device, loaded.dtype, backward=False)
+        spec = attention_spec(ModelConfig.of(loaded.config), loaded.device, loaded.dtype, backward=False)
         engine = check_engine(loading.engine, spec)
         return under_test, self._facts(under_test, ready, engine, loaded.dtype, str(loaded.device))
 
@@ -579,15 +579,15 @@ class _Run:
 
 def _notes_on_factors(path: str) -> list[str]:
     """What servers make of longrope, which not all of them read, where the model's folder says longrope."""
-    from ropewalk.rope import LongRope, methods_from_config
+    from ropewalk.rope import LongRope
     from ropewalk.rope.config import notes_on
 
     if not (Path(path) / "config.json").is_file():
         return []
     config = _read_config(path)
-    if not any(isinstance(method, LongRope) for method in methods_from_config(config).values()):
+    if not any(isinstance(method, LongRope) for method in config.methods.values()):
         return []
-    return [f"longrope behind a server: {note}" for note in notes_on(config)]
+    return [f"longrope behind a server: {note}" for note in notes_on(config.values)]
 
 
 def sources_identity(settings: Settings) -> dict[str, Any]:

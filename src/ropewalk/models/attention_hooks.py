@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ropewalk.attention import attend
 from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.generation import unpinned_methods
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
 
@@ -262,10 +262,7 @@ def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_posi
         length = max(int(layout.position_ids.max()) for layout in call.layouts) + 1
         for rotary in dependent:
             pinned.enter_context(rotary.pinned(rotary.total_length or length))
-    if ours or call.sharded is None:
-        return
-    methods = ModelConfig.of(module.config).methods
-    names = [method.name for method in methods.values() if method.length_dependent]
+    names = [] if ours or call.sharded is None else unpinned_methods(module)
     if names:
         raise EngineError(
             f"transformers' own RoPE of {type(module).__name__} is {names[0]}, which would take the length of a "

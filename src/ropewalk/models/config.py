@@ -71,6 +71,7 @@ class ModelConfig:
             has its name in front: ``full_attention.rope_theta``. Empty for a config in memory, which no longer knows.
         config_class: transformers' class for the decoder; None where it knows none and the file stands alone.
         given_length: the trained length in tokens where the user knows better than the config.
+        source: the transformers config, of the whole model, that this was read from; None for a ``config.json``.
 
     Example:
         >>> config = ModelConfig({"head_dim": 64, "rope_theta": 1e4, "num_hidden_layers": 2, "sliding_window": 512})
@@ -83,6 +84,7 @@ class ModelConfig:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config_class: str | None = None
     given_length: int | None = None
+    source: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Any) -> ModelConfig:
@@ -92,7 +94,8 @@ class ModelConfig:
         # A class may have another name for it: n_embd, kv_channels.
         shape = {key: value for key, value in shape_values(text).items() if said.get(key) is None}
         dtype = {} if said.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
-        return cls({**said, **shape, **dtype, **layer_values(text)}, text.model_type, {}, type(text).__name__)
+        values = {**said, **shape, **dtype, **layer_values(text)}
+        return cls(values, text.model_type, {}, type(text).__name__, source=config)
 
     # What there is.
 

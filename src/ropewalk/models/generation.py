@@ -16,6 +16,18 @@ _CHOICE = "_ropewalk_long"
 """Attribute of a key/value cache: for each LongRoPE method, whether the cached keys carry its long factors."""
 
 
+def unpinned_methods(model: nn.Module) -> list[str]:
+    """Names of a model's RoPE methods that depend on the length, where transformers' own rotary module computes them.
+
+    That module chooses anew in each call what it rotates with, by the length that the call sees. ropewalk's can be
+    pinned to one length, so a model that runs it has none of these.
+    """
+    if any(isinstance(module, RotaryEmbedding | RotaryRows) for module in model.modules()):
+        return []
+    methods = ModelConfig.of(model.config).methods.values()
+    return sorted({method.name for method in methods if method.length_dependent})
+
+
 @contextmanager
 def generating(model: Any, total_length: int) -> Iterator[None]:
     """Fix the length that chooses between short and long factors, for all calls while the context is open.
@@ -37,15 +49,13 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
         >>> with generating(model, ids.shape[1] + 200):
         ...     model.generate(ids, max_new_tokens=200)
     """
+    dependent = unpinned_methods(model)
+    if dependent:
+        raise RopewalkError(
+            f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose length "
+            "cannot be fixed; load it with exact_rope=True"
+        )
     rotaries = [each for each in model.modules() if isinstance(each, RotaryEmbedding | RotaryRows)]
-    if not rotaries:
-        methods = ModelConfig.of(model.config).methods.values()
-        dependent = sorted({method.name for method in methods if method.length_dependent})
-        if dependent:
-            raise RopewalkError(
-                f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose "
-                "length cannot be fixed; load it with exact_rope=True"
-            )
     with ExitStack() as stack:
         for rotary in rotaries:
             stack.enter_context(rotary.pinned(total_length))

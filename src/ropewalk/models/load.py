@@ -67,7 +67,7 @@ def load_model(
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path_or_id,
-            config=config,
+            config=config.source,
             dtype=dtype,
             attn_implementation=_implementation(config),
             trust_remote_code=trust_remote_code,
@@ -82,7 +82,7 @@ def load_model(
         if str(error.args[0]) not in (attention_hooks.OVER_SDPA, attention_hooks.OVER_EAGER):
             raise
         raise EngineError(
-            f"{config.model_type} takes no attention function from outside, so it cannot run on packed rows"
+            f"{config.source.model_type} takes no attention function from outside, so it cannot run on packed rows"
         ) from error
     _refuse_incomplete(path_or_id, loading)
     if device is not None:
@@ -114,14 +114,14 @@ def empty_model(
     config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            config,
+            config.source,
             dtype=dtype,
             attn_implementation=_implementation(config),
             trust_remote_code=trust_remote_code,
         )
     # The rotary module computes its frequencies when it is made, and has none on the device meta.
     parent, attribute, stock = rotary_module(model)
-    setattr(parent, attribute, type(stock)(config=config.get_text_config()))
+    setattr(parent, attribute, type(stock)(config=config.source.get_text_config()))
     attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
     return model.eval()
 
@@ -131,11 +131,11 @@ def _configured(
     rope: RopeMethod | None,
     max_position_embeddings: int | None,
     trust_remote_code: bool,
-) -> tuple[Any, Mapping[str | None, RopeMethod]]:
+) -> tuple[ModelConfig, Mapping[str | None, RopeMethod]]:
     """The config to build a model with, and the RoPE method of each layer type."""
     config = read_config(path_or_id, trust_remote_code)
     if rope is None:
-        return config, ModelConfig.of(config).methods
+        return config, config.methods
     in_config = rope.as_computed_by_transformers()
     return with_rope(config, in_config, max_position_embeddings), {None: rope}
 
@@ -150,8 +150,11 @@ def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str,
             raise RopewalkError(f"the checkpoint in {path_or_id} {what} the weight {keys[0]}{more}")
 
 
-def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> Any:
-    """The transformers config of a folder or hub id; what its file leaves to the class is said aloud, once.
+def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = False) -> ModelConfig:
+    """The config of a folder or hub id as transformers reads it; what its file leaves to the class is said aloud, once.
+
+    Returns:
+        What it says; ``source`` is the transformers config.
 
     Raises:
         RopewalkError: if there is none, it says nothing of RoPE, or it contradicts itself.
@@ -167,11 +170,12 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
         raise RopewalkError(f"cannot read a model config from {path_or_id}: {one_line(error)}") from error
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
-    _ = ModelConfig.of(config).methods
+    read = ModelConfig.of(config)
+    _ = read.methods
     if type(config).__module__.startswith("transformers."):
         # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
         _say_defaults(str(path_or_id), read_model_config(str(path_or_id)))
-    return config
+    return read
 
 
 def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
@@ -231,11 +235,10 @@ def attach(
         EngineError: if the model mixes in layers that packed rows cannot pass through.
         RopewalkError: if its rotary module does not compute what its config says.
     """
-    config = model.config.get_text_config()
-    read = ModelConfig.of(config)
+    config = ModelConfig.of(model.config)
     if methods is None:
-        methods = read.methods
-    _refuse_architecture(model, read)
+        methods = config.methods
+    _refuse_architecture(model, config)
     attention_hooks.register()
     teach_transformers()
     model.set_attn_implementation(_implementation(config))
@@ -246,17 +249,19 @@ def attach(
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
-        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, read.shortest_window)
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.shortest_window)
         model._ropewalk_hooks.install(model)
     else:
         hooks.engine = engine
 
 
-def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | None = None) -> Any:
-    """A copy of a transformers config that says this RoPE method and nothing else about RoPE.
+def with_rope(
+    config: ModelConfig, method: RopeMethod, max_position_embeddings: int | None = None
+) -> ModelConfig:
+    """A model's config with a transformers config that says this RoPE method and nothing else about RoPE.
 
     Args:
-        config: a transformers config.
+        config: with its transformers config as ``source``.
         method: for all layers.
         max_position_embeddings: the context in tokens from now on; as it is if None.
 
@@ -264,36 +269,37 @@ def with_rope(config: Any, method: RopeMethod, max_position_embeddings: int | No
         RopewalkError: if the model has a method of its own for each layer type (one for all of them would
             change layers that are not meant), or its config cannot hold this method.
     """
-    ModelConfig.of(config).one_rope(
-        "one method for all of them is refused, since it would change layers that are not meant"
-    )
-    values = replace_methods(config.to_dict(), method)
+    config.one_rope("one method for all of them is refused, since it would change layers that are not meant")
+    values = replace_methods(config.source.to_dict(), method)
     if max_position_embeddings is not None:
         values["max_position_embeddings"] = max_position_embeddings
     values = for_all_readers(values)
     try:
-        return type(config).from_dict(values)
+        return ModelConfig.of(type(config.source).from_dict(values))
     except (ValueError, KeyError, StrictDataclassError) as error:
         # Phi-3 takes longrope only, and reads yarn as that.
         raise RopewalkError(
-            f"the config of {config.model_type} cannot hold the RoPE method {method.name}: "
+            f"the config of {config.source.model_type} cannot hold the RoPE method {method.name}: "
             f"{' '.join(str(error).split())}; theta always fits"
         ) from error
 
 
 def attention_spec(
-    config: Any, device: torch.device | str, dtype: torch.dtype, backward: bool = True, ring: bool = False
+    config: ModelConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    backward: bool = True,
+    ring: bool = False,
 ) -> AttentionSpec:
     """What a model's layers ask of an attention engine.
 
     Args:
-        config: the transformers config of the language model (``config.get_text_config()``).
+        config: of the model.
         device, dtype: of queries, keys and values.
         backward: whether gradients are wanted.
         ring: whether keys travel around a ring of ranks.
     """
-    read = ModelConfig.of(config)
-    return AttentionSpec(device, dtype, read.key_dim, read.value_dim, read.softcap, backward, ring)
+    return AttentionSpec(device, dtype, config.key_dim, config.value_dim, config.softcap, backward, ring)
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -337,9 +343,8 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
         raise EngineError(f"{type(model).__name__} {refused[0]}")
 
 
-def _implementation(config: Any) -> str:
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    return attention_hooks.OVER_EAGER if capped else attention_hooks.OVER_SDPA
+def _implementation(config: ModelConfig) -> str:
+    return attention_hooks.OVER_SDPA if config.softcap is None else attention_hooks.OVER_EAGER
 
 
 def _check_exists(path_or_id: str | os.PathLike[str]) -> None:

@@ -74,8 +74,7 @@ def _in_dtype(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 def fused_refusal(model: Any) -> str | None:
     """Why a model cannot run over PyTorch's fused attention, in a sentence; None if it can."""
-    name, config = type(model).__name__, model.config.get_text_config()
-    cap = getattr(config, "attn_logit_softcapping", None)
+    name, cap = type(model).__name__, ModelConfig.of(model.config).softcap
     if cap is not None:
         return f"{name} caps its attention scores at {cap:g}, which PyTorch's fused attention cannot do"
     if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):

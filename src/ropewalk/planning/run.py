@@ -133,7 +133,7 @@ def plan(
 
 
 def _size(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:
-    shape = ModelShape.from_config(config.values)
+    shape = ModelShape.from_config(config)
     run = ShardedRun(shape, MeshShape(), context)
     mesh = choose_mesh(run, processes, processes, cluster)
     run = replace(run, mesh=mesh)

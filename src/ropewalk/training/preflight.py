@@ -50,36 +50,34 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     world = world or World()
     model = resolve_model(recipe.model)
     config = read_config(model, recipe.trust_remote_code)
-    text = config.get_text_config()
-    read = ModelConfig.of(config)
-    refused = read.training_refusals(recipe.stages[-1].context)
+    refused = config.training_refusals(recipe.stages[-1].context)
     if refused:
         raise EngineError(f"the model {refused[0]}")
-    trained = read.trained_length
+    trained = config.trained_length
     require_trackers(recipe.trackers)
-    current = read.methods[None]
+    current = config.methods[None]
     tables = tuple(_table(stage) for stage in recipe.stages)
     bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
     possible = [method for each in bounds for method in (each.low, each.high)]
     for stage, each in zip(recipe.stages, bounds, strict=True):
         for method in (each.low, each.high):
-            with_rope(text, method, stage.context)
+            with_rope(config, method, stage.context)
     _check_short_context(recipe)
     last = bounds[-1].low
     device, precision = _device_and_precision(recipe, world)
     compute = torch.float32 if precision == "float32" else torch.bfloat16
-    check_engine(recipe.engine, attention_spec(text, device, compute))
-    mesh = mesh or mesh_of(recipe, text, world, device, precision)
+    check_engine(recipe.engine, attention_spec(config, device, compute))
+    mesh = mesh or mesh_of(recipe, config, world, device, precision)
     if mesh.world_size > 1:
-        refuse_on_mesh(mesh, text, recipe.exact_rope, [current, *possible])
-    tokenizer = _tokenizer(recipe, model, text.vocab_size)
+        refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
+    tokenizer = _tokenizer(recipe, model, config.source.get_text_config().vocab_size)
     special = special_ids(tokenizer)
     # Rows that were packed before have decided.
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
-    engine = check_engine(recipe.engine, attention_spec(text, device, compute, ring=mesh.ring > 1))
-    dtype = text.dtype if isinstance(text.dtype, torch.dtype) else torch.float32
+    engine = check_engine(recipe.engine, attention_spec(config, device, compute, ring=mesh.ring > 1))
+    dtype = getattr(torch, config.dtype or "float32")
     return ResolvedRecipe(
         recipe,
         model,
@@ -148,12 +146,14 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
         raise RopewalkError(explain(error, PackingSettings)) from error
 
 
-def mesh_of(recipe: Recipe, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
+def mesh_of(
+    recipe: Recipe, config: ModelConfig, world: World, device: torch.device, precision: str
+) -> MeshShape:
     """The mesh that a recipe asks for, or what ``auto`` stands for; every stage fits it.
 
     Args:
         recipe: what to do.
-        config: the decoder's transformers config.
+        config: of the model.
         world: the processes that there are.
         device: of this one.
         precision: resolved.
@@ -185,7 +185,7 @@ def _asked(parallel: Any) -> MeshShape:
     return MeshShape(**parallel.model_dump())
 
 
-def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: Any, world: World) -> MeshShape:
+def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: ModelConfig, world: World) -> MeshShape:
     for mesh in meshes:
         try:
             for stage in recipe.stages:
@@ -197,13 +197,16 @@ def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: Any, world: 
     raise RopewalkError(f"no mesh that parallel auto takes for one stage suits all of them: {refusal}")
 
 
-def _check(mesh: MeshShape, stage: Stage, config: Any, world: World) -> None:
-    heads, rows = config.num_attention_heads, (stage.rows_per_step, stage.rows_per_batch)
+def _check(mesh: MeshShape, stage: Stage, config: ModelConfig, world: World) -> None:
+    assert config.num_heads is not None
+    heads, rows = config.num_heads, (stage.rows_per_step, stage.rows_per_batch)
     check_mesh(mesh, world.size, heads, stage.context, *rows)
 
 
-def _chosen(stage: Stage, config: Any, world: World, device: torch.device, precision: str) -> MeshShape:
-    shape = ModelShape.from_config(config.to_dict())
+def _chosen(
+    stage: Stage, config: ModelConfig, world: World, device: torch.device, precision: str
+) -> MeshShape:
+    shape = ModelShape.from_config(config)
     memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd saves each weight as autocast has rounded it, until the backward.
@@ -229,12 +232,14 @@ def device_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def refuse_on_mesh(mesh: MeshShape, config: Any, exact_rope: bool, methods: Iterable[RopeMethod]) -> None:
+def refuse_on_mesh(
+    mesh: MeshShape, config: ModelConfig, exact_rope: bool, methods: Iterable[RopeMethod]
+) -> None:
     """Raise for what one process can train and a mesh cannot.
 
     Args:
         mesh: of more than one process.
-        config: the decoder's transformers config.
+        config: of the model.
         exact_rope: whether the rotary module is ours.
         methods: of the checkpoint and all stages.
 
@@ -242,7 +247,7 @@ def refuse_on_mesh(mesh: MeshShape, config: Any, exact_rope: bool, methods: Iter
         RopewalkError: for dropout: every process would draw the same mask for other tokens.
         EngineError: for transformers' own RoPE that takes the length of a shard for the row's.
     """
-    for key, value in config.to_dict().items():
+    for key, value in config.values.items():
         active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
         if active and ("dropout" in key or key.endswith("pdrop")):
             raise RopewalkError(

@@ -135,6 +135,7 @@ def prepare(
     resolved = resolve(recipe, world)
     stage, remarks = recipe.stages[0], []
     config = read_config(resolved.model, recipe.trust_remote_code)
+    there = len(config.layers)
     method = resolved.methods[0]
     if method is None:
         before = Before.first((resolved.rope, resolved.trained_length))
@@ -143,9 +144,9 @@ def prepare(
     model = resolved.model
     if layers is not None:
         model = _first_layers(resolved, recipe, layers, scratch)
-        remarks.append(f"the {first_layers(layers)} of {config.get_text_config().num_hidden_layers}")
+        remarks.append(f"the {first_layers(layers)} of {there}")
     parameters = _parameters(model, recipe)
-    _refuse_large(parameters, config.get_text_config().num_hidden_layers, layers)
+    _refuse_large(parameters, there, layers)
     # Weights that cannot be read end it here, not in every check anew.
     load_model(
         model,
@@ -171,15 +172,15 @@ def prepare(
             "--rows, or give more documents"
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
-    text = config.get_text_config()
-    attention = attention_spec(text, resolved.device, torch.float32)
+    assert config.num_heads is not None
+    attention = attention_spec(config, resolved.device, torch.float32)
     case = Case(
         model=model,
         rope=method,
         context=stage.context,
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
-        num_heads=text.num_attention_heads,
+        num_heads=config.num_heads,
         head_dim=attention.head_dim,
         value_dim=attention.value_dim,
         softcap=attention.softcap,
@@ -230,7 +231,7 @@ def _row_length(parameters: int, context: int, asked: int | None, rows: int) -> 
 def _parameters(model: str, recipe: Recipe) -> int:
     from transformers import AutoModelForCausalLM
 
-    config = read_config(model, recipe.trust_remote_code)
+    config = read_config(model, recipe.trust_remote_code).source
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=recipe.trust_remote_code)
     return sum(parameter.numel() for parameter in empty.parameters())
@@ -240,7 +241,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     """A folder with the first layers of a model and everything around them, as transformers saves it."""
     from transformers import AutoModelForCausalLM
 
-    config = read_config(resolved.model, recipe.trust_remote_code)
+    config = read_config(resolved.model, recipe.trust_remote_code).source
     text = config.get_text_config()
     there = text.num_hidden_layers
     if not 1 <= layers <= there:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk import EngineError, PackedLayout
 from ropewalk.models import losses
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import BALANCES, MeshShape, row_shards
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import most_ring_keys
@@ -42,7 +43,7 @@ def test_the_chunk_of_logits_is_the_one_of_the_loss():
 
 
 def test_a_layer_saves_what_autograd_keeps():
-    shape = ModelShape.from_config(SMALL)
+    shape = ModelShape.from_config(ModelConfig(SMALL))
     query, kv = 4 * 6, 2 * 6
     # On a CPU without packing there are no copies in runs; each norm keeps a float32 factor, which is left out.
     copies = (query + 2 * kv + query) * 2
@@ -192,7 +193,7 @@ def test_the_ring_sends_what_its_plan_says(ring, sequence, balance):
     layout = PackedLayout.from_lengths([length], "full", anchor_length=0)
     row = row_shards(layout, ring, sequence, balance)
     mesh = MeshShape(ring=ring, sequence=sequence)
-    shape = ModelShape.from_config({**SMALL, "num_hidden_layers": 1})
+    shape = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1}))
     kv_heads = max(2, sequence) // sequence
     most = 0
     for rank in range(ring):
@@ -216,7 +217,7 @@ def sent_in_a_pass(layout, ring, balance="auto", checkpointing=True):
     return max((2 if checkpointing else 1) * forward + backward for forward, backward in sent)
 
 
-ONE_LAYER = ModelShape.from_config({**SMALL, "num_hidden_layers": 1})
+ONE_LAYER = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1}))
 
 
 # The first three are cut by cost, into 4, 4 and 3 pieces a rank.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk import PackedLayout, RopewalkError
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun, numel
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
@@ -19,7 +20,7 @@ from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
 def test_parameters_are_those_of_a_transformers_model(tied):
     config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
     model = transformers.LlamaForCausalLM(config)
-    shape = ModelShape.from_config(config.to_dict())
+    shape = ModelShape.from_config(ModelConfig.of(config))
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     assert sorted(shape.layer_sizes) == sorted(tuple(p.shape) for p in model.model.layers[0].parameters())
     matrices = [p.numel() for p in model.model.layers.parameters() if p.dim() == 2]
@@ -34,7 +35,7 @@ def test_parameters_are_the_published_ones():
 
 def test_what_a_config_leaves_out_is_what_transformers_takes():
     config = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
-    shape = ModelShape.from_config(config)
+    shape = ModelShape.from_config(ModelConfig(config))
     assert (shape.kv_heads, shape.head_dim) == (4, 6)
 
 
@@ -52,7 +53,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
 )
 def test_a_config_that_cannot_be_estimated_is_refused(change, message):
     with pytest.raises(RopewalkError, match=message):
-        ModelShape.from_config({**SMALL, **change})
+        ModelShape.from_config(ModelConfig({**SMALL, **change}))
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
@@ -76,7 +77,7 @@ def test_visible_pairs_are_those_of_the_dense_mask(length, document):
 def test_operations_are_those_that_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
-    shape = ModelShape.from_config(SMALL)
+    shape = ModelShape.from_config(ModelConfig(SMALL))
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, attn_implementation="eager"))
     length = 16
     ids = torch.arange(length)[None]

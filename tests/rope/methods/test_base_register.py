@@ -113,10 +113,10 @@ def test_a_config_says_it_and_gives_it_back() -> None:
 
 def test_the_config_of_a_model_says_it_to_a_file_and_back(tmp_path: Path) -> None:
     method = Eased(16, 1e4, 4.0, 8192, 3.0)
-    config = transformers.LlamaConfig(**CONFIG)
+    config = ModelConfig.of(transformers.LlamaConfig(**CONFIG))
     said = with_rope(config, method, 32768)
-    assert ModelConfig.of(said).methods == {None: method}
-    said.save_pretrained(tmp_path)
+    assert said.methods == {None: method}
+    said.source.save_pretrained(tmp_path)
     assert read_model_config(str(tmp_path)).methods == {None: method}
     assert notes_on(read_config_file(str(tmp_path))) == ["no program but this test reads it"]
 

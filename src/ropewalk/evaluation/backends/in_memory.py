@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
-from ropewalk.models.generation import generating
-from ropewalk.rope import RotaryEmbedding, methods_from_config
+from ropewalk.models.generation import generating, unpinned_methods
 
 LEAST_CHUNK = 256
 """Tokens at once below which a smaller chunk saves no memory worth having."""
@@ -208,10 +207,8 @@ def refuse_unpinned(model: Any) -> None:
     Raises:
         RopewalkError: if the model has such a RoPE and such a module.
     """
-    methods = methods_from_config(model.config.get_text_config().to_dict()).values()
-    ours = any(isinstance(module, RotaryEmbedding) for module in model.modules())
-    dependent = sorted({method.name for method in methods if method.length_dependent})
-    if dependent and not ours:
+    dependent = unpinned_methods(model)
+    if dependent:
         raise RopewalkError(
             f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose angles "
             "change within a prompt that is read in chunks; load it with exact_rope=True"

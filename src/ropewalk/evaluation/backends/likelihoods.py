@@ -18,8 +18,9 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.backends.in_memory import PREFILL_CHUNK, argmax_matches, check_ids
 from ropewalk.evaluation.backends.protocol import evaluating
 from ropewalk.evaluation.rows import Ids, Window
+from ropewalk.models.generation import unpinned_methods
 from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of, token_losses
-from ropewalk.rope import RotaryEmbedding, methods_from_config
+from ropewalk.rope import RotaryEmbedding
 
 RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
 """What gives the losses of rows, in order: ``[total_length]`` each in nats, 0 where there is no target."""
@@ -156,10 +157,7 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
         return
     if prefill_chunk < 1:
         raise RopewalkError(f"prefill_chunk must be 1 token or more, got {prefill_chunk}")
-    if any(isinstance(module, RotaryEmbedding) for module in model.modules()):
-        return
-    methods = methods_from_config(model.config.get_text_config().to_dict())
-    dependent = [method.name for method in methods.values() if method.length_dependent]
+    dependent = unpinned_methods(model)
     if dependent:
         raise EngineError(
             f"transformers' own RoPE of {type(model).__name__} is {dependent[0]}, which would change from chunk to "

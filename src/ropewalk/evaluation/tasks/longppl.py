@@ -620,11 +620,12 @@ def _evaluator(path: str | None, model: Any) -> Evaluator | None:
     if path is None:
         return None
     from ropewalk.data import load_tokenizer
+    from ropewalk.models.config import ModelConfig
     from ropewalk.models.load import load_model
     from ropewalk.models.losses import OutputHead
 
     loaded = load_model(path, dtype=model.dtype, device=model.device)
-    stated = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
+    stated = ModelConfig.of(loaded.config).max_position_embeddings
     return Evaluator(path, loaded, OutputHead.of(loaded), load_tokenizer(path), stated)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
@@ -50,39 +48,39 @@ class ModelShape:
                 raise RopewalkError(f"{name} of a model must be a whole number from 1 on, got {value!r}")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Read a transformers config; biases and norms of heads, if there are any, are not counted.
+    def from_config(cls, config: ModelConfig) -> ModelShape:
+        """Read a config; biases and norms of heads, if there are any, are not counted.
 
         Args:
-            config: the decoder's config as a mapping.
+            config: the decoder's.
 
         Raises:
             RopewalkError: if a number is missing, or the model has experts.
         """
-        experts = next((name for name in EXPERTS if (config.get(name) or 1) > 1), None)
+        values = config.values
+        experts = next((name for name in EXPERTS if (values.get(name) or 1) > 1), None)
         if experts is not None:
             raise RopewalkError(
                 f"memory and time are estimated for dense models alone, and this one has {experts} "
-                f"{config[experts]}; give the degrees of parallel one by one"
+                f"{values[experts]}; give the degrees of parallel one by one"
             )
-        read = ModelConfig(config)
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-        missing = [key for key in keys if config.get(key) is None]
+        missing = [key for key in keys if values.get(key) is None]
         if missing:
             raise RopewalkError(
                 f"the model's config has no {missing[0]}, which an estimate needs; give the degrees of parallel "
                 "one by one"
             )
-        layers, hidden, intermediate, heads, vocab = (config[key] for key in keys)
+        layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
         return cls(
             layers,
             hidden,
             intermediate,
             heads,
-            read.num_kv_heads or heads,
-            read.head_dim,
+            config.num_kv_heads or heads,
+            config.head_dim,
             vocab,
-            bool(config.get("tie_word_embeddings", False)),
+            bool(values.get("tie_word_embeddings", False)),
         )
 
     @property

@@ -16,7 +16,8 @@ import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
-from ropewalk.rope import Linear, LongRope, RopeMethod, methods_from_config
+from ropewalk.models.config import ModelConfig
+from ropewalk.rope import Linear, LongRope, RopeMethod
 from ropewalk.training.recipe.recipe import Recipe, Rope, Stage
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt
 
@@ -234,7 +235,7 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
     path = checkpoint / "config.json"
     if not path.is_file():
         return
-    saved = methods_from_config(parse_json(path.read_text(encoding="utf-8"))).get(None)
+    saved = ModelConfig(parse_json(path.read_text(encoding="utf-8"))).methods.get(None)
     if saved is None:
         return
     there, here = (each.frequencies(rope.stage.context).inv_freq for each in (saved, method))

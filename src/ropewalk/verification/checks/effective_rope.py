@@ -92,10 +92,10 @@ def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
     """The model with the recipe's RoPE, written from its shards as a run writes its result; once a case."""
 
     def save() -> Path:
-        dtype = read_config(case.model, case.trust_remote_code).get_text_config().dtype
+        dtype = getattr(torch, read_config(case.model, case.trust_remote_code).dtype or "float32")
         folder = Path(case.scratch) / f"saved-{case.key}"
         model = load_on(case, mesh, world, torch.float32)
-        export_model(model, folder, None, world, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+        export_model(model, folder, None, world, dtype)
         return folder
 
     return once_together(case, world, "saved", save)

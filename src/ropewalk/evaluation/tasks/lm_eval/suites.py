@@ -182,9 +182,9 @@ def retention(
         return [TaskResult.not_run(settings.suite, name, None, NOT_INSTALLED) for name in settings.names]
     from ropewalk.evaluation.backends.protocol import evaluating
     from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel
+    from ropewalk.models.config import ModelConfig
 
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    max_length = settings.max_length or stated
+    max_length = settings.max_length or ModelConfig.of(model.config).max_position_embeddings
     if max_length is None:
         raise RopewalkError("the model's config states no max_position_embeddings; give max_length in tokens")
     with evaluating(model):
