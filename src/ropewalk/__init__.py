@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ropewalk.errors import EngineError, RopewalkError
     from ropewalk.evaluation.record import compare_folders as compare
     from ropewalk.evaluation.run import evaluate
-    from ropewalk.models.load import load_model
+    from ropewalk.models.load import ModelSetup, load_model
     from ropewalk.parallel.context import RunContext
     from ropewalk.planning.inspection import inspect
     from ropewalk.planning.run import plan
@@ -31,6 +31,7 @@ __version__ = VERSION
 
 _HOMES = {
     "EngineError": "errors",
+    "ModelSetup": "models.load",
     "PackedLayout": "attention.layout",
     "RopewalkError": "errors",
     "Row": "attention.layout",
@@ -48,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "EngineError",
+    "ModelSetup",
     "PackedLayout",
     "RopewalkError",
     "Row",

@@ -94,7 +94,7 @@ def test_perplexities_are_those_of_the_model(search, checkpoint, text, tmp_path)
     """The file's numbers, computed again by nothing but transformers' loss on the same rows."""
     import torch
 
-    from ropewalk.models.load import load_model
+    from ropewalk.models.load import ModelSetup, load_model
     from ropewalk.rope import Linear
 
     assert search() == 0
@@ -102,7 +102,7 @@ def test_perplexities_are_those_of_the_model(search, checkpoint, text, tmp_path)
     rows = data_of(text, checkpoint, 128, documents=2, held_out=2)
 
     def perplexity(method, chosen):
-        model = load_model(checkpoint, rope=method, max_position_embeddings=128, device="cpu")
+        model = load_model(checkpoint, ModelSetup(rope=method, max_position_embeddings=128), device="cpu")
         losses, count = 0.0, 0
         for row in chosen:
             with torch.no_grad():

@@ -12,6 +12,7 @@ from ropewalk.errors import Echo, RunFailure
 from ropewalk.evaluation import ModelUnderTest, evaluate_model
 from ropewalk.evaluation.backends.sharded import forced_row, row_losses_of, sharded_likeliest, sharded_losses
 from ropewalk.evaluation.probe import probe
+from ropewalk.models.load import ModelSetup
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, joined, make_mesh
 
@@ -36,7 +37,7 @@ def on_mesh(shape, folder, function, rope=None):
     """``function(model, mesh, world)`` with a model over a mesh, and whether it was left as it was."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
-        model = load_sharded(folder, mesh, world, torch.device("cpu"), rope=rope)
+        model = load_sharded(folder, mesh, world, ModelSetup(rope=rope))
         model.train()
         found = function(model, mesh, world)
         sharded = all(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -18,7 +18,7 @@ from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_b
 from ropewalk.evaluation.probe import ProbeResult, probe
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.load import attach, load_model, rope_of, rotary_module
+from ropewalk.models.load import ModelSetup, attach, load_model, rope_of, rotary_module
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
 from tests.evaluation.evaluation_cases import tiny_llama
@@ -61,7 +61,7 @@ def found(model: Any, methods: dict[str, RopeMethod], rows: list[Row]) -> dict[s
 
 def plain_losses(folder: Path, method: RopeMethod, rows: list[Row]) -> list[np.ndarray]:
     """Loss of every target, NaN where there is none: full logits, no layout, transformers' rotary module."""
-    model = load_model(folder, rope=method, exact_rope=False, max_position_embeddings=TARGET)
+    model = load_model(folder, ModelSetup(rope=method, exact_rope=False, max_position_embeddings=TARGET))
     losses = []
     for row in rows:
         with torch.no_grad():
@@ -304,7 +304,7 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     assert ntk.beyond_ci95[1] < current.beyond_loss < critical.beyond_ci95[0]
     assert current.within_loss < ntk.within_loss
     assert critical.difference_ci95[0] > 0.2
-    fresh = load_model(stories260k, rope=methods["ntk"], max_position_embeddings=2048)
+    fresh = load_model(stories260k, ModelSetup(rope=methods["ntk"], max_position_embeddings=2048))
     with torch.no_grad():
         logits = fresh(rows[0].input_ids[None]).logits[0]
     (one,) = probe(model, {"ntk": methods["ntk"]}, rows[:1], 512)

@@ -16,7 +16,15 @@ from torch import Tensor
 from ropewalk import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.export import export
-from ropewalk.models.load import generating, load_model, read_config, rotary_module, save_model, with_rope
+from ropewalk.models.load import (
+    ModelSetup,
+    generating,
+    load_model,
+    read_config,
+    rotary_module,
+    save_model,
+    with_rope,
+)
 from ropewalk.rope import (
     Default,
     LongRope,
@@ -81,7 +89,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, P
         tiny(family).save_pretrained(folder / "old")
         attention_factor = PUBLISHED if number % 2 else 1.3
         rope = rope_of_family(folder / "old", attention_factor=attention_factor, seed=number)
-        model = load_model(folder / "old", rope=rope, max_position_embeddings=TARGET)
+        model = load_model(folder / "old", ModelSetup(rope=rope, max_position_embeddings=TARGET))
         save_model(model, folder / "new")
         found[family] = (model.double(), folder / "new", rope)
     return found
@@ -114,7 +122,7 @@ def test_plain_transformers_computes_the_same_logits(
 
 def test_a_real_checkpoint_computes_the_same_logits(stories260k: Path, tmp_path: Path) -> None:
     rope = LongRope(8, 1e4, (1.0, 1.0, 1.03, 1.2), (1.0, 1.7, 3.1, 4.6), 1.15, 512)
-    model = load_model(stories260k, rope=rope, max_position_embeddings=2048)
+    model = load_model(stories260k, ModelSetup(rope=rope, max_position_embeddings=2048))
     save_model(model, tmp_path / "new")
     ids = token_ids(700, vocabulary=512)
     theirs = plainly([(str(tmp_path / "new"), (500, 700), ids)], tmp_path / "logits.safetensors")
@@ -157,7 +165,9 @@ def test_a_second_extension_keeps_the_original_length(
 ) -> None:
     _, folder, rope = exported[family]
     longer = factors(rope.rotary_dim, seed=9)
-    save_model(load_model(folder, rope=longer, max_position_embeddings=4 * TARGET), tmp_path / "new")
+    save_model(
+        load_model(folder, ModelSetup(rope=longer, max_position_embeddings=4 * TARGET)), tmp_path / "new"
+    )
     config = read_config(tmp_path / "new")
     (found,) = config.methods.values()
     assert found == longer

@@ -12,6 +12,7 @@ from ropewalk.attention.choices import PATTERNS
 from ropewalk.models import attention_hooks
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import (
+    ModelSetup,
     attach,
     attention_spec,
     checkpoint_activations,
@@ -282,7 +283,7 @@ def checkpoint(tmp_path):
 )
 def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, rope):
     """Loaded by a process in which importing ropewalk fails, the logits are those of the model in memory."""
-    model = load_model(checkpoint, rope=rope, exact_rope=False)
+    model = load_model(checkpoint, ModelSetup(rope=rope, exact_rope=False))
     saved = tmp_path / "saved"
     save_model(model, saved)
     assert "ropewalk" not in (saved / "config.json").read_text()
@@ -303,7 +304,7 @@ def test_a_saved_model_is_the_same_in_plain_transformers(checkpoint, tmp_path, r
 
 
 def test_a_new_rope_is_written_into_the_config(checkpoint):
-    model = load_model(checkpoint, rope=Theta(rotary_dim=8, rope_theta=5e5))
+    model = load_model(checkpoint, ModelSetup(rope=Theta(rotary_dim=8, rope_theta=5e5)))
     assert model.config.rope_parameters["rope_theta"] == 5e5
     assert rotary_module(model)[2].frequencies().inv_freq[1] == pytest.approx(5e5 ** (-2 / 8), rel=1e-15)
 
@@ -314,7 +315,7 @@ def test_an_extended_model_is_the_same_in_plain_transformers_at_the_new_position
     tiny_model(family).save_pretrained(tmp_path / "old")
     (current,) = read_config(tmp_path / "old").methods.values()
     rope = method_for_target(method, current, 256, 1024)
-    model = load_model(tmp_path / "old", rope=rope, max_position_embeddings=1024)
+    model = load_model(tmp_path / "old", ModelSetup(rope=rope, max_position_embeddings=1024))
     save_model(model, tmp_path / "new")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     assert plain.config.max_position_embeddings == 1024
@@ -330,7 +331,7 @@ def test_a_method_that_the_config_cannot_hold_is_refused_by_name(tmp_path):
     tiny_model("phi3").save_pretrained(tmp_path)
     (current,) = read_config(tmp_path).methods.values()
     with pytest.raises(RopewalkError, match=r"phi3 cannot hold the RoPE method linear.*theta always fits"):
-        load_model(tmp_path, rope=method_for_target("linear", current, 256, 1024))
+        load_model(tmp_path, ModelSetup(rope=method_for_target("linear", current, 256, 1024)))
 
 
 def test_start_tokens_run_in_our_module_only(checkpoint):
@@ -344,9 +345,12 @@ def test_start_tokens_run_in_our_module_only(checkpoint):
         original_max_position_embeddings=16,
         start_tokens=4,
     )
-    assert rotary_module(load_model(checkpoint, rope=rope))[2].frequencies(total_length=64) is not None
+    assert (
+        rotary_module(load_model(checkpoint, ModelSetup(rope=rope)))[2].frequencies(total_length=64)
+        is not None
+    )
     with pytest.raises(RopewalkError, match="start_tokens > 0"):
-        load_model(checkpoint, rope=rope, exact_rope=False)
+        load_model(checkpoint, ModelSetup(rope=rope, exact_rope=False))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def trained(
         mine = rows
     else:
         compute = torch.bfloat16 if precision == "bfloat16" else None
-        model = load_sharded(folder, mesh, world, torch.device("cpu"), compute_dtype=compute)
+        model = load_sharded(folder, mesh, world, compute_dtype=compute)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
     masters = None
     if mesh is None and precision == "bfloat16":
@@ -129,7 +129,7 @@ def step_traffic(shape, folder, rows, checkpointing):
     """The model's config, and what this rank sends in its second step: the first sets up."""
     with joined("cpu") as world:
         mesh = make_mesh(MeshShape(**shape), "cpu")
-        model = load_sharded(folder, mesh, world, torch.device("cpu")).train()
+        model = load_sharded(folder, mesh, world).train()
         if checkpointing:
             checkpoint_activations(model.model)
         optimizer = MasterAdamW(model.named_parameters(), Optimizer())

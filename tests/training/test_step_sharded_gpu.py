@@ -75,7 +75,7 @@ def test_one_device_over_its_own_process_group_trains_as_a_whole_model(
         *whole_model(tied_llama, device, "float32"), rows, "float32", None, offload=False
     )
     mesh = make_mesh(MeshShape(), device)
-    model = load_sharded(tied_llama, mesh, world_of_one, torch.device(device))
+    model = load_sharded(tied_llama, mesh, world_of_one)
     together, _ = steps(model, None, rows, "float32", mesh, offload)
     for (loss_n, norm_n), (loss_1, norm_1) in zip(together, alone, strict=True):
         assert loss_n == pytest.approx(loss_1, rel=LOSS)
@@ -93,7 +93,7 @@ def test_bfloat16_differs_from_a_whole_model_by_its_own_rounding(world_of_one, t
     rows, unit = packed_rows(4), torch.finfo(torch.bfloat16).eps
     alone, _ = steps(*whole_model(tied_llama, device, "bfloat16"), rows, "bfloat16", None, offload=False)
     mesh = make_mesh(MeshShape(), device)
-    model = load_sharded(tied_llama, mesh, world_of_one, torch.device(device), compute_dtype=torch.bfloat16)
+    model = load_sharded(tied_llama, mesh, world_of_one, compute_dtype=torch.bfloat16)
     together, _ = steps(model, None, rows, "bfloat16", mesh, offload=False)
     assert together[0][0] == pytest.approx(alone[0][0], rel=unit)
     assert together[0][1] == pytest.approx(alone[0][1], rel=4 * unit)
@@ -103,8 +103,7 @@ def steps_on_ranks(shape, folder, rows, device_type):
     """Every rank's (loss, gradient norm) of two steps; inside torchrun, or what looks like it."""
     with joined(device_type) as world:
         mesh = make_mesh(MeshShape(**shape), device_type)
-        device = torch.device(device_type, world.local_rank if device_type == "cuda" else None)
-        model = load_sharded(folder, mesh, world, device)
+        model = load_sharded(folder, mesh, world)
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
         return steps(model, None, mine, "float32", mesh, offload=False)[0]
 

@@ -26,7 +26,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
 from ropewalk.io.progress import Reporter
 from ropewalk.models.intercept import AuditedModel, random_parameters
-from ropewalk.models.load import choose_device, load_model, read_config
+from ropewalk.models.load import ModelSetup, choose_device, load_model, read_config
 from ropewalk.models.rotary import rotary_module
 from ropewalk.parallel.context import RunContext
 from ropewalk.rope import RotaryEmbedding
@@ -58,7 +58,7 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
     trained = read_config(path).trained_length
     device = choose_device(context.device)
     rows = _rows(config, load_tokenizer(path), trained, context.told)
-    model = load_model(path, exact_rope=False, device=device)
+    model = load_model(path, ModelSetup(exact_rope=False), device=device)
     with context.told.bar("audit", forward_passes(config, len(rows))) as advance:
         found = audit_model(
             model,
@@ -108,8 +108,8 @@ def audit_model(
     """Audit a model in memory on rows of its own tokens.
 
     Args:
-        model: a causal decoder from transformers with its own rotary module, as ``load_model(path, exact_rope=False)``
-            gives it. It is the same afterwards.
+        model: a causal decoder from transformers with its own rotary module, as
+            ``load_model(path, ModelSetup(exact_rope=False))`` gives it. It is the same afterwards.
         rows: int64 ``[length]`` token ids each, all of one length; each begins as the model's rows begin (BOS, where
             it has one).
         settings: what to audit.

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from ropewalk.models.config import ModelConfig
+    from ropewalk.models.load import ModelSetup
     from ropewalk.parallel import Mesh, MeshShape
     from ropewalk.parallel.context import RunContext
     from ropewalk.rope import RopeMethod
@@ -442,19 +443,23 @@ class _Run:
         from ropewalk.models.load import attention_spec, choose_device, load_model
 
         loading = self.config.loading
-        loaded = load_model(
-            self.path,
-            rope=ready.rope.method if ready.rope else None,
-            engine=loading.engine,
-            dtype=loading.dtype,
-            exact_rope=loading.exact_rope,
-            device=choose_device(loading.device),
-            max_position_embeddings=ready.rope.context if ready.rope else None,
-        )
+        loaded = load_model(self.path, self._setup(ready), loading.dtype, choose_device(loading.device))
         under_test = ModelUnderTest.in_memory(loaded, tokenizer, loading.batch_size, loading.prefill_chunk)
         spec = attention_spec(ModelConfig.of(loaded.config), loaded.device, loaded.dtype, backward=False)
         engine = check_engine(loading.engine, spec)
         return under_test, self._facts(under_test, ready, engine, loaded.dtype, str(loaded.device))
+
+    def _setup(self, ready: _Ready) -> ModelSetup:
+        """How the model is to run: with another RoPE where one was given."""
+        from ropewalk.models.load import ModelSetup
+
+        rope, loading = ready.rope, self.config.loading
+        return ModelSetup(
+            rope.method if rope else None,
+            rope.context if rope else None,
+            loading.engine,
+            loading.exact_rope,
+        )
 
     def _facts(
         self, under_test: ModelUnderTest, ready: _Ready, engine: str, dtype: torch.dtype, device: str
@@ -469,30 +474,16 @@ class _Run:
         }
 
     def _sharded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
-        import torch
-
         from ropewalk.models.load import choose_device
         from ropewalk.models.sharding import load_sharded
         from ropewalk.parallel import make_mesh
 
-        world, loading = self.context.world, self.config.loading
+        world = self.context.world
         assert ready.shape is not None
         assert ready.dtype is not None
-        device = choose_device(loading.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", world.local_rank)
+        device = choose_device(self.config.loading.device)
         mesh: Mesh = make_mesh(ready.shape, device.type)
-        loaded = load_sharded(
-            self.path,
-            mesh,
-            world,
-            device,
-            engine=loading.engine,
-            dtype=ready.dtype,
-            exact_rope=loading.exact_rope,
-            rope=ready.rope.method if ready.rope else None,
-            max_position_embeddings=ready.rope.context if ready.rope else None,
-        )
+        loaded = load_sharded(self.path, mesh, world, self._setup(ready), ready.dtype)
         under_test = ModelUnderTest.over_mesh(loaded, tokenizer, mesh, world)
         facts = self._facts(under_test, ready, ready.engine, ready.dtype, device.type)
         return under_test, {**facts, "parallel": str(mesh.shape)}

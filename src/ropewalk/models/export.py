@@ -12,7 +12,7 @@ from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
 from ropewalk.models.config_file import read_config_file
-from ropewalk.models.load import load_model, save_model
+from ropewalk.models.load import ModelSetup, load_model, save_model
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.config import notes_on
 
@@ -70,7 +70,7 @@ def export(
     refuse_existing(out)
     # A tokenizer that truncates at the old length would take the new context away again.
     tokenizer.model_max_length = max(tokenizer.model_max_length, context)
-    loaded = load_model(path, rope=method.as_written(), max_position_embeddings=context)
+    loaded = load_model(path, ModelSetup(method.as_written(), context))
     with locked(out.parent, file=out.name):
         remove_left_overs(out.parent, out.name)
         with new_folder(out) as partial:

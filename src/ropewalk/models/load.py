@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +30,42 @@ from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
 log = logging.getLogger("ropewalk")
 
 
+@dataclass(frozen=True)
+class ModelSetup:
+    """How a checkpoint is to run: with which RoPE, over which attention engine, through whose code.
+
+    Attributes:
+        rope: the RoPE method to run with and to write into the model's config; the checkpoint's own if None.
+        max_position_embeddings: context in tokens to write into the config beside ``rope``; as it is if None.
+        engine: attention engine for calls with a layout, or ``auto``.
+        exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
+        trust_remote_code: run model code from the checkpoint. Never on by default.
+    """
+
+    rope: RopeMethod | None = None
+    max_position_embeddings: int | None = None
+    engine: str = "auto"
+    exact_rope: bool = True
+    trust_remote_code: bool = False
+
+
+AS_IT_IS = ModelSetup()
+"""With the checkpoint's own RoPE, on the engine that suits the machine."""
+
+
 def load_model(
     path_or_id: str | os.PathLike[str],
-    rope: RopeMethod | None = None,
-    engine: str = "auto",
+    setup: ModelSetup = AS_IT_IS,
     dtype: torch.dtype | str = "auto",
-    exact_rope: bool = True,
     device: torch.device | str | None = None,
-    max_position_embeddings: int | None = None,
-    trust_remote_code: bool = False,
 ) -> Any:
     """Load a causal decoder so that ``model(input_ids, layout=layout)`` attends as the layout says.
 
     Args:
         path_or_id: folder in Hugging Face layout, or hub id.
-        rope: the RoPE method to run with and to write into the model's config; the checkpoint's own if None.
-        engine: attention engine for calls with a layout, or ``auto``.
+        setup: its RoPE, attention engine and rotary module.
         dtype: dtype of the parameters; ``auto`` is the checkpoint's own.
-        exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
         device: where to put the model; left where transformers loads it if None.
-        max_position_embeddings: context in tokens to write into the config beside ``rope``.
-        trust_remote_code: run model code from the checkpoint. Never on by default.
 
     Returns:
         The transformers model, in evaluation mode. ``generate()`` works as ever; with longrope that passes the
@@ -60,17 +76,14 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM
 
-    require_engine_name(engine)
-    attention_hooks.register()
-    teach_transformers()
-    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
+    config, methods = _configured(path_or_id, setup)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path_or_id,
             config=config.source,
             dtype=dtype,
             attn_implementation=_implementation(config),
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=setup.trust_remote_code,
             use_safetensors=True,
             # Both kinds of unfit weights are refused below, by name.
             ignore_mismatched_sizes=True,
@@ -87,57 +100,48 @@ def load_model(
     _refuse_incomplete(path_or_id, loading)
     if device is not None:
         model.to(device)
-    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
 
 
 def empty_model(
-    path_or_id: str | os.PathLike[str],
-    rope: RopeMethod | None = None,
-    engine: str = "auto",
-    dtype: torch.dtype = torch.float32,
-    exact_rope: bool = True,
-    max_position_embeddings: int | None = None,
-    trust_remote_code: bool = False,
+    path_or_id: str | os.PathLike[str], setup: ModelSetup = AS_IT_IS, dtype: torch.dtype = torch.float32
 ) -> Any:
     """What :func:`load_model` gives, but its parameters have no memory (device ``meta``): to be sharded, then filled.
 
     Args:
-        path_or_id, rope, engine, exact_rope, max_position_embeddings, trust_remote_code: as for load_model.
+        path_or_id, setup: as for load_model.
         dtype: of the parameters.
     """
     from transformers import AutoModelForCausalLM
 
-    require_engine_name(engine)
-    attention_hooks.register()
-    teach_transformers()
-    config, methods = _configured(path_or_id, rope, max_position_embeddings, trust_remote_code)
+    config, methods = _configured(path_or_id, setup)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config.source,
             dtype=dtype,
             attn_implementation=_implementation(config),
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=setup.trust_remote_code,
         )
     # The rotary module computes its frequencies when it is made, and has none on the device meta.
     parent, attribute, stock = rotary_module(model)
     setattr(parent, attribute, type(stock)(config=config.source.get_text_config()))
-    attach(model, engine=engine, exact_rope=exact_rope, methods=methods)
+    attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
 
 
 def _configured(
-    path_or_id: str | os.PathLike[str],
-    rope: RopeMethod | None,
-    max_position_embeddings: int | None,
-    trust_remote_code: bool,
+    path_or_id: str | os.PathLike[str], setup: ModelSetup
 ) -> tuple[ModelConfig, Mapping[str | None, RopeMethod]]:
-    """The config to build a model with, and the RoPE method of each layer type."""
-    config = read_config(path_or_id, trust_remote_code)
-    if rope is None:
+    """The config to build a model with, and the RoPE method of each layer type; transformers knows our parts then."""
+    require_engine_name(setup.engine)
+    attention_hooks.register()
+    teach_transformers()
+    config = read_config(path_or_id, setup.trust_remote_code)
+    if setup.rope is None:
         return config, config.methods
-    in_config = rope.as_computed_by_transformers()
-    return with_rope(config, in_config, max_position_embeddings), {None: rope}
+    in_config = setup.rope.as_computed_by_transformers()
+    return with_rope(config, in_config, setup.max_position_embeddings), {None: setup.rope}
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:

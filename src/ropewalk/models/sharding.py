@@ -13,24 +13,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.intercept import kept_in_float32
-from ropewalk.models.load import empty_model, load_model
+from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
-from ropewalk.rope import RopeMethod
 
 
 def load_sharded(
     path_or_id: str | os.PathLike[str],
     mesh: Mesh,
     world: World,
-    device: torch.device,
-    rope: RopeMethod | None = None,
-    engine: str = "auto",
+    setup: ModelSetup = AS_IT_IS,
     dtype: torch.dtype = torch.float32,
     compute_dtype: torch.dtype | None = None,
-    exact_rope: bool = True,
-    max_position_embeddings: int | None = None,
-    trust_remote_code: bool = False,
 ) -> LossModel:
     """A checkpoint whose parameters lie in shards over the ranks; every rank calls this.
 
@@ -38,9 +32,8 @@ def load_sharded(
     time. No rank but the first ever holds more than its shard and one parameter.
 
     Args:
-        path_or_id, rope, engine, exact_rope, max_position_embeddings, trust_remote_code: as for ``load_model``.
-        mesh, world: of this run.
-        device: this rank's.
+        path_or_id, setup: as for ``load_model``.
+        mesh, world: of this run; the mesh says on which kind of device.
         dtype: of the shards.
         compute_dtype: that parameters are gathered in; gradients are reduced in float32. ``dtype`` if None.
 
@@ -50,27 +43,20 @@ def load_sharded(
     Raises:
         RopewalkError: as load_model, on every rank.
     """
-    options: dict[str, Any] = {
-        "rope": rope,
-        "engine": engine,
-        "exact_rope": exact_rope,
-        "max_position_embeddings": max_position_embeddings,
-        "trust_remote_code": trust_remote_code,
-    }
     source: list[Any] = []
 
     def read() -> None:
         """Kept where only rank 0 finds it: what on_rank_0 returns travels to all ranks."""
-        whole = load_model(path_or_id, dtype="auto", **options)
+        whole = load_model(path_or_id, setup)
         OutputHead.of(whole)
         decoder_layers(whole)
         source.append(whole)
 
     world.on_rank_0(read)
-    model = empty_model(path_or_id, dtype=dtype, **options)
+    model = empty_model(path_or_id, setup, dtype)
     trained = LossModel(model, OutputHead.unchecked(model))
     shard_model(trained, mesh, compute_dtype)
-    _materialise(trained, device)
+    _materialise(trained, world.device_on(mesh))
     _fill(model, source[0] if source else None)
     return trained.eval()
 

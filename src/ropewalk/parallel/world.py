@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure
-from ropewalk.parallel.mesh import forget_groups
+from ropewalk.parallel.mesh import Mesh, forget_groups
 
 T = TypeVar("T")
 
@@ -73,6 +73,11 @@ class World:
             raise
         dist.broadcast_object_list([result, None], src=0, group=self.control)
         return result
+
+    def device_on(self, mesh: Mesh) -> torch.device:
+        """Where this process computes on a mesh: its own CUDA device, or the CPU."""
+        kind: str = mesh.device_mesh.device_type
+        return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
         """What to raise where every rank finds the same error by itself: rank 0 says it, the others end in silence."""

@@ -12,7 +12,7 @@ import torch
 
 from ropewalk.attention import EngineName
 from ropewalk.data import PackedRows, PackingSettings
-from ropewalk.models.load import load_model
+from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape
@@ -126,28 +126,14 @@ def load_for_run(
     """
     recipe = resolved.recipe
     method, length = rope or (None, None)
-    options: dict[str, Any] = {
-        "rope": method,
-        "engine": recipe.engine,
-        "exact_rope": recipe.exact_rope,
-        "max_position_embeddings": length,
-        "trust_remote_code": recipe.trust_remote_code,
-    }
+    setup = ModelSetup(method, length, recipe.engine, recipe.exact_rope, recipe.trust_remote_code)
     if context.mesh is None:
-        model = load_model(path, dtype=dtype, device=resolved.device, **options)
+        model = load_model(path, setup, dtype, resolved.device)
         return LossModel(model, OutputHead.of(model)).eval()
     # A sharded model that went out of scope refers to itself: its shards live until the collector comes by.
     gc.collect()
     shards = resolved.dtype if isinstance(dtype, str) else dtype
-    return load_sharded(
-        path,
-        context.mesh,
-        context.world,
-        resolved.device,
-        dtype=shards,
-        compute_dtype=compute_dtype,
-        **options,
-    )
+    return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype)
 
 
 def share_of_step(rows: Sequence[int], context: RunContext) -> list[int]:

@@ -26,7 +26,7 @@ from ropewalk.data.rows.stored import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError
-from ropewalk.models.load import attention_spec, load_model, read_config
+from ropewalk.models.load import ModelSetup, attention_spec, load_model, read_config
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
 from ropewalk.training.preflight import resolve
@@ -101,6 +101,10 @@ class Case:
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
         return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap)
 
+    def setup(self, engine: str = "auto") -> ModelSetup:
+        """How the model runs as the recipe's first stage has it, over an engine."""
+        return ModelSetup(self.rope, self.context, engine, self.exact_rope, self.trust_remote_code)
+
     def batches(self, mesh: Mesh) -> list[tuple[Row, ...]]:
         """This rank's rows in the micro-batches of a run; the last may hold fewer."""
         rows = self.rows[mesh.data_rank :: mesh.shape.data_degree]
@@ -148,13 +152,7 @@ def prepare(
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, there, layers)
     # Weights that cannot be read end it here, not in every check anew.
-    load_model(
-        model,
-        rope=method,
-        exact_rope=recipe.exact_rope,
-        max_position_embeddings=stage.context,
-        trust_remote_code=recipe.trust_remote_code,
-    )
+    load_model(model, ModelSetup(method, stage.context, "auto", recipe.exact_rope, recipe.trust_remote_code))
     if stage.rows_per_batch > rows:
         remarks.append(f"micro-batches of {rows} rows, where the stage has {stage.rows_per_batch}")
     tokens = _row_length(parameters, stage.context, length, rows)

@@ -71,16 +71,8 @@ def load_whole(
         engine: attention engine; the recipe's if None.
         stored: dtype that weights are rounded to before; ``dtype`` if None.
     """
-    model = load_model(
-        case.model,
-        rope=case.rope,
-        engine=engine or engine_for(case, dtype),
-        dtype=stored or dtype,
-        exact_rope=case.exact_rope,
-        device=case.device,
-        max_position_embeddings=case.context,
-        trust_remote_code=case.trust_remote_code,
-    )
+    setup = case.setup(engine or engine_for(case, dtype))
+    model = load_model(case.model, setup, stored or dtype, case.device)
     # As in a run: the frequencies of transformers' own rotary module keep their dtype.
     cast_parameters(model, dtype)
     return LossModel(model, OutputHead.unchecked(model)).train()
@@ -90,20 +82,8 @@ def load_on(
     case: Case, mesh: Mesh, world: World, dtype: torch.dtype, compute: torch.dtype | None = None
 ) -> LossModel:
     """The model sharded over a mesh, as a run loads it; every rank calls this."""
-    model = load_sharded(
-        case.model,
-        mesh,
-        world,
-        device_on(mesh, world),
-        rope=case.rope,
-        engine=engine_for(case, compute or dtype),
-        dtype=dtype,
-        compute_dtype=compute,
-        exact_rope=case.exact_rope,
-        max_position_embeddings=case.context,
-        trust_remote_code=case.trust_remote_code,
-    ).train()
-    return as_in_a_run(model, case)
+    setup = case.setup(engine_for(case, compute or dtype))
+    return as_in_a_run(load_sharded(case.model, mesh, world, setup, dtype, compute).train(), case)
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:
@@ -112,11 +92,6 @@ def as_in_a_run(model: LossModel, case: Case) -> LossModel:
     if case.gradient_checkpointing and model.head.linear.weight.dtype != torch.float64:
         checkpoint_activations(model.model)
     return model
-
-
-def device_on(mesh: Mesh, world: World) -> torch.device:
-    kind: str = mesh.device_mesh.device_type
-    return torch.device(kind, world.local_rank) if kind == "cuda" else torch.device(kind)
 
 
 class Descent:

@@ -14,7 +14,7 @@ from transformers import DynamicCache, GenerationConfig
 from ropewalk import RopewalkError
 from ropewalk.evaluation.backends import in_memory as decoding
 from ropewalk.evaluation.backends.likelihoods import causal_losses
-from ropewalk.models.load import attach, generating, load_model, rope_of
+from ropewalk.models.load import ModelSetup, attach, generating, load_model, rope_of
 from ropewalk.models.losses import OutputHead
 from ropewalk.rope import LongRope
 from tests.longrope_cases import (
@@ -44,7 +44,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def loaded(folders: dict[str, Path], rope: LongRope, family: str = "llama") -> Any:
-    return load_model(folders[family], rope=rope, max_position_embeddings=TARGET, dtype=torch.float64)
+    return load_model(
+        folders[family], ModelSetup(rope=rope, max_position_embeddings=TARGET), dtype=torch.float64
+    )
 
 
 def step_by_step(model: Any, ids: list[int], prompt: int, chunk: int) -> Tensor:
@@ -231,7 +233,9 @@ def test_a_length_that_cannot_be_fixed_is_refused(folders: dict[str, Path]) -> N
         generating(model, 0),
     ):
         pass
-    plain = load_model(folders["llama"], rope=factors(8), max_position_embeddings=TARGET, exact_rope=False)
+    plain = load_model(
+        folders["llama"], ModelSetup(rope=factors(8), exact_rope=False, max_position_embeddings=TARGET)
+    )
     with (
         pytest.raises(
             RopewalkError, match=r"own rotary module with longrope, .* load it with exact_rope=True"
@@ -239,5 +243,5 @@ def test_a_length_that_cannot_be_fixed_is_refused(folders: dict[str, Path]) -> N
         generating(plain, 100),
     ):
         pass
-    with generating(load_model(folders["llama"], exact_rope=False), 100):
+    with generating(load_model(folders["llama"], ModelSetup(exact_rope=False)), 100):
         pass

@@ -25,7 +25,7 @@ from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.evaluation.tasks.registry import chosen_tasks
 from ropewalk.evaluation.tasks.teacher_forced import forced_ids
-from ropewalk.models.load import load_model
+from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import MeshShape
 from ropewalk.rope import Default, DynamicNtk, LongRope
@@ -233,7 +233,10 @@ def test_a_rope_that_depends_on_the_length_is_that_of_the_whole_length(
 ) -> None:
     """Prompt and answer are up to 256 tokens, and the length is 260: the long factors, also for the shards."""
     rope = LongRope(32, 1e4, (1.0,) * 16, (2.0,) * 16, 1.0, 256)
-    model, encoder = load_model(FOLDER, rope=rope, max_position_embeddings=1024), PromptEncoder(tokenizer)
+    model, encoder = (
+        load_model(FOLDER, ModelSetup(rope=rope, max_position_embeddings=1024)),
+        PromptEncoder(tokenizer),
+    )
     asked = Settings(suites=("passkey",), lengths=(260,), samples=3, beyond_config=True)
     found = four_ranks.run(evaluated, {"sequence": 4}, FOLDER, asked, None, True, None, rope)[0][0][0][0]
     shares = {}

@@ -17,7 +17,7 @@ from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import read_config_file, read_model_config
-from ropewalk.models.load import load_model, save_model, with_rope
+from ropewalk.models.load import ModelSetup, load_model, save_model, with_rope
 from ropewalk.rope import (
     METHODS,
     Default,
@@ -134,7 +134,7 @@ def test_a_model_trained_with_it_is_saved_loaded_and_turned_the_same_way(tmp_pat
         tmp_path / "before"
     )
     method = Eased(16, 1e4, 4.0, 8192, 3.0)
-    extended = load_model(tmp_path / "before", rope=method, max_position_embeddings=32768)
+    extended = load_model(tmp_path / "before", ModelSetup(rope=method, max_position_embeddings=32768))
     save_model(extended, tmp_path / "after")
     ids = torch.randint(0, 50, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -43,7 +43,7 @@ class Trainee:
             self.model, self.rows = LossModel(whole, OutputHead.of(whole)), rows
         else:
             compute = torch.bfloat16 if precision == "bfloat16" else None
-            self.model = load_sharded(folder, mesh, world, torch.device("cpu"), compute_dtype=compute)
+            self.model = load_sharded(folder, mesh, world, compute_dtype=compute)
             self.rows = rows[mesh.data_rank :: mesh.shape.data_degree]
         masters = None
         if mesh is None and precision == "bfloat16":

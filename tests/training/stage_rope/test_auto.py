@@ -12,7 +12,7 @@ import yaml
 import ropewalk.training.run as run
 import ropewalk.training.stage as stage
 import ropewalk.training.stage_rope.auto as choice
-from ropewalk import RopewalkError, load_model
+from ropewalk import ModelSetup, RopewalkError, load_model
 from ropewalk.cli.app import main
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
@@ -112,7 +112,9 @@ def test_the_base_of_lowest_loss_is_trained_with(finished, tiny_documents):
     rows = evaluation_rows(documents, 128, 0, None, 4).rows
     assert chosen["rows"] == len(rows)
     for result in chosen["results"]:
-        model = load_model(start, rope=Default(8, result["rope_theta"]), max_position_embeddings=128)
+        model = load_model(
+            start, ModelSetup(rope=Default(8, result["rope_theta"]), max_position_embeddings=128)
+        )
         found = perplexity_by_position(model, OutputHead.of(model), rows, [0, 64, 128])
         assert result["loss"] == pytest.approx(math.log(found.overall.perplexity), rel=1e-9)
         assert result["beyond_loss"] == pytest.approx(math.log(found.bins[1].perplexity), rel=1e-9)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import ropewalk.search.loop as ledger
 import ropewalk.training.stage_rope.search as factor_search
-from ropewalk import load_model
+from ropewalk import ModelSetup, load_model
 from ropewalk.data import open_rows
 from ropewalk.evaluation import evaluation_rows, perplexity_by_position
 from ropewalk.evaluation.store import model_digest
@@ -172,13 +172,13 @@ def test_a_search_measures_on_the_weights_that_the_recipe_says(finished, tiny_ch
         factors = found.best.rescale_factors
         scale = published(TARGET if name == "factors-short" else length)
         method = LongRope(2 * PAIRS, 1e4, factors, factors, scale, ORIGINAL)
-        model = load_model(folder, rope=method, max_position_embeddings=TARGET)
+        model = load_model(folder, ModelSetup(rope=method, max_position_embeddings=TARGET))
         # The same arithmetic in another order of summation over rows.
         assert found.best.objective == pytest.approx(perplexity(model, rows.rows, length), rel=1e-6)
         assert found.held_out.best == pytest.approx(perplexity(model, others.rows, length), rel=1e-6)
         if name == "factors-stage2":
             # What it had to beat there is interpolation of that model, and not on top of the stage before.
-            model = load_model(folder, rope=Linear(2 * PAIRS, 1e4, length / ORIGINAL))
+            model = load_model(folder, ModelSetup(rope=Linear(2 * PAIRS, 1e4, length / ORIGINAL)))
             assert found.baselines["pi"] == pytest.approx(perplexity(model, rows.rows, length), rel=1e-6)
     assert summary["short_factors"]["baselines"].keys() == {"original", "long"}
 
@@ -190,11 +190,11 @@ def test_the_original_length_is_measured_before_and_after(finished, tiny_checkpo
     rows = evaluation_rows(held_out(output), ORIGINAL, 0, None, 2).rows
     short = summary["short_context"]
     assert short["length"] == ORIGINAL
-    before = load_model(tiny_checkpoint, rope=Default(2 * PAIRS, 1e4))
+    before = load_model(tiny_checkpoint, ModelSetup(rope=Default(2 * PAIRS, 1e4)))
     assert short["before"] == pytest.approx(perplexity(before, rows, ORIGINAL), rel=1e-6)
     factors = table(output, "factors-short").short_factor
     only_short = LongRope(2 * PAIRS, 1e4, factors, (9.0,) * PAIRS, published(TARGET), ORIGINAL)
-    after = load_model(summary["model"], rope=only_short)
+    after = load_model(summary["model"], ModelSetup(rope=only_short))
     assert short["after"] == pytest.approx(perplexity(after, rows, ORIGINAL), rel=1e-6)
     assert short["ratio"] == short["after"] / short["before"]
 

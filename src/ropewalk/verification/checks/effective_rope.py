@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
-from ropewalk.models.load import cast_parameters, load_model, read_config, rotary_module
+from ropewalk.models.load import ModelSetup, cast_parameters, load_model, read_config, rotary_module
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RotaryEmbedding
@@ -47,7 +47,7 @@ class Applied:
 def rope_as_loaded(case: Case) -> Outcome:
     """As a run loads the model, and as it casts it for its precision."""
     dtype = case.attention.dtype
-    model = load_model(case.model, dtype=torch.float32, device=case.device, **_options(case))
+    model = load_model(case.model, case.setup(), torch.float32, case.device)
     if case.precision == "bfloat16":
         cast_parameters(model, dtype)
     return _held(case, {f"in {str(dtype).removeprefix('torch.')}": _in_row(case, _losses(model))})
@@ -67,13 +67,15 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     folder = saved_folder(case, mesh, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
-    options: dict[str, Any] = {"trust_remote_code": case.trust_remote_code}
-    ours = load_model(
-        folder, engine="auto", exact_rope=case.exact_rope, device=case.device, dtype=torch.float32, **options
-    )
+    setup = ModelSetup(exact_rope=case.exact_rope, trust_remote_code=case.trust_remote_code)
+    ours = load_model(folder, setup, torch.float32, case.device)
     found = {"loaded by ropewalk": _in_row(case, _losses(ours))}
     plain = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).to(case.device).eval()
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=case.trust_remote_code
+        )
+        .to(case.device)
+        .eval()
     )
     ids, positions = _probe(case)
 
@@ -99,15 +101,6 @@ def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
         return folder
 
     return once_together(case, world, "saved", save)
-
-
-def _options(case: Case) -> dict[str, Any]:
-    return {
-        "rope": case.rope,
-        "exact_rope": case.exact_rope,
-        "max_position_embeddings": case.context,
-        "trust_remote_code": case.trust_remote_code,
-    }
 
 
 def _losses(model: Any) -> LossModel:

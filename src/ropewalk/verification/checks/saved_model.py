@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,13 +53,8 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
     """Through ropewalk's attention, the whole row one sequence."""
     model: Any = load_model(
         case.model,
-        rope=case.rope,
-        engine="segments",
-        dtype="auto",
-        exact_rope=exact_rope,
+        replace(case.setup("segments"), exact_rope=exact_rope),
         device=case.device,
-        max_position_embeddings=case.context,
-        trust_remote_code=case.trust_remote_code,
     ).to(dtype)
     layout = PackedLayout.from_lengths([case.length], "full", anchor_length=0)
     with torch.no_grad():

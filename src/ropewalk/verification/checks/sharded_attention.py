@@ -23,7 +23,6 @@ from ropewalk.verification.checks.engines import (
     exact_attention,
     values_in,
 )
-from ropewalk.verification.computing import device_on
 from ropewalk.verification.result import Outcome
 
 
@@ -33,7 +32,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
     Every rank attends with its shards of what the whole model met in one process, and rank 0 joins them. The budget is
     that of the engines: a ring or an exchange of heads may round no more than one process does.
     """
-    device, dtype = device_on(mesh, world), case.attention.dtype
+    device, dtype = world.device_on(mesh), case.attention.dtype
     refusal = _refusal(case, mesh, device)
     if refusal is not None:
         return Outcome.not_run(f"not run here: {refusal}")

@@ -28,7 +28,7 @@ from ropewalk.evaluation.statistics import (
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as module
 from ropewalk.evaluation.tasks.lm_eval.suites import RetentionSettings, check_retention, retention
-from ropewalk.models.load import load_model
+from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.reporting import evaluation_tables
 from ropewalk.rope import Yarn
 from tests.harness_cases import DATA, Parrot, harness_model, harness_tokenizer
@@ -527,7 +527,7 @@ def test_the_longest_key_that_covers_a_task_counts(model, tokenizer, tmp_path):
 def test_a_loaded_model_runs_with_its_own_rope(tokenizer, tmp_path):
     harness_model(64).save_pretrained(tmp_path)
     yarn = Yarn(rotary_dim=8, rope_theta=1e4, factor=4.0, original_max_position_embeddings=64)
-    loaded = load_model(tmp_path, rope=yarn, max_position_embeddings=256)
+    loaded = load_model(tmp_path, ModelSetup(rope=yarn, max_position_embeddings=256))
     (result,) = retention(loaded, tokenizer, HELLASWAG)
     expected = []
     for row in rows("hellaswag/hellaswag_val.jsonl"):
