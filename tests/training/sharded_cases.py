@@ -17,7 +17,7 @@ from ropewalk.testing import random_layout
 from ropewalk.training import step
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 
 VOCABULARY = 503
 
@@ -74,7 +74,8 @@ def trained(
     optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters)
     found = []
     for _ in range(steps):
-        r = train_step(model, mine, optimizer, 1e-2, rows_per_batch, precision, mesh, offload)
+        batches = micro_batches(mine, rows_per_batch, mesh)
+        r = train_step(model, batches, optimizer, 1e-2, ForwardPass(precision, offload), mesh)
         found.append((r.loss, r.grad_norm, r.trained_tokens, r.tokens, r.padding))
     state = (
         {n.removeprefix("model."): p.detach() for n, p in optimizer.masters.items()}
@@ -134,9 +135,9 @@ def step_traffic(shape, folder, rows, checkpointing):
             checkpoint_activations(model.model)
         optimizer = MasterAdamW(model.named_parameters(), Optimizer())
         mine = rows[mesh.data_rank :: mesh.shape.data_degree]
-        train_step(model, mine, optimizer, 1e-2, 1, "float32", mesh)
+        train_step(model, micro_batches(mine, 1, mesh), optimizer, 1e-2, mesh=mesh)
         with counted_traffic() as traffic:
-            train_step(model, mine, optimizer, 1e-2, 1, "float32", mesh)
+            train_step(model, micro_batches(mine, 1, mesh), optimizer, 1e-2, mesh=mesh)
         return model.model.config.to_dict(), traffic
 
 

@@ -12,7 +12,7 @@ from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.training.stage import made_ahead
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 
 
 def tiny_model():
@@ -45,7 +45,7 @@ def rows_of_uneven_targets():
 def one_step(rows_per_batch, rows, precision="float32"):
     model = tiny_model()
     optimizer = MasterAdamW(model.named_parameters(), Optimizer())
-    result = train_step(model, rows, optimizer, 1e-2, rows_per_batch, precision)
+    result = train_step(model, micro_batches(rows, rows_per_batch), optimizer, 1e-2, ForwardPass(precision))
     return result, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_leaves_the_weights_alone():
     with torch.no_grad():
         model.model.model.norm.weight[0] = float("nan")
     before = [p.detach().clone() for p in model.parameters()]
-    result = train_step(model, rows_of_uneven_targets(), optimizer, 1e-2)
+    result = train_step(model, micro_batches(rows_of_uneven_targets()), optimizer, 1e-2)
     assert not result.applied
     for a, b in zip(before, model.parameters(), strict=True):
         assert torch.equal(a.nan_to_num(), b.nan_to_num())

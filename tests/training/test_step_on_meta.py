@@ -18,6 +18,7 @@ from ropewalk.training.recipe.recipe import Optimizer
 from tests.meta_cases import META, OneDevice
 
 LENGTH = 40
+BFLOAT16 = step.ForwardPass("bfloat16")
 SIZES = {
     "vocab_size": 31,
     "hidden_size": 32,
@@ -67,7 +68,8 @@ def read(monkeypatch):
 def train(read, model, optimizer, rows, rows_per_batch=2):
     """A step of two passes, which shows what each pass waits for, or of one a row."""
     with OneDevice():
-        result = step.train_step(model, rows, optimizer, 1e-3, rows_per_batch, "bfloat16")
+        batches = step.micro_batches(rows, rows_per_batch)
+        result = step.train_step(model, batches, optimizer, 1e-3, BFLOAT16)
     assert result.applied
     assert result.tokens == len(rows) * LENGTH
     assert result.trained_tokens == sum(int((row.labels >= 0).sum()) for row in rows)
@@ -131,11 +133,11 @@ def test_transformers_own_rotary_module_stays_on_the_device(read):
 def test_what_is_prepared_is_not_made_in_the_step(read, monkeypatch):
     model, optimizer = model_on(META)
     # Frequencies are copied once in a model's life.
-    step.train_step(model, rows_of("anchor"), optimizer, 1e-3, 2, "bfloat16")
+    step.train_step(model, step.micro_batches(rows_of("anchor"), 2), optimizer, 1e-3, BFLOAT16)
     batches = step.prepare(step.micro_batches(rows_of("anchor"), 2), "varlen", META)
     monkeypatch.setattr(varlen, "plan", lambda *args: pytest.fail("a plan is made in the step"))
     with OneDevice() as mode:
-        step.train_step(model, batches, optimizer, 1e-3, 2, "bfloat16")
+        step.train_step(model, batches, optimizer, 1e-3, BFLOAT16)
     # Token ids and labels of each micro-batch; positions and plans were there.
     assert mode.copied == 2 * len(batches)
 
@@ -154,5 +156,6 @@ def test_attention_meets_16_bits_under_every_narrow_precision(monkeypatch, preci
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     for kind in (transformers.LlamaForCausalLM, transformers.Qwen3ForCausalLM):
         model, optimizer = model_on("cpu", kind, dtype)
-        step.train_step(model, rows_of("anchor"), optimizer, 1e-3, 2, precision)
+        batches = step.micro_batches(rows_of("anchor"), 2)
+        step.train_step(model, batches, optimizer, 1e-3, step.ForwardPass(precision))
     assert set(met) == {(torch.bfloat16,) * 3}

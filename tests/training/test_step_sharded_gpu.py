@@ -14,7 +14,7 @@ from ropewalk.models.sharding import gathered_state, load_sharded
 from ropewalk.parallel import MeshShape, World, joined, make_mesh
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from tests.training.sharded_cases import packed_rows, save_tied_llama
 
 GPU = [
@@ -60,7 +60,8 @@ def steps(model, masters, rows, precision, mesh, offload):
     if offload:
         checkpoint_activations(model.model)
     optimizer = MasterAdamW(model.named_parameters(), Optimizer(), masters)
-    results = [train_step(model, rows, optimizer, 1e-2, 1, precision, mesh, offload) for _ in range(2)]
+    batches, forward = micro_batches(rows, 1, mesh), ForwardPass(precision, offload)
+    results = [train_step(model, batches, optimizer, 1e-2, forward, mesh) for _ in range(2)]
     assert all(result.applied for result in results)
     return [(result.loss, result.grad_norm) for result in results], optimizer
 

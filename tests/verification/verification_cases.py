@@ -218,9 +218,10 @@ def _optimizer_state_lost(patch):
 def _ring_scores_in_bfloat16(patch):
     """Scores are rounded to 16 bits, as autocast would do it to products that are written out."""
 
-    def causal_runs(q, k, v, queries, keys, scale, softcap):
+    def causal_runs(q, k, v, runs, scale, softcap):
+        queries, keys = map(list, zip(*runs, strict=True))
         outputs = []
-        for run in zip(q.split(list(queries)), k.split(list(keys)), v.split(list(keys)), strict=True):
+        for run in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
             a, b, c = (x.transpose(0, 1)[None].bfloat16() for x in run)
             visible = torch.ones(a.shape[2], b.shape[2], dtype=torch.bool).tril(b.shape[2] - a.shape[2])
             outputs.append(plain_attention(a, b, c, visible, scale, softcap)[0].transpose(0, 1).to(q.dtype))

@@ -81,19 +81,15 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
         layout: LayoutCall | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if layout is None:
-            return _stock_attention(
-                stock, module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
-            )
-        _refuse_options(type(module).__name__, layout.total_length, dropout, options)
+            return _stock_attention(stock, module, query, key, value, attention_mask, **options)
+        _refuse_options(type(module).__name__, layout.total_length, options)
         # The rotation ran in float32; queries and keys are rounded to the values' dtype once, here.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        softcap = options.get("softcap")
+        scaling, softcap = options.get("scaling"), options.get("softcap")
         if layout.sharded is None:
             output = attend(query, key, value, layout.layouts, layout.engine, scaling, softcap)
         else:
@@ -103,7 +99,8 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attention
 
 
-def _refuse_options(name: str, length: int, dropout: float, options: dict[str, Any]) -> None:
+def _refuse_options(name: str, length: int, options: dict[str, Any]) -> None:
+    dropout = options.get("dropout")
     if dropout:
         raise EngineError(
             f"{name} asks for attention dropout {dropout}; set attention_dropout to 0 in its config"

@@ -282,7 +282,6 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | _Mask | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     name = type(module).__name__

@@ -245,7 +245,8 @@ def float32_attention(
     Fused attention has one dtype for all three, so a product in float32 with values in the model's dtype does not
     exist: this is attention in float32 throughout. Arguments and result as :func:`float32_rotation`.
     """
-    return _in_float32(module, query, key, value, attention_mask, "ieee", options), None
+    with _float32_products("ieee"):
+        return _in_float32(module, query, key, value, attention_mask, options), None
 
 
 def tf32_attention(
@@ -261,7 +262,23 @@ def tf32_attention(
     PyTorch's memory-efficient kernel, which serves float32 there, computes each product as three in TF32 with or
     without leave (CUTLASS's ``OpMultiplyAddFastF32``): allowed TF32 makes a difference where no fused kernel serves.
     """
-    return _in_float32(module, query, key, value, attention_mask, "tf32", options), None
+    with _float32_products("tf32"):
+        return _in_float32(module, query, key, value, attention_mask, options), None
+
+
+@contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
+    """Matrix products of float32 on CUDA in ``ieee`` or ``tf32``.
+
+    Around the attention alone: the projections of a float32 model are not what is mitigated.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _in_float32(
@@ -270,18 +287,10 @@ def _in_float32(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    precision: str,
     options: dict[str, Any],
 ) -> Tensor:
     _arrives(module, query, options)
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    # Around the attention alone: the projections of a float32 model are not what is mitigated.
-    matmul.fp32_precision = precision
-    try:
-        output = _fused(module, query.float(), key.float(), value.float(), attention_mask, **options)
-    finally:
-        matmul.fp32_precision = before
+    output = _fused(module, query.float(), key.float(), value.float(), attention_mask, **options)
     return output.to(value.dtype)
 
 

@@ -25,7 +25,7 @@ from ropewalk.training.checkpoint.writing import checkpointing
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.optimizer import MasterAdamW, learning_rate_at
 from ropewalk.training.resolved import AtStage, load_for_run, share_of_step
-from ropewalk.training.step import Batch, StepResult, micro_batches, prepare, train_step
+from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches, prepare, train_step
 
 Made = TypeVar("Made")
 
@@ -71,6 +71,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     recipe = resolved.recipe
     stage = recipe.stages[run.number]
     model, optimizer, position = _begun(run)
+    forward = ForwardPass(resolved.precision, stage.offload_activations)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
@@ -88,16 +89,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             rate = learning_rate_at(
                 step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule
             )
-            result = train_step(
-                model,
-                batches,
-                optimizer,
-                rate,
-                stage.rows_per_batch,
-                resolved.precision,
-                context.mesh,
-                stage.offload_activations,
-            )
+            result = train_step(model, batches, optimizer, rate, forward, context.mesh)
             seconds = time.perf_counter() - began
             done = step + 1
             tokens = run.tokens_before + done * stage.rows_per_step * stage.context

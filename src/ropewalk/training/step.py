@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,17 +136,45 @@ def summed_loss(model: LossModel, batch: Batch) -> Tensor:
     return losses.sum()
 
 
+@dataclass(frozen=True)
+class ForwardPass:
+    """How a step's forward passes compute.
+
+    Attributes:
+        precision: float32, bfloat16-autocast or bfloat16.
+        offload: keep what the backward needs in CPU memory until then.
+    """
+
+    precision: str = "float32"
+    offload: bool = False
+
+    @contextmanager
+    def on(self, device: torch.device, sharded: bool) -> Iterator[None]:
+        """The context of one forward pass.
+
+        Args:
+            device: the model's.
+            sharded: whether its parameters are gathered from several ranks.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(autocast(device, self.precision, sharded))
+            if self.offload:
+                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda"))
+            yield
+
+
+FLOAT32 = ForwardPass()
+
+
 def train_step(
     model: LossModel,
-    rows: Sequence[Row] | Sequence[Batch],
+    batches: Sequence[Batch],
     optimizer: MasterAdamW,
     learning_rate: float,
-    rows_per_batch: int = 1,
-    precision: str = "float32",
+    forward: ForwardPass = FLOAT32,
     mesh: Mesh | None = None,
-    offload: bool = False,
 ) -> StepResult:
-    """Forward and backward over all rows in micro-batches, clip, update.
+    """Forward and backward over a step's micro-batches, clip, update.
 
     The loss is the sum over all tokens of the step divided by their number, whatever the ranks and micro-batches.
 
@@ -155,20 +183,16 @@ def train_step(
 
     Args:
         model: sharded over the mesh, where there is one.
-        rows: this rank's rows, or the micro-batches that :func:`micro_batches` has made of them; ranks of one sequence
-            group get the same ones, and every rank as many.
+        batches: of this rank, as :func:`micro_batches` makes them of its rows; ranks of one sequence group get the same
+            rows, and every rank as many.
         optimizer: over the model's parameters.
         learning_rate: of this step.
-        rows_per_batch: rows of one forward pass.
-        precision: float32, bfloat16-autocast or bfloat16.
+        forward: how the forward passes compute.
         mesh: the ranks that take part; None for this process alone.
-        offload: keep what the backward needs in CPU memory until then.
 
     Raises:
         RopewalkError: if no row of the step has a token to train on.
     """
-    made = [each for each in rows if isinstance(each, Batch)]
-    batches = made or micro_batches([each for each in rows if isinstance(each, Row)], rows_per_batch, mesh)
     ranks = 1 if mesh is None else mesh.shape.world_size
     trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
@@ -177,11 +201,7 @@ def train_step(
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     optimizer.zero_grad()
     for batch in batches:
-        with ExitStack() as stack:
-            stack.enter_context(autocast(model.device, precision, mesh is not None))
-            if offload:
-                pinned = model.device.type == "cuda"
-                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
+        with forward.on(model.device, mesh is not None):
             loss = summed_loss(model, batch)
         # Sharding wrappers average gradients over all ranks; the loss is a sum over them.
         (loss / trained_tokens * ranks).backward()

@@ -20,7 +20,7 @@ from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import Mesh, World
 from ropewalk.training.checkpoint.files import told_to_all
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
 
 T = TypeVar("T")
@@ -150,10 +150,11 @@ def trained_steps(
     """
     mine = rows if mesh is None else rows[mesh.data_rank :: mesh.shape.data_degree]
     optimizer: Any = Descent(model)
+    forward = ForwardPass(offload=offload)
     found = []
     for size in rows_per_batch:
         with _widened(model):
-            result = train_step(model, mine, optimizer, STRIDE, size, "float32", mesh, offload)
+            result = train_step(model, micro_batches(mine, size, mesh), optimizer, STRIDE, forward, mesh)
         numbers = {"loss": result.loss, "gradient norm": result.grad_norm}
         values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         found.append({**values, **optimizer.gradients.pop()})

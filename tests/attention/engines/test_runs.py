@@ -45,7 +45,8 @@ def qkv_of(queries, keys, dtype=torch.float64, value_dim=8):
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def oracle(q, k, v, queries, keys, scale, softcap):
+def oracle(q, k, v, runs, scale, softcap):
+    queries, keys = map(list, zip(*runs, strict=True))
     outputs = []
     for a, b, c in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
         visible = torch.ones(len(a), len(b), dtype=torch.bool).tril(len(b) - len(a))
@@ -62,7 +63,7 @@ def test_the_last_queries_of_runs_see_all_keys_before_them(monkeypatch, score_by
     inputs = qkv_of(queries, keys, value_dim=value_dim)
     values = []
     for run in (causal_runs, oracle):
-        output = run(*inputs, queries, keys, 0.3, softcap)
+        output = run(*inputs, list(zip(queries, keys, strict=True)), 0.3, softcap)
         values.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
     for found, expected in zip(*values, strict=True):
         atol = 64 * 2**-52 * float(expected.detach().abs().max())
@@ -76,9 +77,9 @@ def test_keys_that_blocks_share_collect_gradients_in_float32(monkeypatch):
     cotangent = torch.ones(600, 4, 8)
     errors = []
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    (expected,) = torch.autograd.grad(oracle(*exact, [600], [601], 0.01, None), exact[2], cotangent.double())
+    (expected,) = torch.autograd.grad(oracle(*exact, [(600, 601)], 0.01, None), exact[2], cotangent.double())
     (found,) = torch.autograd.grad(
-        causal_runs(*inputs, [600], [601], 0.01, None), inputs[2], cotangent.bfloat16()
+        causal_runs(*inputs, [(600, 601)], 0.01, None), inputs[2], cotangent.bfloat16()
     )
     errors = (found.double() - expected).abs()
     # The weights' own rounding, and that of the result.
@@ -96,5 +97,5 @@ def test_masks_and_scores_are_not_kept_until_the_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            causal_runs(*inputs, queries, keys, 0.3, softcap)
+            causal_runs(*inputs, list(zip(queries, keys, strict=True)), 0.3, softcap)
         assert sum(size for size, _ in kept.values()) <= sum(x.nbytes for x in inputs)

@@ -28,7 +28,7 @@ from ropewalk.training.checkpoint.sharded import (
 )
 from ropewalk.training.optimizer import MasterAdamW
 from ropewalk.training.recipe.recipe import Optimizer
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 
 ALONE = World()
 
@@ -56,7 +56,8 @@ class Trainee:
         found = []
         for _ in range(steps):
             # One pass for all rows: what each pass sends takes longest, and is proven in test_sharded_step.
-            r = train_step(self.model, self.rows, self.optimizer, 1e-2, 4, self.precision, self.mesh)
+            batches = micro_batches(self.rows, 4, self.mesh)
+            r = train_step(self.model, batches, self.optimizer, 1e-2, ForwardPass(self.precision), self.mesh)
             found.append((r.loss, r.grad_norm))
         return found
 

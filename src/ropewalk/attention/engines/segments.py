@@ -106,8 +106,7 @@ def causal_runs(
     q_QHD: Tensor,
     k_SKD: Tensor,
     v_SKV: Tensor,
-    queries: Sequence[int],
-    keys: Sequence[int],
+    runs: Sequence[tuple[int, int]],
     scale: float,
     softcap: float | None,
 ) -> Tensor:
@@ -115,15 +114,15 @@ def causal_runs(
 
     Args:
         q_QHD, k_SKD, v_SKV: queries, and keys and values, of the runs one after the other.
-        queries, keys: how many each run has; as many keys as queries, or more. One run at least.
+        runs: how many queries and keys each has; as many keys as queries, or more. One run at least.
         scale, softcap: as for :func:`ropewalk.attend`.
 
     Returns:
         ``[Q, H, V]``.
     """
-    runs = zip(q_QHD.split(list(queries)), k_SKD.split(list(keys)), v_SKV.split(list(keys)), strict=True)
+    queries, keys = map(list, zip(*runs, strict=True))
     outputs = []
-    for run in runs:
+    for run in zip(q_QHD.split(queries), k_SKD.split(keys), v_SKV.split(keys), strict=True):
         # [n, H, D] to [1, H, n, D] and back.
         q, k, v = (x.transpose(0, 1)[None] for x in run)
         outputs.append(_last_queries(q, k, v, scale, softcap)[0].transpose(0, 1))

@@ -119,7 +119,8 @@ def attend_received(
     elif engine == "varlen":
         output_QHV = causal_varlen(q_QHD, k_SKD, v_SKV, calls_on(plan, query.device), scale)
     else:
-        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, plan.queries, plan.keys, scale, softcap)
+        runs = list(zip(plan.queries, plan.keys, strict=True))
+        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, runs, scale, softcap)
     rows = output_QHV.transpose(0, 1).split(list(plan.tokens), dim=1)
     return torch.stack([F.pad(row, (0, 0, 0, length - row.shape[1])) for row in rows])
 

@@ -17,7 +17,7 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.training.checkpoint.files import Position
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
 from ropewalk.training.optimizer import MasterAdamW
-from ropewalk.training.step import train_step
+from ropewalk.training.step import ForwardPass, micro_batches, train_step
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, own_mesh
 from ropewalk.verification.computing import load_on, load_whole, once_together
@@ -107,8 +107,9 @@ def _broken_run(case: Case, mesh: Mesh, world: World) -> BrokenRun:
 
 def _train(case: Case, model: LossModel, optimizer: MasterAdamW, mesh: Mesh) -> tuple[float, ...]:
     rows = case.rows[mesh.data_rank :: mesh.shape.data_degree]
-    settings = (case.rows_per_batch, case.precision, mesh, case.offload_activations)
-    steps = [train_step(model, rows, optimizer, LEARNING_RATE, *settings) for _ in range(STEPS)]
+    batches = micro_batches(rows, case.rows_per_batch, mesh)
+    forward = ForwardPass(case.precision, case.offload_activations)
+    steps = [train_step(model, batches, optimizer, LEARNING_RATE, forward, mesh) for _ in range(STEPS)]
     return tuple(step.loss for step in steps)
 
 

@@ -119,15 +119,15 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         key: Tensor,
         value: Tensor,
         attention_mask: Any,
-        scaling: float | None = None,
         layout: Any = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
+        scale, softcap = options.get("scaling"), options.get("softcap")
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         # Contiguous: views of a layer's projections would keep all of them.
         q, k, v = (x.detach().contiguous().to(dtype) for x in (query, key, value))
-        calls.append(AttentionInputs(q, k, v, scale, options.get("softcap")))
-        output = attend(query, key, value, layout.layouts, "reference", scale, options.get("softcap"))
+        calls.append(AttentionInputs(q, k, v, scale, softcap))
+        output = attend(query, key, value, layout.layouts, "reference", scale, softcap)
         return output.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(RECORDING, record)
