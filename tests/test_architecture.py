@@ -27,7 +27,7 @@ ALLOWED = {
     "search": {"attention", "data", "evaluation", "models", "parallel", "rope"},
     "planning": {"data", "models", "parallel", "rope"},
     "audit": {"attention", "data", "evaluation", "models", "parallel", "rope"},
-    "reporting": {"evaluation"},
+    "reporting": {"audit", "data", "evaluation", "models", "planning", "rope", "search"},
     "training": {
         "attention",
         "data",

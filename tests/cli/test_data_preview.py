@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ropewalk.cli import data_preview
+from ropewalk.cli import data
 from ropewalk.data import open_rows
 from ropewalk.errors import RopewalkError
 from tests.cli.byte_checkpoint import save_byte_checkpoint
@@ -63,7 +63,7 @@ def test_no_command_of_a_document_reaches_the_terminal(rows: Path, monkeypatch: 
     out = io.StringIO()
     # Colours are the program's own: everything else that a terminal would take for a command is not there.
     console = Console(file=out, force_terminal=True, color_system="standard", highlight=False, width=60)
-    monkeypatch.setattr(data_preview, "results", lambda: console)
+    monkeypatch.setattr(data, "results", lambda: console)
     call("preview", rows)
     printed = out.getvalue()
     assert "\x1b[36m" in printed

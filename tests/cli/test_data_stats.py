@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.cli import data_options
-from ropewalk.cli.data_stats import BY_EMBEDDED
+from ropewalk.cli import data
+from ropewalk.cli.data import BY_EMBEDDED
 from ropewalk.cli.output import Terminal
 from ropewalk.data import open_rows
 from ropewalk.data.attention_share import share_of_documents
@@ -182,7 +182,7 @@ def test_progress_is_drawn_on_a_terminal_alone(
     corpus: Path, rows: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(data_options, "notes", Terminal(file=out, force_terminal=True, width=100))
+    monkeypatch.setattr(data, "notes", Terminal(file=out, force_terminal=True, width=100))
     call("stats", corpus, "--tokenizer", tokenizer)
     call("stats", rows)
     assert "documents" in out.getvalue()
@@ -225,7 +225,7 @@ def test_a_picture_is_drawn(rows: Path, corpus: Path, tokenizer: Path, tmp_path:
 
 def test_before_and_after_are_drawn_of_whole_documents(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("ropewalk.reporting.figures.data.length_figure", lambda *given: drawn.append(given))
+    monkeypatch.setattr("ropewalk.reporting.data.length_figure", lambda *given: drawn.append(given))
     monkeypatch.setattr("ropewalk.reporting.drawing.draw", lambda figure, path: None)
     call("stats", rows, "--plot", "a.png")
     ((states, title, caption),) = drawn

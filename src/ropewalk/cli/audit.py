@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from ropewalk.audit.settings import AuditSettings
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, print_json, results
+from ropewalk.cli.output import notes, print_json, results, show
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Device, Folder, Settings
-
-if TYPE_CHECKING:
-    from ropewalk.audit import AuditResult
 
 
 class AuditOutput(Settings):
@@ -38,6 +35,7 @@ def audit(
     from ropewalk.audit import audit as run
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext
+    from ropewalk.reporting.audit import describe_audit, draw_audit
 
     _make_folder(output.plot)
     reporter = ConsoleReporter(notes)
@@ -46,12 +44,10 @@ def audit(
     if output.as_json:
         print_json(result.to_json())
     else:
-        _print(result)
+        show(describe_audit(result))
     # After the result: a picture that cannot be written must not take it away.
     if output.plot is not None:
-        from ropewalk.cli.audit_pictures import draw
-
-        files, left_out = draw(result.audit, output.plot, Path(model).name)
+        files, left_out = draw_audit(result.audit, output.plot, Path(model).name)
         for sentence in left_out:
             reporter.note(sentence)
         if not output.as_json:
@@ -68,19 +64,6 @@ def _make_folder(plot: Path | None) -> None:
         plot.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RopewalkError(f"cannot make the folder {plot} for --plot: {error.strerror}") from error
-
-
-def _print(result: AuditResult) -> None:
-    from ropewalk.cli.audit_tables import tables
-    from ropewalk.cli.output import print_whole
-
-    for sentence in result.finding:
-        results().say(sentence)
-    for table in tables(result.audit):
-        results().print()
-        print_whole(table.rich())
-    for sentence in result.rope_findings:
-        results().say(sentence)
 
 
 app = make_command(

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
-from rich.table import Table
 
-from ropewalk.cli import data_preview, data_stats
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.data_options import Paths, context_of, sources
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, on_interrupt, print_json, results
-from ropewalk.data.settings import InterleaveSettings, PackConfig, PackSettings, SourceFields
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import notes, on_interrupt, print_json, results, show
+from ropewalk.data.settings import (
+    CountSettings,
+    InterleaveSettings,
+    PackConfig,
+    PackSettings,
+    PreviewConfig,
+    SourceFields,
+    SourceSpec,
+    StatsConfig,
+)
 from ropewalk.io.settings import FilePath, Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.data.run import PackResult
+    from ropewalk.parallel.context import RunContext
+
+Paths = Annotated[
+    tuple[str, ...],
+    Field(
+        min_length=1,
+        description="JSON lines (.jsonl, also .gz and .zst), Parquet, text and source files, folders of them, "
+        "hf:owner/name[:config][@split], or embedded; records may hold text, or token ids already.",
+    ),
+]
+
+
+BY_EMBEDDED = "counted with the tokenizer of the embedded checkpoint; give --tokenizer for your model's"
 
 
 class PackOptions(Settings):
@@ -44,9 +62,9 @@ def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: Pa
     if options.interleave or rows.interleave is not None:
         chunks = (rows.interleave or InterleaveSettings()).model_copy(update={"seed": settings.mixture.seed})
         rows = type(rows)(**{**dict(rows), "interleave": chunks})
-    config = PackConfig(**{**dict(settings), "rows": rows, "sources": sources(paths, fields)})
+    config = PackConfig(**{**dict(settings), "rows": rows, "sources": _sources(paths, fields)})
     with on_interrupt(lambda: _so_far(out, store)):
-        result = run.pack(config, context_of(out))
+        result = run.pack(config, _context(out))
     _show(result, options.as_json)
 
 
@@ -68,93 +86,99 @@ def merge(
     """Put the parts that several machines packed into folders of their own together."""
     from ropewalk.data import run
 
-    _show(run.merge(parts, context_of(out)), as_json)
+    _show(run.merge(parts, _context(out)), as_json)
 
 
 def _show(result: PackResult, as_json: bool) -> None:
+    from ropewalk.reporting.data import describe_packed
+
+    if as_json:
+        print_json(result.to_json())
+        return
+    if result.manifest is not None and result.reused:
+        notes.print("These rows were packed before; nothing was done.")
+    show(describe_packed(result))
+
+
+def stats(
+    paths: Annotated[
+        tuple[str, ...],
+        Field(
+            min_length=1,
+            description="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
+            "hf:owner/name[:config][@split], embedded.",
+        ),
+    ],
+    settings: CountSettings,
+    fields: SourceFields,
+    *,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count documents and tokens by source, with lengths, repeats, and what attention leaves out."""
+    from ropewalk.data import run
+    from ropewalk.planning.inspection import trained_length_beside
+    from ropewalk.reporting import draw
+    from ropewalk.reporting.data import describe_stats, stats_figure
+
+    config = StatsConfig(**dict(settings), sources=_sources(paths, fields))
+    if run.folder_of_rows(config) is None:
+        if config.tokenizer is None:
+            notes.print(BY_EMBEDDED, soft_wrap=True)
+        if config.length is None:
+            config = config.model_copy(update={"length": trained_length_beside(config.tokenizer)})
+    report = run.stats(config, _context()).report
+    if plot is not None:
+        draw(stats_figure(report), plot)
+    if as_json:
+        print_json(report)
+    else:
+        show(describe_stats(report))
+        if plot is not None:
+            notes.say(f"drawn: {plot}")
+
+
+def preview(
+    folder: Annotated[FilePath, Field(description="Folder of packed rows.")],
+    settings: PreviewConfig,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the first packed rows: documents, chunks, tags, anchor, padding, and what is never a target."""
+    from ropewalk.data import run
+    from ropewalk.reporting.data import preview_lines
+
+    result = run.preview(folder, settings)
     if as_json:
         print_json(result.to_json())
         return
     console = results()
-    if result.manifest is None:
-        console.print(
-            f"{result.rows:,} of {result.total:,} rows are there; other shards have yet to write theirs: into this "
-            "folder, or into others, to be put together by `ropewalk data merge`"
-        )
-    else:
-        if result.reused:
-            notes.print("These rows were packed before; nothing was done.")
-        _print_packed(result.manifest)
-    console.print()
-    console.say(str(result.folder))
+    for line in preview_lines(result):
+        console.print(line, soft_wrap=True)
 
 
-def _print_packed(manifest: Mapping[str, Any]) -> None:
-    from ropewalk.data.rows.manifest import token_account
-
-    counts, context = manifest["counts"], manifest["settings"]["context"]
-    account, packing, split, reading = (
-        token_account(counts),
-        counts["packing"],
-        counts["split"],
-        counts["reading"],
-    )
-    facts = [
-        (f"rows of {context:,} tokens", packing["rows"]),
-        ("documents read", reading["documents"]),
-        ("documents held out", split["validation_documents"]),
-        ("documents packed, repeated ones each time", packing["documents"]),
-        ("documents' own tokens", account["tokens_in"]),
-        ("of these in rows or left over at the end", account["own"]),
-        ("BOS tokens added", account["bos"]),
-        ("EOS tokens added", account["eos"]),
-        ("tokens in rows", account["tokens_packed"]),
-        ("tokens of the incomplete last row, left out", account["tokens_remainder"]),
-        ("documents cut at a row's end", packing["cut_documents"]),
-    ]
-    repeats = manifest["corpus"]["repeats"] or {"documents": 0, "tokens": 0}
-    remarks = [
-        ("documents that occur more than once in the input", repeats["documents"]),
-        ("tokens of their further copies", repeats["tokens"]),
-        ("tokens of tags added, not trained on", account["tags"]),
-        ("tokens of padding added, not trained on", account["padding"]),
-        ("documents that the mixture leaves out", counts["mixture"]["unread_documents"]),
-        ("documents that it repeats", counts["mixture"]["repeated_documents"]),
-        ("documents truncated or skipped as longer than a row", packing["long_documents"]),
-        ("tokens dropped with them", account["dropped"]),
-        ("documents' own BOS tokens that gave way to ours", account["own_bos"]),
-        ("empty documents passed over", reading["empty_documents"] + packing["empty_documents"]),
-        ("copies of held-out documents, left out", split["withheld_duplicates"]),
-        ("binary files passed over", reading["binary_files"]),
-        ("hidden files and folders passed over", reading["hidden_entries"]),
-    ]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for fact, count in facts + [remark for remark in remarks if remark[1]]:
-        table.add_row(fact, f"{count:,}")
-    results().print(table)
-    _print_mixture(manifest["mixture"])
+def _sources(paths: tuple[str, ...], fields: SourceFields) -> tuple[SourceSpec, ...]:
+    """The sources that a command's arguments name, all read alike."""
+    return tuple(SourceSpec(path=path, **dict(fields)) for path in paths)
 
 
-def _print_mixture(report: Mapping[str, Any] | None) -> None:
-    from ropewalk.data.mixture.report import MixtureReport, explain
+def _context(out: Path | None = None) -> RunContext:
+    """A run in this process alone, whose progress is drawn on stderr."""
+    from ropewalk.cli.progress import ConsoleReporter
+    from ropewalk.parallel.context import RunContext
 
-    if report is not None:
-        console = results()
-        console.print()
-        for sentence in explain(MixtureReport.from_dict(report)):
-            console.say(sentence)
+    return RunContext(output=out, reporter=ConsoleReporter(notes))
 
 
 PACK_EXAMPLE = "ropewalk data pack books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"
+STATS_EXAMPLE = "ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"
 app = make_group(
     "data",
     "From documents to packed training rows.",
     [
         make_command(pack, "pack", PACK_EXAMPLE),
         make_command(merge, "merge", "ropewalk data merge part0 part1 part2 part3 --out rows"),
-        data_stats.command,
-        data_preview.command,
+        make_command(stats, "stats", STATS_EXAMPLE),
+        make_command(preview, "preview", "ropewalk data preview packed --rows 1 --tokens 40"),
     ],
 )

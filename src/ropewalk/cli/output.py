@@ -7,12 +7,15 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from ropewalk.reporting.shown_text import harmless, shown
+
+if TYPE_CHECKING:
+    from ropewalk.reporting.tables import Part
 
 
 class Terminal(Console):
@@ -78,6 +81,20 @@ def print_whole(table: Any) -> None:
     wide = console.options.update(max_width=1000)
     console.width = max(console.width, Measurement.get(console, wide, table).maximum)
     console.print(table)
+
+
+def show(parts: Iterable[Part]) -> None:
+    """Print what reporting makes of a result, on stdout."""
+    from ropewalk.reporting.tables import ResultTable
+
+    console = results()
+    for part in parts:
+        if isinstance(part, str):
+            console.say(part)
+        elif isinstance(part, ResultTable):
+            print_whole(part.rich())
+        else:
+            console.print(part)
 
 
 def _finite(value: Any) -> Any:

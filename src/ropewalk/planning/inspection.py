@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ropewalk.data.read.embedded import resolve_model
@@ -136,6 +137,21 @@ def read_checkpoint(model: str, given_length: int | None = None) -> ModelConfig:
     path = resolve_model(model)
     config = read_model_config(model, None if str(path) == model else path)
     return replace(config, given_length=given_length)
+
+
+def trained_length_beside(tokenizer: str | None) -> int | None:
+    """Tokens that the model beside a tokenizer is trained for; None where no model with RoPE lies there.
+
+    Args:
+        tokenizer: a folder, a Hub id, ``embedded``, or None.
+    """
+    if tokenizer is None or not (Path(resolve_model(tokenizer)) / "config.json").is_file():
+        return None
+    try:
+        return read_checkpoint(resolve_model(tokenizer)).trained_length
+    except RopewalkError:
+        # Who asks for a tokenizer needs no model, whatever lies beside it.
+        return None
 
 
 def advise_on(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -52,6 +52,11 @@ class ResultTable:
             table.add_row(*map(_text, row))
         # Not the table's own title, which would be folded at the table's width.
         return Group(_text(self.title, "bold"), *(_text(note, "dim") for note in self.notes), table)
+
+
+Part = ResultTable | RenderableType
+"""Of what a terminal shows of a result: a text is one line, however long; a table is never cut off; what else rich
+renders is folded at the terminal's width."""
 
 
 def _text(text: str, style: str = "") -> Text:

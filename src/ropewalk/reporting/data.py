@@ -1,0 +1,211 @@
+"""How packed rows are shown, and what documents and rows consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk.data.mixture.report import MixtureReport, explain
+from ropewalk.data.row_preview import Chunk, RowPreview, Span
+from ropewalk.data.rows.manifest import token_account
+from ropewalk.data.run import DataPreview, PackResult
+from ropewalk.reporting.data_tables import (
+    attention_sentence,
+    histogram_table,
+    mixture_table,
+    pieces_table,
+    repeats_sentence,
+    rows_sentence,
+    source_table,
+)
+from ropewalk.reporting.figures.data import length_figure, source_lengths
+from ropewalk.reporting.primitives import Figure
+from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.tables import Part
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
+"""Of the documents of a row in turn; each also has a header line, so that colour is no more than a help."""
+LEGEND = (
+    ("■", "a document, or a chunk of one; □ padding"),
+    ("⟦ ⟧", "never a target: the anchor, a tag"),
+    ("« »", "special token"),
+    ("↵", "new line; \\x1b and the like: control character"),
+)
+
+
+def describe_packed(result: PackResult) -> Iterator[Part]:
+    """What was packed, from what, and where it lies; or how much of it is there."""
+    if result.manifest is None:
+        yield Text(
+            f"{result.rows:,} of {result.total:,} rows are there; other shards have yet to write theirs: into this "
+            "folder, or into others, to be put together by `ropewalk data merge`"
+        )
+    else:
+        yield from _packed(result.manifest)
+    yield ""
+    yield str(result.folder)
+
+
+def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
+    counts, context = manifest["counts"], manifest["settings"]["context"]
+    account, packing, split, reading = (
+        token_account(counts),
+        counts["packing"],
+        counts["split"],
+        counts["reading"],
+    )
+    facts = [
+        (f"rows of {context:,} tokens", packing["rows"]),
+        ("documents read", reading["documents"]),
+        ("documents held out", split["validation_documents"]),
+        ("documents packed, repeated ones each time", packing["documents"]),
+        ("documents' own tokens", account["tokens_in"]),
+        ("of these in rows or left over at the end", account["own"]),
+        ("BOS tokens added", account["bos"]),
+        ("EOS tokens added", account["eos"]),
+        ("tokens in rows", account["tokens_packed"]),
+        ("tokens of the incomplete last row, left out", account["tokens_remainder"]),
+        ("documents cut at a row's end", packing["cut_documents"]),
+    ]
+    repeats = manifest["corpus"]["repeats"] or {"documents": 0, "tokens": 0}
+    remarks = [
+        ("documents that occur more than once in the input", repeats["documents"]),
+        ("tokens of their further copies", repeats["tokens"]),
+        ("tokens of tags added, not trained on", account["tags"]),
+        ("tokens of padding added, not trained on", account["padding"]),
+        ("documents that the mixture leaves out", counts["mixture"]["unread_documents"]),
+        ("documents that it repeats", counts["mixture"]["repeated_documents"]),
+        ("documents truncated or skipped as longer than a row", packing["long_documents"]),
+        ("tokens dropped with them", account["dropped"]),
+        ("documents' own BOS tokens that gave way to ours", account["own_bos"]),
+        ("empty documents passed over", reading["empty_documents"] + packing["empty_documents"]),
+        ("copies of held-out documents, left out", split["withheld_duplicates"]),
+        ("binary files passed over", reading["binary_files"]),
+        ("hidden files and folders passed over", reading["hidden_entries"]),
+    ]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for fact, count in facts + [remark for remark in remarks if remark[1]]:
+        table.add_row(fact, f"{count:,}")
+    yield table
+    yield from _mixture(manifest["mixture"])
+
+
+def _mixture(report: Mapping[str, Any] | None) -> Iterator[Part]:
+    if report is not None:
+        yield ""
+        yield from explain(MixtureReport.from_dict(report))
+
+
+def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
+    """Tables of sources, lengths, mixture and pieces, and what they amount to.
+
+    Args:
+        report: as of :class:`~ropewalk.data.run.DataStats`.
+    """
+    yield source_table(report)
+    if report["histogram"]:
+        yield ""
+        yield histogram_table(report)
+    if _is_mixed(report):
+        yield ""
+        yield mixture_table(report["mixture"])
+    if report["packed"]:
+        yield ""
+        yield pieces_table(report)
+    sentences = [rows_sentence(report), attention_sentence(report), repeats_sentence(report)]
+    for sentence in filter(None, sentences):
+        yield ""
+        yield sentence
+
+
+def _is_mixed(report: Mapping[str, Any]) -> bool:
+    """Whether a mixture changed anything, so that there is a before and an after."""
+    return report["mixture"] is not None and not report["mixture"]["as_is"]
+
+
+def stats_figure(report: Mapping[str, Any]) -> Figure:
+    """Lengths of documents by source; before and after a mixture that changed them.
+
+    Args:
+        report: as of :class:`~ropewalk.data.run.DataStats`.
+    """
+    caption = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
+    if _is_mixed(report):
+        states = {"before": source_lengths(report["corpus"]), "after": source_lengths(report)}
+        title = "Document lengths before and after the mixture"
+        caption += " Repeated documents count each time."
+    else:
+        states = {"documents": source_lengths(report)}
+        title = "Document lengths"
+    if report["packed"]:
+        caption += f" Documents are whole here; rows of {report['row_length']:,} tokens cut them."
+    return length_figure(states, title, caption)
+
+
+def preview_lines(result: DataPreview) -> Iterator[Text]:
+    """The lines of a preview, below a legend: the terminal folds them, nothing depends on how wide it is."""
+    yield _legend()
+    for number, row in enumerate(result.rows):
+        yield from _row_lines(result, number, row)
+
+
+def _legend() -> Text:
+    legend = Text()
+    for mark, meaning in LEGEND:
+        legend.append("   " if legend else "").append(mark, "bold").append(f" {meaning}", "dim")
+    return legend
+
+
+def _row_lines(result: DataPreview, number: int, row: RowPreview) -> list[Text]:
+    documents = f"{row.documents:,} {'document' if row.documents == 1 else 'documents'}"
+    lines = [
+        Text(),
+        Text(
+            f"row {number} of {result.total:,}: {result.context:,} tokens, {documents}, pattern {result.pattern}",
+            "bold",
+        ),
+    ]
+    if row.anchor is not None:
+        lines.append(_body([row.anchor], "").append("  anchor, token 0", "dim"))
+    for chunk in row.chunks:
+        colour = "" if chunk.is_padding else COLOURS[chunk.document % len(COLOURS)]
+        lines.append(_header(chunk, colour, number))
+        if not chunk.is_padding:
+            lines.append(_body(chunk.spans, colour))
+    return lines
+
+
+def _header(chunk: Chunk, colour: str, row: int) -> Text:
+    count = chunk.stop - chunk.start
+    where = f"tokens {chunk.start:,}..{chunk.stop - 1:,} ({count:,})"
+    if chunk.is_padding:
+        return Text(f"□ padding, {where}, never a target", "dim")
+    header = Text(f"■ document {chunk.number:,}, ", f"bold {colour}")
+    header.append(f"{shown(chunk.source, 60)}, {where}")
+    if chunk.parts > 1:
+        header.append(f", chunk {chunk.part} of {chunk.parts}")
+    if chunk.continues:
+        header.append(f", goes on from row {row - 1:,}")
+    return header
+
+
+def _body(spans: Sequence[Span], colour: str) -> Text:
+    """Spans one after the other in one line, each with its mark; a style never carries a meaning alone."""
+    line = Text("  ")
+    for span in spans:
+        if span.kind == "left_out":
+            line.append(f" … {span.stop - span.start:,} tokens … ", "bold")
+            continue
+        text = span.text or ""
+        words = "".join(f"«{shown(each)}»" for each in span.each) or shown(text, max(2, len(text)))
+        style = f"{colour} reverse" if span.each else colour
+        if span.masked:
+            line.append(f"⟦{words}⟧", f"{style} dim strike")
+        else:
+            line.append(words, style)
+    return line
