@@ -27,7 +27,6 @@ ALLOWED = {
     "search": {"attention", "data", "evaluation", "models", "parallel", "rope"},
     "planning": {"data", "models", "parallel", "rope"},
     "audit": {"attention", "data", "evaluation", "models", "parallel", "rope"},
-    "reporting": {"audit", "data", "evaluation", "models", "planning", "rope", "search"},
     "training": {
         "attention",
         "data",
@@ -36,7 +35,6 @@ ALLOWED = {
         "parallel",
         "planning",
         "recipes",
-        "reporting",
         "rope",
         "search",
     },
@@ -48,6 +46,17 @@ ALLOWED = {
         "parallel",
         "rope",
         "training",
+    },
+    "reporting": {
+        "audit",
+        "data",
+        "evaluation",
+        "models",
+        "planning",
+        "rope",
+        "search",
+        "training",
+        "verification",
     },
 }
 PURE = {"rope", "attention", "parallel"}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.cli.evaluate_output import pictures_of
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.store import Prediction, PredictionLog
+from ropewalk.reporting.evaluation import pictures_of
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.cli.search_output import objectives_table
+from ropewalk.reporting.search import objectives_table
 from ropewalk.search import Factors, read_factors
 from ropewalk.search.factor_table import HeldOut, perplexity_text
 from tests.places import CONFIGS

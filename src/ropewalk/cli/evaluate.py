@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from ropewalk.cli import evaluate_compare
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, on_interrupt
+from ropewalk.cli.options import JsonFlag, PlotFile
+from ropewalk.cli.output import notes, on_interrupt, print_json, show
 from ropewalk.errors import RunFailure
 from ropewalk.evaluation.settings import EvaluationSettings, Loading, Serving, Settings
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import Folder, Option
+from ropewalk.io.settings import FilePath, Folder, Option, Seed
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
+    from ropewalk.evaluation.record import EvaluationResult
     from ropewalk.parallel import World
     from ropewalk.search.fitted_table import FittedTable
 
@@ -90,12 +90,12 @@ def evaluate(
 
 
 def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
-    from ropewalk.cli.evaluate_output import draw, show
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.evaluation.run import check_together, run
     from ropewalk.models.load import choose_device
     from ropewalk.parallel import require_devices
     from ropewalk.parallel.context import RunContext
+    from ropewalk.reporting.evaluation import report_evaluation
 
     def check() -> None:
         check_together(config, world.size)
@@ -112,12 +112,21 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
         config,
         context,
         None if rope is None else lambda path: _table(rope, path),
-        None if out is None else lambda found: draw(out, found),
+        None if out is None else lambda found: report_evaluation(out, found),
     )
     if world.is_rank_0:
-        show(result, out, as_json)
+        _show(result, out, as_json)
         if all(each.status != "ok" for each in result.results):
             raise RunFailure(f"nothing could be run: {result.results[0].reason}")
+
+
+def _show(result: EvaluationResult, out: Path | None, as_json: bool) -> None:
+    from ropewalk.reporting.evaluation import describe_evaluation
+
+    if as_json:
+        print_json(dict(result.record))
+    else:
+        show(describe_evaluation(result, out))
 
 
 def _table(file: Path, model: str) -> FittedTable:
@@ -135,6 +144,44 @@ def _so_far(out: Path | None) -> str:
     return f"the answers and results so far lie in {out}; the same command goes on from there"
 
 
+def compare_command(
+    a: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
+    b: Annotated[FilePath, Field(description="Another one, on the same samples.")],
+    *,
+    seed: Annotated[Seed, Field(description="Random seed of the permutation test.")] = 0,
+    plot: PlotFile = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
+    from ropewalk.evaluation.record import compare_folders
+    from ropewalk.reporting import difference_figure, draw
+    from ropewalk.reporting.evaluation import describe_comparison
+
+    result = compare_folders(a, b, seed)
+    if plot is not None:
+        draw(difference_figure(result.differences, f"{b.name} against {a.name}"), plot)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe_comparison(result))
+
+
+def rescore_command(
+    folder: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Judge the stored predictions again, without a model, and write results, figures and page anew."""
+    from ropewalk.evaluation.record import rescore
+    from ropewalk.reporting.evaluation import report_evaluation
+
+    result = rescore(folder)
+    # The record last, so that where it stands the figures and the page do.
+    report_evaluation(folder, result)
+    result.write(folder)
+    _show(result, folder, as_json)
+
+
 app = make_group_with_default(
     "eval",
     "Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
@@ -143,9 +190,5 @@ app = make_group_with_default(
     example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results   "
     "See also: ropewalk eval compare --help, ropewalk eval rescore --help",
 )
-app.command(
-    make_command(
-        evaluate_compare.compare_command, "compare", "ropewalk eval compare results/base results/extended"
-    )
-)
-app.command(make_command(evaluate_compare.rescore_command, "rescore", "ropewalk eval rescore results/base"))
+app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
+app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))

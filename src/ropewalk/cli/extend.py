@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
 from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, on_interrupt, print_json, results
+from ropewalk.cli.output import notes, on_interrupt, print_json, show
 from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
-
-if TYPE_CHECKING:
-    from ropewalk.training.run import RunResult
 
 GO_ON = "go on from the last checkpoint with --resume, or with the same command if nothing was trained yet"
 
@@ -52,6 +49,7 @@ def extend(
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.parallel import joined
         from ropewalk.parallel.context import RunContext
+        from ropewalk.reporting.training import describe_run, reported
         from ropewalk.training import extend as run
         from ropewalk.training import load_recipe
         from ropewalk.training.stage_rope.given import with_tables
@@ -62,36 +60,11 @@ def extend(
             result = run(read, RunContext(world, reporter=ConsoleReporter(notes)), resume)
             if not world.is_rank_0:
                 return
-    result = result.reported()
+    result = reported(result)
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result)
-
-
-def _print(result: RunResult) -> None:
-    from ropewalk.training.measurement import describe_short_context
-    from ropewalk.training.report import run_tables
-
-    console = results()
-    for table in run_tables(result.to_json()):
-        console.print()
-        console.print(table.rich())
-    console.print()
-    facts = [("model", str(result.model))]
-    if result.short_context is not None:
-        facts.append(("short", describe_short_context(result.short_context)))
-    for path in result.files or ():
-        facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
-    facts += [("readers", each) for each in result.readers or ()]
-    facts += [
-        (
-            "next",
-            f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers",
-        )
-    ]
-    for name, value in facts:
-        console.say(f"{name:8} {value}")
+        show(describe_run(result))
 
 
 app = make_command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from ropewalk.errors import RunFailure
 from ropewalk.reporting.shown_text import harmless, shown
 
 if TYPE_CHECKING:
@@ -61,6 +63,40 @@ def on_interrupt(describe: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted(describe()) from error
+
+
+class _Terminated(BaseException):
+    """SIGTERM came; not an Exception, so that nothing on the way mistakes it for its own failure."""
+
+
+@contextmanager
+def ended_by_sigterm(what: str) -> Iterator[None]:
+    """Let SIGTERM close what is open inside, pools and scratch folders, as Ctrl-C does.
+
+    Args:
+        what: the command's name, for the message.
+
+    Raises:
+        RunFailure: if it came.
+    """
+
+    def end(*_: Any) -> None:
+        # Once is enough: what is being closed is to be closed.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:
+        # Only the main thread may; elsewhere whoever started the thread decides.
+        yield
+        return
+    try:
+        yield
+    except _Terminated:
+        raise RunFailure(f"{what} was told to end by SIGTERM, and left nothing behind") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def results() -> Terminal:

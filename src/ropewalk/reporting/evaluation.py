@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropewalk.evaluation.record import ComparisonResult, EvaluationResult
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.store import PREDICTIONS, read_predictions
 from ropewalk.evaluation.tasks.registry import SUITES
+from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.evaluation import (
     needle_figure,
@@ -29,6 +32,7 @@ from ropewalk.reporting.score_tables import (
     OVERALL,
     Series,
     checkpoint_tables,
+    comparison_table,
     document_tables,
     haystack_words,
     key_token_table,
@@ -39,7 +43,7 @@ from ropewalk.reporting.score_tables import (
     task_words,
 )
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.tables import ResultTable
+from ropewalk.reporting.tables import Part, ResultTable
 
 PAGE = "report.html"
 MOST_EXAMPLES = 3
@@ -396,3 +400,98 @@ def _fact_text(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_fact_text, value))
     return str(value)
+
+
+def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[Part]:
+    """The results as tables, what they amount to, and where the page of their folder lies."""
+    for number, table in enumerate(evaluation_tables({str(result.record["model"]): result.results})):
+        if number:
+            yield ""
+        yield table
+    told = findings(result.record, result.results)
+    if told:
+        yield ""
+        yield from told
+    if out is not None:
+        yield ""
+        yield str(out / PAGE)
+
+
+def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
+    """What was compared, the differences, and how many of them are more than chance."""
+    yield f"A {result.a['model']} ({result.a['path']})"
+    yield f"B {result.b['model']} ({result.b['path']})"
+    yield ""
+    yield comparison_table(result.differences)
+    real = [each for each in result.differences if each.real]
+    tested = sum(each.reason is None for each in result.differences)
+    yield ""
+    yield (
+        f"{len(real)} of {tested} differences are more than chance (paired by sample; 5 % over all of them together, "
+        "after Holm)"
+    )
+
+
+def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:
+    """What the results amount to, a line each, and whether lengths are beyond what the model was made for."""
+    beyond = {r.length: r.details["max_position_embeddings"] for r in found if r.details.get("beyond_config")}
+    told = [*effective_sentences(record["summary"])]
+    if beyond:
+        lengths = ", ".join(f"{length:,}" for length in sorted(length for length in beyond if length))
+        stated = next(iter(beyond.values()))
+        told.append(f"Beyond the config's max_position_embeddings of {stated:,}: {lengths} tokens")
+    return told
+
+
+def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How long a context every task was good for, a line each."""
+    for each in summary["effective_length"]:
+        task = (
+            each["suite"] if each["task"] in (each["suite"], "overall") else f"{each['suite']} {each['task']}"
+        )
+        bar = f"{each['threshold']:g} %"
+        if each["length"] is None:
+            yield f"Effective length by {task}: none, the shortest scores {bar} or less"
+        else:
+            least = "at least " if each["length"] == each["longest"] else ""
+            certain = each["certain"]
+            if certain == each["length"]:
+                told = ", certain by the intervals"
+            else:
+                told = f", certain to {format_length(certain)}" if certain else ", certain at no length"
+            yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{told})"
+    averages = summary["ruler_weighted_average"]
+    if averages is not None:
+        yield (
+            f"RULER over lengths: {averages['increasing']:.1f} with weights that rise with the length, "
+            f"{averages['decreasing']:.1f} with weights that fall"
+        )
+
+
+def report_evaluation(out: Path, result: EvaluationResult) -> None:
+    """Write the figures and the page of a result into a folder, each complete or not there."""
+    record, found = result.record, result.results
+    name = Path(str(record["model"])).name
+    pictures = pictures_of(out, name, found, record["settings"]["threshold"])
+    shown = {**record, "findings": ". ".join(findings(record, found)) or None}
+    write_evaluation_report(out, shown, found, pictures, _examples(out, found))
+
+
+def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
+    """Figures where there is something to draw, in the order of the page."""
+    # Imported here, for matplotlib takes a second.
+    from ropewalk.reporting.drawing import draw
+
+    # A task is named by results.json, which may have come from elsewhere.
+    return [
+        draw(figure, out / plain_name(f"{stem}.png", out / "results.json"))
+        for stem, figure in evaluation_figures(name, found, threshold)
+    ]
+
+
+def _examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]]:
+    """The predictions of these results, one after the other; the page takes a few."""
+    wanted = {(result.suite, result.task, result.length) for result in found}
+    for prediction in read_predictions(out / PREDICTIONS):
+        if (prediction.suite, prediction.task, prediction.length) in wanted:
+            yield prediction.to_json()

@@ -128,20 +128,6 @@ class RunResult(Result):
                 del values[name]
         return values
 
-    def reported(self) -> RunResult:
-        """The same with its report, which is drawn into the run's folder.
-
-        Raises:
-            RopewalkError: if the folder cannot be written.
-        """
-        # Imported here: a run draws nothing by itself.
-        from ropewalk.models.config_file import read_config_file
-        from ropewalk.rope.config import notes_on
-        from ropewalk.training.report import write_run_report
-
-        files = tuple(write_run_report(self.output))
-        return replace(self, files=files, readers=tuple(notes_on(read_config_file(str(self.model)))))
-
 
 def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = False) -> RunResult:
     """Run a recipe: measure, change RoPE, train, measure again, save.

@@ -1,41 +1,31 @@
-"""What ``ropewalk search`` and its kin print of a factor table, and the picture of it."""
+"""How a search and its factor table are shown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ropewalk.cli.output import print_json, print_whole, results
-from ropewalk.search.factor_table import perplexity_text
+from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
+from ropewalk.reporting.primitives import Figure
+from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.search.factor_table import Factors, perplexity_text
 from ropewalk.search.goal import TITLES
-
-if TYPE_CHECKING:
-    from ropewalk.reporting import ResultTable
-    from ropewalk.search.factor_table import Factors
-    from ropewalk.search.run import SearchResult
-    from ropewalk.search.settings import SearchConfig
+from ropewalk.search.run import SearchResult
+from ropewalk.search.settings import SearchConfig
 
 
-def finish(result: SearchResult, config: SearchConfig, plot: Path | None, as_json: bool) -> None:
-    """Print the table of a search, and draw it."""
+def describe_search(result: SearchResult, config: SearchConfig) -> Iterator[Part]:
+    """What the factors reach and are, and the commands that take the table."""
     table = result.table
-    if as_json:
-        print_json(result.to_json())
-    else:
-        print_whole(objectives_table(table).rich())
-        say("")
-        print_facts(table)
-        for sentence in (*table.cautions(), *table.remarks()):
-            say(f"\n{sentence}")
-        say("")
-        fact("file", str(result.file))
-        for command in _next(table, config):
-            fact("next", f"ropewalk {command}")
-    # After the result: a picture that cannot be written must not take it away.
-    if plot is not None:
-        draw(table, plot)
-        if not as_json:
-            fact("picture", str(plot))
+    yield objectives_table(table)
+    yield ""
+    yield from _facts(table)
+    yield from _sentences(table)
+    yield ""
+    yield _fact("file", str(result.file))
+    for command in _next(table, config):
+        yield _fact("next", f"ropewalk {command}")
 
 
 def _next(table: Factors, config: SearchConfig) -> list[str]:
@@ -49,8 +39,6 @@ def _next(table: Factors, config: SearchConfig) -> list[str]:
 
 def objectives_table(table: Factors) -> ResultTable:
     """Perplexity of the factors and of what they had to beat, on search documents and on those held out."""
-    from ropewalk.reporting import ResultTable
-
     assert table.best is not None
     assert table.search is not None
     judged = table.held_out
@@ -73,29 +61,49 @@ def objectives_table(table: Factors) -> ResultTable:
     )
 
 
-def print_facts(table: Factors) -> None:
+def describe_factors(table: Factors) -> Iterator[Part]:
+    """For which model and length a table is, beside PI, NTK and YaRN, and how it came to be."""
+    model = table.model
+    yield _fact("model", model.name)
+    yield _fact(
+        "RoPE",
+        f"{model.rotary_dim // 2} pairs, base {model.rope_theta:,.10g}, original length "
+        f"{model.original_max_position_embeddings:,} tokens",
+    )
+    yield _fact("target", f"{table.target_length:,} tokens")
+    yield _fact("from", f"{table.provenance.kind}: {table.provenance.source}")
+    yield _fact("start tokens", str(table.start_tokens))
+    yield _fact("attention", f"{table.attention_factor:.6g}")
+    fits = "no, for its start tokens" if table.start_tokens else "yes"
+    yield _fact("plain config", f"{fits} (transformers, rope_type longrope)")
+    yield ""
+    yield _factors_table(table)
+    if table.best is not None and table.search is not None:
+        yield ""
+        yield objectives_table(table)
+    yield from _sentences(table)
+
+
+def _facts(table: Factors) -> Iterator[Part]:
     """The factors and how they came to be, a line each."""
     for name in ("long_factor", "short_factor"):
         factors = getattr(table, name)
         if factors is not None:
-            fact(name.replace("_", " "), ", ".join(f"{factor:.6g}" for factor in factors))
-    fact("start tokens", str(table.start_tokens))
-    fact("attention", f"{table.attention_factor:.6g}")
+            yield _fact(name.replace("_", " "), ", ".join(f"{factor:.6g}" for factor in factors))
+    yield _fact("start tokens", str(table.start_tokens))
+    yield _fact("attention", f"{table.attention_factor:.6g}")
     searched = table.search
     if searched is not None:
         ended = {"budget": ", until the budget ended", "algorithm": ", until there was nothing more to ask"}
-        fact(
+        yield _fact(
             "search",
             f"{searched.algorithm}, seed {searched.seed}: {table.forwards:,} forwards, {searched.candidates:,} "
             f"candidates, {searched.seconds:g} s{ended.get(searched.ended_by or '', '')}",
         )
 
 
-def draw(table: Factors, path: Path) -> None:
+def factors_figure(table: Factors) -> Figure:
     """The search beside the factors, or the factors alone where there was none."""
-    from ropewalk.reporting import draw as draw_figure
-    from ropewalk.reporting.figures.search import FactorLines, SearchCurve, search_figure
-
     curve = None
     if any(point.objective is not None for point in table.history):
         points = [(point.forwards, point.objective) for point in table.history]
@@ -103,17 +111,33 @@ def draw(table: Factors, path: Path) -> None:
     original = table.model.original_max_position_embeddings
     lines = FactorLines(table.lists(), table.rule_factors(), table.periods(), original)
     title = f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens"
-    draw_figure(search_figure(curve, lines, title), path)
+    return search_figure(curve, lines, title)
 
 
-def say(text: str) -> None:
-    """A line on stdout, never cut."""
-    results().say(text)
+def _factors_table(table: Factors) -> ResultTable:
+    columns = {**table.lists(), **table.rule_factors()}
+    turns = table.periods()
+    rows = [
+        (str(pair), f"{turn:,.0f}", *(f"{factors[pair]:.4g}" for factors in columns.values()))
+        for pair, turn in enumerate(turns)
+    ]
+    return ResultTable(
+        "Rescale factors by pair; period: tokens for a full turn before scaling",
+        ("pair", "period", *columns),
+        tuple(rows),
+        text_columns=0,
+    )
 
 
-def fact(name: str, value: Any) -> None:
+def _sentences(table: Factors) -> Iterator[Part]:
+    for sentence in (*table.cautions(), *table.remarks()):
+        yield ""
+        yield sentence
+
+
+def _fact(name: str, value: Any) -> str:
     """A named value on a line of its own."""
-    say(f"{name:13} {value}")
+    return f"{name:13} {value}"
 
 
 def _n_hat(tokens: int) -> str:

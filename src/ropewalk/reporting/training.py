@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import TaskResult
+from ropewalk.evaluation.results import TaskResult
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
-from ropewalk.reporting import (
-    Page,
-    ResultTable,
-    draw,
-    passkey_figure,
-    perplexity_figure,
-    result_tables,
-    training_figure,
-    write_page,
-)
+from ropewalk.models.config_file import read_config_file
+from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
+from ropewalk.reporting.figures.training import training_figure
+from ropewalk.reporting.page import Page, write_page
+from ropewalk.reporting.score_tables import result_tables
+from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
+from ropewalk.rope.config import notes_on
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
+from ropewalk.training.run import RunResult
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
@@ -89,6 +89,9 @@ def write_run_report(output: Path) -> list[Path]:
     Raises:
         RopewalkError: if the run is not finished, or the folder cannot be written.
     """
+    # Imported here, for matplotlib takes a second.
+    from ropewalk.reporting.drawing import draw
+
     try:
         summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
@@ -150,3 +153,34 @@ def write_run_report(output: Path) -> list[Path]:
     tables = run_tables(summary)
     write_page(Page(f"Context extended from {what}", facts, pictures, tables, details=details), page)
     return [page, *(picture.path for picture in pictures)]
+
+
+def reported(result: RunResult) -> RunResult:
+    """The same result with its report, which is drawn into the run's folder.
+
+    Raises:
+        RopewalkError: if the folder cannot be written.
+    """
+    files = tuple(write_run_report(result.output))
+    return replace(result, files=files, readers=tuple(notes_on(read_config_file(str(result.model)))))
+
+
+def describe_run(result: RunResult) -> Iterator[Part]:
+    """The tables of a run, where its model and report lie, and what to do with it.
+
+    Args:
+        result: as :func:`reported` gives it.
+    """
+    for table in run_tables(result.to_json()):
+        yield ""
+        yield table.rich()
+    yield ""
+    facts = [("model", str(result.model))]
+    if result.short_context is not None:
+        facts.append(("short", describe_short_context(result.short_context)))
+    for path in result.files or ():
+        facts.append(("report" if path.suffix == ".html" else "picture", str(path)))
+    facts += [("readers", each) for each in result.readers or ()]
+    loads = f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers"
+    for name, value in (*facts, ("next", loads)):
+        yield f"{name:8} {value}"

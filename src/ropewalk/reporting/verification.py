@@ -1,0 +1,45 @@
+"""How a verification is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ropewalk.reporting.style import MISSING
+from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.verification.case import first_layers
+from ropewalk.verification.result import VerifyResult
+
+PASSED = {True: "yes", False: "NO", None: MISSING}
+
+
+def describe_verification(result: VerifyResult) -> Iterator[Part]:
+    """The checks, why some failed or did not run, and how many did."""
+    layers = "" if result.layers is None else f", {first_layers(result.layers)}"
+    yield ResultTable(
+        f"{result.model}{layers}: {result.rows} rows of {result.length:,} tokens, pattern {result.pattern}; "
+        f"{result.mesh}",
+        ("check", "error", "budget", "passed", "seconds"),
+        tuple(
+            (
+                check.name,
+                _figure(check.error),
+                _figure(check.budget),
+                PASSED[check.passed],
+                f"{check.seconds:.1f}",
+            )
+            for check in result.checks
+        ),
+    )
+    yield ""
+    for verdict, word in ((None, "not run"), (False, "failed")):
+        for check in result.checks:
+            if check.passed is verdict:
+                yield f"{word}: {check.name}: {check.note.removeprefix('not run here: ')}"
+    found = [check.passed for check in result.checks]
+    told = ((True, "passed"), (False, "failed"), (None, "not run"))
+    counts = ", ".join(f"{found.count(verdict)} {word}" for verdict, word in told)
+    yield f"{counts} in {result.seconds:.0f} s"
+
+
+def _figure(value: float | None) -> str:
+    return MISSING if value is None else "0" if value == 0 else f"{value:.1e}"
