@@ -275,6 +275,25 @@ def test_one_checkpoint_is_its_own_mean_and_has_no_spread() -> None:
     assert mean.details["depths"] == 3
 
 
+def test_scores_by_depth_are_averaged_with_the_interval_of_the_mean() -> None:
+    depths = {"a": (100, 0), "b": (50, 0)}
+    results = {
+        name: [
+            percent_result([100, 0], details={"depths": [{"depth": d, "n": 10, "score": s} for d, s in each]})
+        ]
+        for name, each in (
+            (name, list(zip((0.0, 1.0), scores, strict=True))) for name, scores in depths.items()
+        )
+    }
+    (mean,) = mean_over_checkpoints(results)
+    low, high = wilson_interval(7.5, 10)
+    assert [(each["depth"], each["n"], each["score"]) for each in mean.details["depths"]] == [
+        (0.0, 10, 75),
+        (1.0, 10, 0),
+    ]
+    assert mean.details["depths"][0]["ci95"] == pytest.approx([100 * low, 100 * high])
+
+
 def test_facts_that_differ_between_checkpoints_are_left_out() -> None:
     a, b = (
         percent_result([100, 0], details={SAMPLES: "x", "least_fill": 0.97, "cut_off": cut}) for cut in (0, 1)
