@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import samples as fitting
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.samples import Draft, Form, LengthTooShort, Sample, fitted_samples, sample_random
+from ropewalk.evaluation.samples import (
+    Draft,
+    Drafts,
+    Form,
+    LengthTooShort,
+    Sample,
+    fitted_samples,
+    sample_random,
+)
 from tests.evaluation.core_cases import CHAT, byte_tokenizer
 
 # What the project's page promises; not taken from the code, which must keep it.
@@ -35,6 +43,11 @@ def counted(drafts: Callable[[int, int], Draft], most: int = 4000) -> Callable[[
         return drafts(index, units)
 
     return draft
+
+
+def at_any_length(drafts: Drafts) -> Callable[[int], Drafts]:
+    """Drafts that do not depend on the length."""
+    return lambda length: drafts
 
 
 def of_words(words: Sequence[Sequence[str]]) -> Callable[[int, int], Draft]:
@@ -61,7 +74,7 @@ def test_prompts_are_never_too_long_and_as_full_as_their_units_allow(
     drafts = of_words(words)
     shortest = max(encoder.count(*parts(drafts(index, 0))) for index in range(count)) + FORM.max_new_tokens
     length = shortest + room
-    samples = list(fitted_samples(FORM, encoder, length, count, counted(drafts)))
+    samples = list(fitted_samples(FORM, encoder, length, count, at_any_length(counted(drafts))))
     assert [sample.index for sample in samples] == list(range(count))
     largest_unit = max(len(word) for own in words for word in own)
     for sample in samples:
@@ -83,7 +96,7 @@ def test_samples_hold_what_their_drafts_and_their_form_say() -> None:
     def draft(index: int, units: int) -> Draft:
         return Draft("x" * units, " so", ("a", "b"), {"units": units, "index": index})
 
-    (sample,) = fitted_samples(FORM, ENCODER, 50, 1, draft, fewest=2)
+    (sample,) = fitted_samples(FORM, ENCODER, 50, 1, at_any_length(draft), fewest=2)
     units = sample.details["units"]
     # BOS, the letters, and 3 of the prefix.
     assert sample == Sample(
@@ -106,7 +119,7 @@ def test_samples_hold_what_their_drafts_and_their_form_say() -> None:
 def test_small_units_fill_every_length() -> None:
     for length in (12, 13, 50, 200, 4096):
         for sample in fitted_samples(
-            FORM, ENCODER, length, 3, lambda index, units: Draft("x" * units, "", ())
+            FORM, ENCODER, length, 3, at_any_length(lambda index, units: Draft("x" * units, "", ()))
         ):
             assert LEAST_FILL <= sample.fill <= 1
 
@@ -118,12 +131,12 @@ def test_a_sample_depends_on_its_index_alone(
 ) -> None:
     """Not on how many there are, nor on which are counted together."""
     drafts = of_words(words)
-    whole = list(fitted_samples(FORM, MERGING, length, count, drafts))
-    assert whole == list(fitted_samples(FORM, MERGING, length, count, drafts))
-    assert whole[:2] == list(fitted_samples(FORM, MERGING, length, 2, drafts))
+    whole = list(fitted_samples(FORM, MERGING, length, count, at_any_length(drafts)))
+    assert whole == list(fitted_samples(FORM, MERGING, length, count, at_any_length(drafts)))
+    assert whole[:2] == list(fitted_samples(FORM, MERGING, length, 2, at_any_length(drafts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "MOST_IN_BATCH", batch)
-        assert whole == list(fitted_samples(FORM, MERGING, length, count, drafts))
+        assert whole == list(fitted_samples(FORM, MERGING, length, count, at_any_length(drafts)))
 
 
 def test_samples_are_made_while_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +148,7 @@ def test_samples_are_made_while_they_are_asked_for(monkeypatch: pytest.MonkeyPat
             seen.append(index)
         return Draft("x" * units, "", ())
 
-    stream = fitted_samples(FORM, ENCODER, 64, 6, draft)
+    stream = fitted_samples(FORM, ENCODER, 64, 6, at_any_length(draft))
     assert seen == []
     assert next(stream).index == 0
     assert max(seen) == 1
@@ -152,7 +165,7 @@ def test_wild_tokens_end_and_fit(seed: int, length: int, count: int) -> None:
         return Draft("x" * tokens, "", ())
 
     form = Form("ruler", "wild", "all", 5)
-    for sample in fitted_samples(form, ENCODER, length, count, counted(draft)):
+    for sample in fitted_samples(form, ENCODER, length, count, at_any_length(counted(draft))):
         assert sample.prompt_tokens + 5 <= length
 
 
@@ -166,7 +179,7 @@ def test_units_that_run_out_end_with_a_shorter_prompt(saturated: int, count: int
             ENCODER,
             300,
             count,
-            counted(lambda index, units: Draft("x" * min(units, saturated), "", ())),
+            at_any_length(counted(lambda index, units: Draft("x" * min(units, saturated), "", ()))),
         )
     )
     assert [sample.prompt_tokens for sample in samples] == [1 + saturated] * count
@@ -176,7 +189,7 @@ def test_units_that_run_out_in_another_sample_end_with_a_shorter_prompt() -> Non
     def draft(index: int, units: int) -> Draft:
         return Draft("x" * (units if index == 0 else min(units, 20)), "", ())
 
-    first, second = fitted_samples(FORM, ENCODER, 300, 2, counted(draft))
+    first, second = fitted_samples(FORM, ENCODER, 300, 2, at_any_length(counted(draft)))
     assert first.fill >= LEAST_FILL
     assert second.prompt_tokens == 21
 
@@ -189,22 +202,22 @@ def test_units_that_differ_between_samples_are_found_in_few_trials(first: int, s
         return Draft("x" * (units * (first if index == 0 else second)), "", ())
 
     numbers = 5 * (4096).bit_length()
-    samples = list(fitted_samples(FORM, ENCODER, 4096, 2, counted(draft, numbers)))
+    samples = list(fitted_samples(FORM, ENCODER, 4096, 2, at_any_length(counted(draft, numbers))))
     assert all(sample.fill >= LEAST_FILL for sample in samples)
 
 
 def test_length_that_is_too_short_names_the_shortest_that_is_not() -> None:
     drafts = of_words([["ab "], ["a much longer unit "]])
     with pytest.raises(LengthTooShort) as caught:
-        fitted_samples(FORM, ENCODER, 20, 4, drafts, fewest=2)
+        fitted_samples(FORM, ENCODER, 20, 4, at_any_length(drafts), fewest=2)
     error = caught.value
     assert str(error) == (
         f"made does not fit in 20 tokens; the shortest length with this tokenizer is {error.shortest}"
     )
     assert error.task == "made"
-    assert len(list(fitted_samples(FORM, ENCODER, error.shortest, 4, drafts, fewest=2))) == 4
+    assert len(list(fitted_samples(FORM, ENCODER, error.shortest, 4, at_any_length(drafts), fewest=2))) == 4
     with pytest.raises(LengthTooShort):
-        fitted_samples(FORM, ENCODER, error.shortest - 1, 4, drafts, fewest=2)
+        fitted_samples(FORM, ENCODER, error.shortest - 1, 4, at_any_length(drafts), fewest=2)
 
 
 @settings(max_examples=60)
@@ -219,7 +232,7 @@ def test_shortest_length_is_right_also_where_prompts_change_with_it(
         return lambda index, units: Draft("x" * (fixed + index + units), "", ())
 
     def made(length: int) -> list[Sample]:
-        return list(fitted_samples(FORM, ENCODER, length, 2, drafts_at(length), 1, drafts_at))
+        return list(fitted_samples(FORM, ENCODER, length, 2, drafts_at, 1))
 
     refused = None
     try:
@@ -237,19 +250,23 @@ def test_shortest_length_is_right_also_where_prompts_change_with_it(
 def test_fewest_units_are_always_there() -> None:
     for fewest in (0, 1, 7):
         for length in (40, 300):
-            for sample in fitted_samples(FORM, ENCODER, length, 3, of_words([["ab"], ["c"]]), fewest=fewest):
+            for sample in fitted_samples(
+                FORM, ENCODER, length, 3, at_any_length(of_words([["ab"], ["c"]])), fewest=fewest
+            ):
                 assert sample.details["units"] >= fewest
 
 
 @pytest.mark.parametrize("count", [0, -3])
 def test_no_samples_are_refused_at_once(count: int) -> None:
     with pytest.raises(RopewalkError, match=f"must be 1 or more, got {count}"):
-        fitted_samples(FORM, ENCODER, 100, count, of_words([["a"]]))
+        fitted_samples(FORM, ENCODER, 100, count, at_any_length(of_words([["a"]])))
 
 
 def test_chat_prompts_count_their_template() -> None:
     encoder = PromptEncoder(byte_tokenizer(chat=CHAT), chat=True)
-    (sample,) = fitted_samples(FORM, encoder, 200, 1, lambda index, units: Draft("x" * units, " It", ()))
+    (sample,) = fitted_samples(
+        FORM, encoder, 200, 1, at_any_length(lambda index, units: Draft("x" * units, " It", ()))
+    )
     prompt = encoder.encode(sample.text, sample.answer_prefix)
     assert sample.prompt_tokens == len(prompt.input_ids)
     assert sample.bos_count == 1
@@ -272,7 +289,7 @@ def test_a_prompt_is_tokenised_about_once_a_sample() -> None:
     def draft(index: int, units: int) -> Draft:
         return Draft(str(index**3) + "ab " * units, "", ())
 
-    samples = list(fitted_samples(FORM, Counting(byte_tokenizer()), 4096, 200, draft))
+    samples = list(fitted_samples(FORM, Counting(byte_tokenizer()), 4096, 200, at_any_length(draft)))
     assert sum(sample.prompt_tokens for sample in samples) > 0.9 * sum(read)
 
 

@@ -14,6 +14,7 @@ from ropewalk.rope import Default
 from ropewalk.search import (
     START_TOKENS,
     Candidate,
+    Forwards,
     Ledger,
     ModelEvaluator,
     ShortPenalty,
@@ -81,7 +82,9 @@ def model_search(algorithm: str, world: World | None, batch: int, racing: bool, 
     attach(model)
     goal = tiny_goal()
     penalty = ShortPenalty(tiny_rows(2, TRAINED, 1), 0.5)
-    evaluator = ModelEvaluator(model, goal, tiny_rows(3, TARGET), penalty, batch, None, world)
+    evaluator = ModelEvaluator(
+        model, goal, tiny_rows(3, TARGET), penalty, Forwards(batch, None, world or World())
+    )
     space = goal.space((0, 4, 8))
     calls = []
     leads = world is None or world.is_rank_0
@@ -120,7 +123,7 @@ class FailingEvaluator(ModelEvaluator):
 
     def _losses(self, methods, document):
         self.rounds += 1
-        if self.world.rank == 1 and self.rounds == 2:
+        if self.forwards.world.rank == 1 and self.rounds == 2:
             raise RunFailure("the memory gave out")
         return super()._losses(methods, document)
 
@@ -131,7 +134,7 @@ def failing_search():
         model = tiny_model()
         attach(model)
         goal = tiny_goal()
-        evaluator = FailingEvaluator(model, goal, tiny_rows(3, TARGET), world=world)
+        evaluator = FailingEvaluator(model, goal, tiny_rows(3, TARGET), forwards=Forwards(world=world))
         ledger = Ledger()
         space = goal.space()
         try:
@@ -146,7 +149,7 @@ class StrangeEvaluator(ModelEvaluator):
     """One whose rank 1 computes other numbers than rank 0 does: other hardware, say."""
 
     def _losses(self, methods, document):
-        return [loss + self.world.rank / 7 for loss in super()._losses(methods, document)]
+        return [loss + self.forwards.world.rank / 7 for loss in super()._losses(methods, document)]
 
 
 def strange_search():
@@ -156,7 +159,9 @@ def strange_search():
         attach(model)
         goal = tiny_goal()
         penalty = ShortPenalty(tiny_rows(2, TRAINED, 1), 0.5)
-        evaluator = StrangeEvaluator(model, goal, tiny_rows(3, TARGET), penalty, world=world)
+        evaluator = StrangeEvaluator(
+            model, goal, tiny_rows(3, TARGET), penalty, forwards=Forwards(world=world)
+        )
         space = goal.space()
         result = minimise(space, evaluator, Strategy(algorithm_named("evolution"), 100), goal.seeds(space))
         baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}

@@ -13,7 +13,7 @@ from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path, embedded_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks import words as word_lists
-from ropewalk.search.data import _Text, needle_rows, rows_digest
+from ropewalk.search.data import Needles, _Text, needle_rows, rows_digest
 
 DOCUMENTS = [document.text for _, document in zip(range(12), embedded_documents("validation"), strict=False)]
 PROSE = ["Anna saw a cat. It was red. " * 40, "Ben had a dog. The dog ran. He ran too. " * 30]
@@ -81,7 +81,7 @@ def check(tokenizer, rows, length, beyond, needles):
 @pytest.mark.parametrize("documents", [DOCUMENTS, PROSE], ids=["source", "prose"])
 @pytest.mark.parametrize(("length", "beyond", "needles"), [(1024, 256, 4), (513, 256, 1), (777, 300, 2)])
 def test_rows_of_the_demo_model(demo, documents, length, beyond, needles):
-    rows = needle_rows(demo, documents, length, 3, 0, beyond, needles)
+    rows = needle_rows(demo, documents, length, 3, 0, Needles(beyond, needles))
     places = check(demo, rows, length, beyond, needles)
     assert all(row == sorted(row) for row in places)
     # Each digit is a token of this tokenizer, and so is the space before them, which tells nothing.
@@ -90,7 +90,7 @@ def test_rows_of_the_demo_model(demo, documents, length, beyond, needles):
 
 def test_rows_of_a_sentencepiece_tokenizer(stories260k):
     tokenizer = load_tokenizer(str(stories260k))
-    rows = needle_rows(tokenizer, PROSE, 2048, 4, 1, 512)
+    rows = needle_rows(tokenizer, PROSE, 2048, 4, 1, Needles(512))
     check(tokenizer, rows, 2048, 512, 4)
 
 
@@ -99,13 +99,13 @@ def test_rows_of_a_sentencepiece_tokenizer(stories260k):
 def test_any_length_that_is_not_refused_keeps_all_promises(length, beyond, count, needles, seed):
     tokenizer = load_tokenizer(str(demo_model_path()))
     try:
-        rows = needle_rows(tokenizer, PROSE, length, count, seed, beyond, needles)
+        rows = needle_rows(tokenizer, PROSE, length, count, seed, Needles(beyond, needles))
     except RopewalkError as error:
         shortest = int(re.search(r"shortest length with this tokenizer is (\d+)", str(error))[1])
         assert shortest > length
-        rows = needle_rows(tokenizer, PROSE, shortest, count, seed, beyond, needles)
+        rows = needle_rows(tokenizer, PROSE, shortest, count, seed, Needles(beyond, needles))
         with pytest.raises(RopewalkError, match="do not fit"):
-            needle_rows(tokenizer, PROSE, shortest - 1, count, seed, beyond, needles)
+            needle_rows(tokenizer, PROSE, shortest - 1, count, seed, Needles(beyond, needles))
         length = shortest
     check(tokenizer, rows, length, beyond, needles)
 
@@ -113,7 +113,7 @@ def test_any_length_that_is_not_refused_keeps_all_promises(length, beyond, count
 @pytest.mark.parametrize("needles", [1, 2])
 def test_depths_are_spread_evenly_from_the_beginning_to_as_near_as_is_allowed(demo, needles):
     length, beyond, count = 2048, 512, 6
-    rows = needle_rows(demo, PROSE, length, count, 0, beyond, needles)
+    rows = needle_rows(demo, PROSE, length, count, 0, Needles(beyond, needles))
     places = sorted(place for row in check(demo, rows, length, beyond, needles) for place in row)
     steps = [b - a for a, b in pairwise(places)]
     even = (places[-1] - places[0]) / (len(places) - 1)
@@ -126,7 +126,7 @@ def test_depths_are_spread_evenly_from_the_beginning_to_as_near_as_is_allowed(de
 
 
 def test_needles_stand_behind_sentences_where_there_are_any(demo):
-    rows = needle_rows(demo, PROSE, 1500, 4, 0, 256, 2)
+    rows = needle_rows(demo, PROSE, 1500, 4, 0, Needles(256, 2))
     for row in rows:
         text = demo.decode(row.input_ids, skip_special_tokens=True)
         for found in re.finditer(r"One of the special", text):
@@ -137,12 +137,12 @@ def test_the_same_arguments_give_the_same_rows_and_others_others(demo):
     digests = [
         rows_digest(needle_rows(demo, *arguments))
         for arguments in (
-            (DOCUMENTS, 800, 2, 0, 256),
-            (DOCUMENTS, 800, 2, 0, 256),
-            (DOCUMENTS, 800, 2, 1, 256),
-            (PROSE, 800, 2, 0, 256),
-            (DOCUMENTS, 801, 2, 0, 256),
-            (DOCUMENTS, 800, 2, 0, 256, 2),
+            (DOCUMENTS, 800, 2, 0, Needles(256)),
+            (DOCUMENTS, 800, 2, 0, Needles(256)),
+            (DOCUMENTS, 800, 2, 1, Needles(256)),
+            (PROSE, 800, 2, 0, Needles(256)),
+            (DOCUMENTS, 801, 2, 0, Needles(256)),
+            (DOCUMENTS, 800, 2, 0, Needles(256, 2)),
         )
     ]
     assert digests[0] == digests[1]
@@ -150,7 +150,7 @@ def test_the_same_arguments_give_the_same_rows_and_others_others(demo):
 
 
 def test_the_digest_is_of_tokens_and_labels(demo):
-    rows = needle_rows(demo, PROSE, 800, 2, 0, 256)
+    rows = needle_rows(demo, PROSE, 800, 2, 0, Needles(256))
     whole = rows_digest(rows)
     assert rows_digest(rows[:1]) != whole
     rows[0].labels[5] = 7
@@ -158,7 +158,7 @@ def test_the_digest_is_of_tokens_and_labels(demo):
 
 
 def test_numbers_do_not_depend_on_the_length_and_rows_begin_elsewhere(demo):
-    short, long = (needle_rows(demo, DOCUMENTS, length, 2, 0, 256) for length in (800, 1600))
+    short, long = (needle_rows(demo, DOCUMENTS, length, 2, 0, Needles(256)) for length in (800, 1600))
     for one, two in zip(short, long, strict=True):
         assert torch.equal(one.labels[one.labels != IGNORED], two.labels[two.labels != IGNORED])
     first, second = (demo.decode(row.input_ids) for row in short)
@@ -175,13 +175,13 @@ def test_a_needle_that_came_too_near_steps_back(demo, monkeypatch):
     monkeypatch.setattr(
         _Text, "_place", lambda self, tokens, step: right(self, tokens, step) + 25 * (tokens > 0)
     )
-    rows = needle_rows(demo, PROSE, 900, 1, 0, 256, 3)
+    rows = needle_rows(demo, PROSE, 900, 1, 0, Needles(256, 3))
     ((*_, last),) = check(demo, rows, 900, 256, 3)
     assert last > 900 - 256 - 60 - 45 * 3 - 45
 
 
 def test_a_short_text_is_read_again(demo):
-    rows = needle_rows(demo, ["One two three. Four five."], 800, 1, 0, 256)
+    rows = needle_rows(demo, ["One two three. Four five."], 800, 1, 0, Needles(256))
     check(demo, rows, 800, 256, 4)
 
 
@@ -191,14 +191,14 @@ def test_a_short_text_is_read_again(demo):
         ({"documents": []}, "0 documents have no word"),
         ({"documents": ["", "  \n"]}, "2 documents have no word"),
         ({"count": 0}, "1 or more rows, got 0"),
-        ({"needles": 0}, "1 or more needles, got 0"),
-        ({"beyond": -1}, "0 or more tokens beyond, got -1"),
+        ({"needles": Needles(256, 0)}, "1 or more needles, got 0"),
+        ({"needles": Needles(-1)}, "0 or more tokens beyond, got -1"),
         ({"length": 300}, "4 needles 256 tokens before their answers do not fit in 300 tokens; the shortest"),
-        ({"beyond": 799}, "4 needles 799 tokens before their answers do not fit in 800 tokens"),
+        ({"needles": Needles(799)}, "4 needles 799 tokens before their answers do not fit in 800 tokens"),
     ],
 )
 def test_what_makes_no_rows_is_refused(demo, options, said):
-    arguments = {"documents": PROSE, "length": 800, "count": 2, "seed": 0, "beyond": 256, **options}
+    arguments = {"documents": PROSE, "length": 800, "count": 2, "seed": 0, "needles": Needles(256), **options}
     with pytest.raises(RopewalkError, match=said):
         needle_rows(demo, **arguments)
 
@@ -213,5 +213,5 @@ def test_without_word_lists_it_says_what_to_install(demo, monkeypatch):
 
 def test_half_the_length_is_beyond_where_nothing_is_said(demo):
     assert rows_digest(needle_rows(demo, PROSE, 800, 2, 0)) == rows_digest(
-        needle_rows(demo, PROSE, 800, 2, 0, 400)
+        needle_rows(demo, PROSE, 800, 2, 0, Needles(400))
     )

@@ -12,7 +12,7 @@ from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.models.load import attach, load_model, rotary_module
 from ropewalk.rope import Default, LongRope
-from ropewalk.search import Candidate, Job, ModelEvaluator, ShortPenalty, goal_of
+from ropewalk.search import Candidate, Forwards, Job, ModelEvaluator, ShortPenalty, goal_of
 from tests.search.search_rank_cases import FAMILIES, TARGET, TRAINED, tiny_goal, tiny_model, tiny_rows
 
 UNIT = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16)}
@@ -62,10 +62,10 @@ def test_a_batch_of_candidates_is_as_one_by_one(family, chunk, dtype):
     goal = tiny_goal(rotary_dim(model))
     rows = tiny_rows(2, TARGET)
     jobs = jobs_of(candidates_of(goal.current.rotary_dim // 2), 2)
-    single = dict(ModelEvaluator(model, goal, rows, prefill_chunk=chunk).losses(jobs))
+    single = dict(ModelEvaluator(model, goal, rows, forwards=Forwards(prefill_chunk=chunk)).losses(jobs))
     assert list(single) == jobs
     for batch in (3, 8):
-        together = ModelEvaluator(model, goal, rows, batch=batch, prefill_chunk=chunk)
+        together = ModelEvaluator(model, goal, rows, forwards=Forwards(batch, chunk))
         found = dict(together.losses(jobs))
         assert list(found) == jobs
         for job, loss in single.items():
@@ -128,7 +128,7 @@ def test_stories260k_at_2048_is_as_in_plain_transformers(stories260k):
     ids = torch.randint(3, 512, (700,), generator=torch.Generator().manual_seed(0))
     labels = torch.cat([ids[1:], torch.tensor([IGNORED])])
     row = Row(ids, labels, PackedLayout.from_lengths([700], "full", 0))
-    ((_, loss),) = ModelEvaluator(model, goal, [row], batch=2, prefill_chunk=256).losses(
+    ((_, loss),) = ModelEvaluator(model, goal, [row], forwards=Forwards(2, 256)).losses(
         [Job(Candidate(factors), 0)]
     )
     config = transformers.AutoConfig.from_pretrained(stories260k)
@@ -225,7 +225,9 @@ def test_chunks_have_the_factors_of_the_whole_length():
     goal = goal_of(current, TARGET, 2 * TARGET)
     penalty = ShortPenalty(tiny_rows(1, TARGET, 1))
     whole, chunks = (
-        ModelEvaluator(attached(), goal, tiny_rows(1, 2 * TARGET), penalty, prefill_chunk=chunk)
+        ModelEvaluator(
+            attached(), goal, tiny_rows(1, 2 * TARGET), penalty, forwards=Forwards(prefill_chunk=chunk)
+        )
         for chunk in (None, TRAINED // 2)
     )
     # The first chunks alone are short: with short factors there, their keys would not fit the last queries.
@@ -235,7 +237,7 @@ def test_chunks_have_the_factors_of_the_whole_length():
 def test_losses_that_are_no_numbers_are_infinite_and_leave_their_neighbours_alone():
     model = attached()
     goal = tiny_goal()
-    evaluator = ModelEvaluator(model, goal, tiny_rows(1, TARGET), batch=3)
+    evaluator = ModelEvaluator(model, goal, tiny_rows(1, TARGET), forwards=Forwards(3))
     jobs = jobs_of(candidates_of(4)[:3], 1)
     right = dict(evaluator.losses(jobs))
 
@@ -279,7 +281,7 @@ def test_the_model_is_left_as_it_was(training):
     before = copy.deepcopy(model.state_dict())
     own = rotary_module(model)[2]
     evaluator = ModelEvaluator(
-        model, tiny_goal(), tiny_rows(1, TARGET), ShortPenalty(tiny_rows(1, TRAINED)), batch=2
+        model, tiny_goal(), tiny_rows(1, TARGET), ShortPenalty(tiny_rows(1, TRAINED)), forwards=Forwards(2)
     )
     list(evaluator.losses(jobs_of(candidates_of(4), 2)))
 
@@ -300,7 +302,7 @@ def test_the_model_is_left_as_it_was(training):
 
 def test_memory_that_gives_out_is_a_failure_that_says_what_to_do():
     model = attached()
-    evaluator = ModelEvaluator(model, tiny_goal(), tiny_rows(1, TARGET), batch=3)
+    evaluator = ModelEvaluator(model, tiny_goal(), tiny_rows(1, TARGET), forwards=Forwards(3))
 
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -315,11 +317,11 @@ def test_memory_that_gives_out_is_a_failure_that_says_what_to_do():
 def test_what_cannot_be_measured_is_refused():
     model, goal, rows = attached(), tiny_goal(), tiny_rows(1, TARGET)
     with pytest.raises(RopewalkError, match="at least one candidate, got a batch of 0"):
-        ModelEvaluator(model, goal, rows, batch=0)
+        ModelEvaluator(model, goal, rows, forwards=Forwards(0))
     with pytest.raises(RopewalkError, match="at least one row"):
         ModelEvaluator(model, goal, [])
     with pytest.raises(RopewalkError, match="prefill_chunk must be 1 token or more, got 0"):
-        ModelEvaluator(model, goal, rows, prefill_chunk=0)
+        ModelEvaluator(model, goal, rows, forwards=Forwards(prefill_chunk=0))
     with pytest.raises(
         RopewalkError, match=r"the short penalty .* trained for, 32 tokens at most, got a row of 96"
     ):
@@ -346,5 +348,8 @@ def test_batches_on_cuda_agree_within_rounding(dtype):
     jobs = jobs_of(candidates_of(4) * 2, 2)
     single = [loss for _, loss in ModelEvaluator(model, tiny_goal(), rows).losses(jobs)]
     for batch in (2, 4, 8):
-        found = [loss for _, loss in ModelEvaluator(model, tiny_goal(), rows, batch=batch).losses(jobs)]
+        found = [
+            loss
+            for _, loss in ModelEvaluator(model, tiny_goal(), rows, forwards=Forwards(batch)).losses(jobs)
+        ]
         assert found == pytest.approx(single, rel=ROUNDINGS[dtype])

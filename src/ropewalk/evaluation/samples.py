@@ -202,9 +202,8 @@ def fitted_samples(
     encoder: PromptEncoder,
     length: int,
     count: int,
-    drafts: Drafts,
+    drafts_at: Callable[[int], Drafts],
     fewest: int = 0,
-    drafts_at: Callable[[int], Drafts] | None = None,
 ) -> Iterator[Sample]:
     """Samples with as many units as fit.
 
@@ -213,10 +212,9 @@ def fitted_samples(
         encoder: counts the tokens.
         length: tokens that prompt and answer may take together.
         count: how many samples, at least 1.
-        drafts: makes a prompt of so many units.
+        drafts_at: from a length to what makes prompts of so many units for it. So the shortest length that a message
+            names is one that works, and one token less does not.
         fewest: units that a prompt has at least.
-        drafts_at: makes ``drafts`` for another length, where they depend on it: then the shortest length that
-            a message names is one that works, and one token less does not.
 
     Returns:
         The samples in order of their index, made in batches while they are asked for.
@@ -232,11 +230,11 @@ def fitted_samples(
     def least(drafts: Drafts) -> list[int]:
         return _counts(encoder, [drafts(index, fewest) for index in range(count)])
 
+    drafts = drafts_at(length)
     tokens = least(drafts)
     shortest = max(tokens) + form.max_new_tokens
     if length < shortest:
-        if drafts_at is not None:
-            shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
+        shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
         raise LengthTooShort(form.task, length, shortest)
     return _batches(form, encoder, length, drafts, fewest, tokens)
 

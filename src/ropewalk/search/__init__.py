@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ropewalk.search.factor_table import Factors, import_factors, read_factors, write_factors
     from ropewalk.search.goal import Goal, goal_of, rescale_factors
     from ropewalk.search.loop import Ledger, Minimum, Strategy, minimise
-    from ropewalk.search.objective import ModelEvaluator, ShortPenalty
+    from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
     from ropewalk.search.run import SearchResult, search
     from ropewalk.search.settings import ALGORITHMS, DEFAULT_ALGORITHM, SearchConfig, SearchSettings
     from ropewalk.search.space import START_TOKENS, Candidate, Space
@@ -37,6 +37,7 @@ _HOMES = {
     "Evaluator": "algorithms",
     "EvolutionSettings": "algorithms",
     "Factors": "factor_table",
+    "Forwards": "objective",
     "Goal": "goal",
     "Job": "algorithms",
     "Ledger": "loop",
@@ -73,6 +74,7 @@ __all__ = [
     "Evaluator",
     "EvolutionSettings",
     "Factors",
+    "Forwards",
     "Goal",
     "Job",
     "Ledger",

@@ -102,20 +102,37 @@ MOST_WORDS = 16
 """Words that are read for a token of a row, at most: some tokenizers join words, none so many."""
 
 
+@dataclass(frozen=True)
+class Needles:
+    """What a row hides.
+
+    Attributes:
+        beyond: tokens between the position that says the first token of an answer and the last token of its number
+            in the text, at least: the trained length, so that no answer is within reach of what the model was
+            trained for; half of the row if None.
+        count: numbers that are hidden in it.
+    """
+
+    beyond: int | None = None
+    count: int = NEEDLES
+
+
+FOUR_NEEDLES = Needles()
+
+
 def needle_rows(
     tokenizer: Any,
     documents: Sequence[str],
     length: int,
     count: int,
     seed: int,
-    beyond: int | None = None,
-    needles: int = NEEDLES,
+    needles: Needles = FOUR_NEEDLES,
 ) -> list[Row]:
     """Rows of text with numbers hidden in it, of which only the answers at the end are scored.
 
     The places of all needles of all rows are spread evenly, from the beginning of the text to where the answer is just
-    ``beyond`` tokens away: after the sentence, or else the word, that ends there. Words are one space apart. Keys,
-    numbers and text are the same at every length.
+    ``needles.beyond`` tokens away: after the sentence, or else the word, that ends there. Words are one space apart.
+    Keys, numbers and text are the same at every length.
 
     Args:
         tokenizer: the model's own, with a ``tokenizers`` backend.
@@ -123,10 +140,7 @@ def needle_rows(
         length: tokens of a row, exactly, BOS included where the tokenizer has one.
         count: rows.
         seed: of keys and numbers.
-        beyond: tokens between the position that says the first token of an answer and the last token of its number
-            in the text, at least: the trained length, so that no answer is within reach of what the model was
-            trained for; half of ``length`` if None.
-        needles: in each row.
+        needles: how many each row hides, and how far back.
 
     Returns:
         Rows of pattern ``full``.
@@ -135,9 +149,8 @@ def needle_rows(
         RopewalkError: if there is no text, a number is out of range, ``length`` is too short (the message gives one
             that suffices), or the word lists or the tokenizer cannot give such text.
     """
-    if beyond is None:
-        beyond = length // 2
-    for name, value, least in (("rows", count, 1), ("needles", needles, 1), ("tokens beyond", beyond, 0)):
+    hidden, beyond = needles.count, length // 2 if needles.beyond is None else needles.beyond
+    for name, value, least in (("rows", count, 1), ("needles", hidden, 1), ("tokens beyond", beyond, 0)):
         if value < least:
             raise RopewalkError(f"needle rows need {least} or more {name}, got {value}")
     words = [word for document in documents for word in document.split()]
@@ -145,20 +158,20 @@ def needle_rows(
         raise RopewalkError(f"needles need text to be hidden in, and {len(documents)} documents have no word")
     encoder = PromptEncoder(tokenizer)
     encoder.check_alphabet()
-    places = count * needles
+    places = count * hidden
     texts = [
-        _Text.of(encoder, words, len(words) * index // count, length, _riddle(seed, index, needles))
+        _Text.of(encoder, words, len(words) * index // count, length, _riddle(seed, index, hidden))
         for index in range(count)
     ]
-    slack = min(text.row([0.0] * needles, 0, length).slack(beyond) for text in texts)
+    slack = min(text.row([0.0] * hidden, 0, length).slack(beyond) for text in texts)
     if slack < 0:
         raise RopewalkError(
-            f"{needles} needles {beyond} tokens before their answers do not fit in {length} tokens; the shortest "
+            f"{hidden} needles {beyond} tokens before their answers do not fit in {length} tokens; the shortest "
             f"length with this tokenizer is {length - slack}, or hide fewer needles"
         )
     rows = []
     for index, text in enumerate(texts):
-        shares = [(index + number * count) / max(places - 1, 1) for number in range(needles)]
+        shares = [(index + number * count) / max(places - 1, 1) for number in range(hidden)]
         rows.append(text.placed(shares, length, beyond))
     return rows
 
@@ -386,7 +399,7 @@ def _needles(
     text: str, tokenizer: Any, goal: Goal, count: int, held_out: int
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
     length = goal.target_length
-    beyond = goal.trained_length if goal.trained_length < length else None
+    needles = Needles(goal.trained_length if goal.trained_length < length else None)
     wanted = CHARACTERS * length * (count + held_out)
     texts: list[str] = []
     characters = 0
@@ -399,6 +412,6 @@ def _needles(
         raise RopewalkError(f"{text} holds no document to hide needles in")
     # Every other document is held out, as long as there are two.
     own, other = (texts[::2], texts[1::2]) if held_out else (texts, [])
-    rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, beyond)
-    judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, beyond) if other else []
+    rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, needles)
+    judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, needles) if other else []
     return rows, judged, False

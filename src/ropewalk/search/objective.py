@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from typing import Any
@@ -42,6 +42,25 @@ class ShortPenalty:
             raise RopewalkError(f"the weight of a short penalty must be above 0, got {self.weight}")
 
 
+@dataclass(frozen=True)
+class Forwards:
+    """How the forward passes of a search are made; no loss depends on it but by rounding.
+
+    Attributes:
+        batch: candidates in one forward pass.
+        prefill_chunk: as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
+        world: processes that share the forwards, each with the whole model. A batch is the same whoever computes it, so
+            the losses do not depend on how many there are.
+    """
+
+    batch: int = 1
+    prefill_chunk: int | None = None
+    world: World = field(default_factory=World)
+
+
+ONE_BY_ONE = Forwards()
+
+
 class ModelEvaluator:
     """Measures candidates on a model in memory; see :class:`~ropewalk.search.algorithms.Evaluator`.
 
@@ -50,10 +69,7 @@ class ModelEvaluator:
         goal: what a candidate means.
         rows: pattern ``full``, what the objective is measured on: mean loss of all their targets.
         penalty: for lengths that the checkpoint is trained for; none if None.
-        batch: candidates in one forward pass.
-        prefill_chunk: as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
-        world: processes that share the forwards, each with the whole model; this one alone if None. A batch is the
-            same whoever computes it, so the losses do not depend on how many there are.
+        forwards: how the forward passes are made.
 
     Raises:
         RopewalkError: if there are no rows, some have another pattern or no target, or those of the penalty are
@@ -69,16 +85,15 @@ class ModelEvaluator:
         goal: Goal,
         rows: Sequence[Row],
         penalty: ShortPenalty | None = None,
-        batch: int = 1,
-        prefill_chunk: int | None = None,
-        world: World | None = None,
+        forwards: Forwards = ONE_BY_ONE,
     ) -> None:
         check_rows(rows)
-        check_prefill_chunk(model, prefill_chunk)
-        if batch < 1:
-            raise RopewalkError(f"a forward pass needs at least one candidate, got a batch of {batch}")
-        self.model, self.goal, self.batch, self.prefill_chunk = model, goal, batch, prefill_chunk
-        self.world = world or World()
+        check_prefill_chunk(model, forwards.prefill_chunk)
+        if forwards.batch < 1:
+            raise RopewalkError(
+                f"a forward pass needs at least one candidate, got a batch of {forwards.batch}"
+            )
+        self.model, self.goal, self.forwards = model, goal, forwards
         with evaluating(model):
             self.head = OutputHead.of(model)
         self.weight = penalty.weight if penalty else 0.0
@@ -106,7 +121,7 @@ class ModelEvaluator:
         own = self._shared(([goal.current], index) for index in indices)
         self.reference = {index: loss for index, (loss,) in zip(indices, own, strict=True)}
         if not all(map(math.isfinite, self.reference.values())):
-            raise self.world.known_to_all(
+            raise forwards.world.known_to_all(
                 RunFailure(
                     "the checkpoint's own RoPE gives a row of the short penalty a loss that is no finite number"
                 )
@@ -147,15 +162,15 @@ class ModelEvaluator:
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
         """Jobs of one document together, as many as one forward pass takes."""
         for _, group in groupby(jobs, key=lambda job: job.document):
-            rest = list(group)
-            yield from (rest[start : start + self.batch] for start in range(0, len(rest), self.batch))
+            rest, size = list(group), self.forwards.batch
+            yield from (rest[start : start + size] for start in range(0, len(rest), size))
 
     def _shared(self, forwards: Iterable[tuple[Sequence[RopeMethod], int]]) -> Iterator[list[float]]:
         """The losses of methods on a document, forward by forward; each is computed by one rank, which tells all."""
-        left = iter(forwards)
-        while together := list(islice(left, self.world.size)):
-            mine = together[self.world.rank : self.world.rank + 1]
-            found = self.world.gather_from(partial(self._each, mine))
+        left, world = iter(forwards), self.forwards.world
+        while together := list(islice(left, world.size)):
+            mine = together[world.rank : world.rank + 1]
+            found = world.gather_from(partial(self._each, mine))
             yield from (losses for (losses,) in found[: len(together)])
 
     def _each(self, forwards: Sequence[tuple[Sequence[RopeMethod], int]]) -> list[list[float]]:
@@ -169,7 +184,7 @@ class ModelEvaluator:
         labels = row.labels.to(self.model.device).expand(len(methods), -1)
         with evaluating(self.model), rope_of_rows(self.model, methods, length):
             losses = unless_out_of_memory(
-                lambda: causal_losses(self.model, self.head, ids, labels, self.prefill_chunk)
+                lambda: causal_losses(self.model, self.head, ids, labels, self.forwards.prefill_chunk)
             )
         if losses is None:
             raise RunFailure(

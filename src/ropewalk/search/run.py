@@ -40,7 +40,7 @@ from ropewalk.search.factor_table import (
 )
 from ropewalk.search.goal import Goal, goal_of
 from ropewalk.search.loop import Ledger, Minimum, Progress, Strategy, check_budget, minimise, search_log
-from ropewalk.search.objective import ModelEvaluator, ShortPenalty
+from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
 from ropewalk.search.settings import SearchConfig, SearchSettings
 from ropewalk.search.space import Candidate
 from ropewalk.versions import software_versions
@@ -180,12 +180,8 @@ def find(
         raise RopewalkError("a short penalty needs rows of the trained length, got none")
     began = time.perf_counter()
     penalty = ShortPenalty(data.short_rows, settings.short_penalty) if settings.short_penalty else None
-    options: dict[str, Any] = {
-        "batch": settings.batch,
-        "prefill_chunk": settings.prefill_chunk,
-        "world": context.world,
-    }
-    evaluator = ModelEvaluator(model, goal, data.rows, penalty, **options)
+    forwards = Forwards(settings.batch, settings.prefill_chunk, context.world)
+    evaluator = ModelEvaluator(model, goal, data.rows, penalty, forwards)
     space = goal.space(settings.start_tokens, settings.largest)
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     algorithm = algorithm_named(settings.algorithm)
@@ -194,7 +190,7 @@ def find(
         minimum = minimise(space, evaluator, strategy, goal.seeds(space), ledger, progress)
     judged = None
     if data.held_out:
-        judge = ModelEvaluator(model, goal, data.held_out, **options)
+        judge = ModelEvaluator(model, goal, data.held_out, forwards=forwards)
         methods: dict[str, RopeMethod] = {
             "best": goal.method(minimum.best.candidate),
             **goal.baselines(),

@@ -110,7 +110,7 @@ class LinesTask:
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(sample_random(seed, self.name, length, index), units)
 
-        return fitted_samples(form, encoder, length, count, drafts_at(length), 1, drafts_at)
+        return fitted_samples(form, encoder, length, count, drafts_at, 1)
 
     def needed_length(self, encoder: PromptEncoder, count: int, seed: int) -> int:
         """Tokens that a record of ``lines`` lines needs with room for the answer, the longest of ``count``.

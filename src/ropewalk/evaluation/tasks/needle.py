@@ -127,7 +127,7 @@ class NeedleGridTask:
             return lambda index, units: self._draft(prose, length, index, seed, units)
 
         total = count * len(self.depths)
-        return fitted_samples(form, encoder, length, total, drafts_at(length), 1, drafts_at)
+        return fitted_samples(form, encoder, length, total, drafts_at, 1)
 
     def _prose(self) -> Prose | None:
         if self.haystack == "noise":

@@ -83,7 +83,7 @@ class PasskeyTask:
         def drafts_at(length: int, units: Sequence[str] = NOISE_SENTENCES) -> Drafts:
             return lambda index, number: self._draft(length, index, count, seed, units, number)
 
-        by_sentence = fitted_samples(form, encoder, length, count, drafts_at(length), drafts_at=drafts_at)
+        by_sentence = fitted_samples(form, encoder, length, count, drafts_at)
         by_word = drafts_at(length, NOISE_WORDS)
         return (
             sample if sample.fill > LEAST_FILL else _of_words(form, encoder, by_word, sample)
@@ -110,7 +110,11 @@ def passkey_text(key: int, before: str = "", after: str = "") -> str:
 
 def _of_words(form: Form, encoder: PromptEncoder, drafts: Drafts, sample: Sample) -> Sample:
     """The same sample with noise to the word, which fills short lengths better."""
-    alone = fitted_samples(form, encoder, sample.length, 1, lambda _, units: drafts(sample.index, units))
+
+    def drafts_at(_: int) -> Drafts:
+        return lambda _, units: drafts(sample.index, units)
+
+    alone = fitted_samples(form, encoder, sample.length, 1, drafts_at)
     return replace(next(alone), index=sample.index)
 
 

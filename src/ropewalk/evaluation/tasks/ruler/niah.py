@@ -119,7 +119,7 @@ class NeedleTask:
             return lambda index, units: self.draft(sample_random(seed, self.name, length, index), units)
 
         fewest = 0 if self.in_prose else self.needles
-        return fitted_samples(form, encoder, length, count, drafts_at(length), fewest, drafts_at)
+        return fitted_samples(form, encoder, length, count, drafts_at, fewest)
 
     def draft(self, draw: random.Random, units: int) -> Draft:
         """A prompt of so many units. Keys, values and what is asked for do not depend on their number."""

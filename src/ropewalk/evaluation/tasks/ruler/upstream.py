@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -43,6 +43,24 @@ MOST_TRIES = 100
 
 SplitSentences = Callable[[str], Sequence[str]]
 Tokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What upstream fills with a prompt.
+
+    Attributes:
+        tokens: of a text, as upstream counts them: without BOS and chat template.
+        length: of prompt and answer together.
+        reserved: tokens of it that the prompt cannot have.
+    """
+
+    tokens: Tokens
+    length: int
+    reserved: int = 0
+
+    def holds(self, prompt: str) -> bool:
+        return self.tokens(prompt) + self.reserved <= self.length
 
 
 @dataclass(frozen=True)
@@ -179,8 +197,8 @@ def _niah(task: NeedleTask, tokens: Tokens, length: int, split: SplitSentences |
     step = 500 if task.in_prose else 25 if length >= SHORT_BELOW else 5
     per_unit = tokens(make(step).prompt) / step
     most = max(int(length / per_unit * 3), step * 2)
-    units = _search(make, tokens, length - task.max_new_tokens, step, most)
-    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+    room = Room(tokens, length, task.max_new_tokens)
+    return _fitted(task.name, make, room, _search(make, room, step, most), step)
 
 
 def _niah_line(task: NeedleTask, draw: random.Random) -> str:
@@ -204,10 +222,10 @@ def _vt(task: vt.TrackingTask, tokens: Tokens, length: int) -> Stream:
 
     step = 10 if length >= SHORT_BELOW else 5
     per_unit = tokens(body(step).prompt) / step
-    budget = length - task.max_new_tokens
+    room = Room(tokens, length, task.max_new_tokens)
     most = max(int(length / per_unit * 3), step * 2)
-    units = _search(body, tokens, budget - tokens(example), step, most)
-    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+    units = _search(body, replace(room, reserved=room.reserved + tokens(example)), step, most)
+    return _fitted(task.name, make, room, units, step)
 
 
 def _vt_example(task: vt.TrackingTask, draw: random.Random, tokens: Tokens) -> tuple[str, list[str]]:
@@ -219,8 +237,9 @@ def _vt_example(task: vt.TrackingTask, draw: random.Random, tokens: Tokens) -> t
     step = 5
     per_unit = tokens(make(step).prompt) / step
     most = max(int(vt.EXAMPLE_TOKENS / per_unit * 3), step * 2)
-    units = _search(make, tokens, vt.EXAMPLE_TOKENS, step, most)
-    made, _ = next(_fitted(f"{task.name}'s example", make, tokens, vt.EXAMPLE_TOKENS, 0, units, step))
+    room = Room(tokens, vt.EXAMPLE_TOKENS)
+    units = _search(make, room, step, most)
+    made, _ = next(_fitted(f"{task.name}'s example", make, room, units, step))
     return vt.answered(made.text, made.prefix, made.references) + "\n", list(made.references)
 
 
@@ -282,8 +301,8 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
     step, first = 10, 4096
     per_unit = tokens(make(first).prompt) / first
     most = max(int(length // per_unit) * 2, step * 2)
-    units = _search(make, tokens, length - task.max_new_tokens, step, most)
-    return _fitted(task.name, make, tokens, length, task.max_new_tokens, units, step)
+    room = Room(tokens, length, task.max_new_tokens)
+    return _fitted(task.name, make, room, _search(make, room, step, most), step)
 
 
 def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> Stream:
@@ -320,31 +339,29 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
         yield made, units
 
 
-def _search(make: Make, tokens: Tokens, budget: int, least: int, most: int) -> int:
+def _search(make: Make, room: Room, least: int, most: int) -> int:
     """Upstream's binary search: the largest number of units that it saw fit, else the least."""
     found = least
     while least <= most:
         middle = (least + most) // 2
-        if tokens(make(middle).prompt) <= budget:
+        if room.holds(make(middle).prompt):
             found, least = middle, middle + 1
         else:
             most = middle - 1
     return found
 
 
-def _fitted(
-    name: str, make: Make, tokens: Tokens, length: int, reserved: int, units: int, step: int
-) -> Stream:
+def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
     """Samples one after the other; one that is too long is drawn again with fewer units."""
     while True:
         used, tries = units, 0
-        while (made := _luckily(make, used)) is None or tokens(made.prompt) + reserved > length:
+        while (made := _luckily(make, used)) is None or not room.holds(made.prompt):
             if used > step:
                 used -= step
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"{name} does not fit in {length} tokens as upstream makes it, with {step} units or more; "
+                    f"{name} does not fit in {room.length} tokens as upstream makes it, with {step} units or more; "
                     f"take a longer length, or do without compat"
                 )
         yield made, used
@@ -397,17 +414,17 @@ def upstream_qa_samples(task: QuestionTask, encoder: PromptEncoder, length: int,
             f"{task.name} has {len(data.questions)} questions, one a sample; there cannot be {count} samples"
         )
 
-    def tokens(prompt: tuple[str, str]) -> int:
-        ids = encoder.tokenizer("".join(prompt), add_special_tokens=False, truncation=False, verbose=False)
+    def tokens(text: str) -> int:
+        ids = encoder.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         return len(ids["input_ids"])
 
     make = _question_prompts(data)
-    budget = length - task.max_new_tokens
-    most = _search_documents(task, make, tokens, length, budget)
+    room = Room(tokens, length, task.max_new_tokens)
+    most = _search_documents(task, make, room)
     drafts = []
     for index in range(count):
-        (text, prefix), documents = _question_fitted(task, make, tokens, length, budget, index, most)
-        details = {"compat": VERSION, "units": documents, "upstream_tokens": tokens((text, prefix))}
+        (text, prefix), documents = _question_fitted(task, make, room, index, most)
+        details = {"compat": VERSION, "units": documents, "upstream_tokens": tokens(text + prefix)}
         drafts.append(Draft(text, prefix, data.questions[index].answers, details))
     form = Form(task.suite, task.name, "part", task.max_new_tokens)
     return counted_samples(form, encoder, length, range(count), drafts)
@@ -441,19 +458,17 @@ def _question_prompts(data: QuestionSet) -> MakeQuestion:
     return make
 
 
-def _search_documents(
-    task: QuestionTask, make: MakeQuestion, tokens: Callable[[tuple[str, str]], int], length: int, budget: int
-) -> int:
+def _search_documents(task: QuestionTask, make: MakeQuestion, room: Room) -> int:
     """The largest number of documents that upstream's binary search sees fit, else the least."""
-    first = _question_made(task, make, DOCUMENTS_STEP)
+    first = room.tokens("".join(_question_made(task, make, DOCUMENTS_STEP)))
     least, most, found = (
         DOCUMENTS_STEP,
-        max(int(length / (tokens(first) / DOCUMENTS_STEP) * 3), 2 * DOCUMENTS_STEP),
+        max(int(room.length / (first / DOCUMENTS_STEP) * 3), 2 * DOCUMENTS_STEP),
         DOCUMENTS_STEP,
     )
     while least <= most:
         middle = (least + most) // 2
-        if tokens(_question_made(task, make, middle)) <= budget:
+        if room.holds("".join(_question_made(task, make, middle))):
             found, least = middle, middle + 1
         else:
             most = middle - 1
@@ -473,20 +488,18 @@ def _question_made(task: QuestionTask, make: MakeQuestion, documents: int) -> tu
 def _question_fitted(
     task: QuestionTask,
     make: MakeQuestion,
-    tokens: Callable[[tuple[str, str]], int],
-    length: int,
-    budget: int,
+    room: Room,
     asked: int,
     documents: int,
 ) -> tuple[tuple[str, str], int]:
     """One sample; as long as it is too long, it is made again with fewer documents."""
     for _ in range(documents // DOCUMENTS_STEP + MOST_TRIES):
         made = make(asked, documents)
-        if made is not None and tokens(made) <= budget:
+        if made is not None and room.holds("".join(made)):
             return made, documents
         if documents > DOCUMENTS_STEP:
             documents -= DOCUMENTS_STEP
     raise RopewalkError(
-        f"{task.name} does not fit in {length} tokens as upstream makes it, with {DOCUMENTS_STEP} documents or more; "
-        "take a longer length, or do without compat"
+        f"{task.name} does not fit in {room.length} tokens as upstream makes it, with {DOCUMENTS_STEP} documents or "
+        "more; take a longer length, or do without compat"
     )

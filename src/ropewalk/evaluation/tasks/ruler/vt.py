@@ -69,7 +69,7 @@ class TrackingTask:
                 sample_random(seed, self.name, length, index), units, lines
             )
 
-        return fitted_samples(form, encoder, length, count, drafts_at(length), self.statements, drafts_at)
+        return fitted_samples(form, encoder, length, count, drafts_at, self.statements)
 
     def draft(self, draw: random.Random, units: int, example_lines: int) -> Draft:
         """A prompt of so many units. Names and values do not depend on their number."""

@@ -79,7 +79,7 @@ class CommonWordsTask:
             )
 
         # One word besides the common ones, or none of them would be more common than any.
-        return fitted_samples(form, encoder, length, count, drafts_at(length), COMMON + 1, drafts_at)
+        return fitted_samples(form, encoder, length, count, drafts_at, COMMON + 1)
 
     def draft(self, draw: random.Random, units: int, repeats: Repeats) -> Draft:
         """A prompt of so many units. The example and the common words do not depend on their number."""
@@ -177,7 +177,7 @@ class FrequentWordsTask:
 
             return draft
 
-        return fitted_samples(form, encoder, length, count, drafts_at(length), 0, drafts_at)
+        return fitted_samples(form, encoder, length, count, drafts_at)
 
     def vocabulary(self, draw: random.Random, length: int) -> list[str]:
         """The dots and the other words of a sample, from the most frequent on."""
