@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ropewalk.evaluation.backends.protocol import Backend, Likelihoods
 
 if TYPE_CHECKING:
+    from ropewalk.evaluation.backends.likelihoods import WindowReader
     from ropewalk.models.losses import LossModel, OutputHead
     from ropewalk.parallel import Mesh, World
 
@@ -93,6 +94,14 @@ class ModelUnderTest:
     def chunk_for(self, length: int) -> int | None:
         """Tokens of a pass over a sequence; None where the sequence is no longer than one chunk."""
         return self.prefill_chunk if length > self.prefill_chunk else None
+
+    def window_reader(self, length: int) -> WindowReader:
+        """The model in memory as it reads windows of documents of at most ``length`` tokens, BOS included."""
+        from ropewalk.evaluation.backends.likelihoods import WindowReader
+
+        return WindowReader(
+            self.model, self.head, self.tokenizer.bos_token_id, prefill_chunk=self.chunk_for(length)
+        )
 
     def on_rank_0(self, function: Callable[[], T]) -> T:
         """What a function returns on rank 0, on every rank; without processes, what it returns."""

@@ -23,9 +23,11 @@ from transformers import PreTrainedTokenizerFast
 
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, ratio_interval
+from ropewalk.evaluation.backends.likelihoods import WindowReader
 from ropewalk.evaluation.tasks.longppl import (
     ITSELF,
     Evaluator,
+    KeyTokenRule,
     key_tokens,
     long_perplexity,
     longppl_task,
@@ -138,18 +140,11 @@ def test_equals_a_reading_of_every_token_by_itself(
     documents = text(*lengths, 37)
     evaluator = None if itself else Evaluator("other", *other, word_tokenizer(bos))
     found = long_perplexity(
-        *own,
+        WindowReader(*own, bos, batch_size=batch_size, prefill_chunk=chunk),
         documents,
-        bos,
-        length,
-        short,
-        step,
-        alpha,
-        beta,
-        evaluator,
-        word_tokenizer(bos),
-        batch_size,
-        chunk,
+        KeyTokenRule(length, short, step, alpha, beta),
+        evaluator=evaluator,
+        tokenizer=word_tokenizer(bos),
     )
     chooser = plain[0] if itself else plain[1]
     expected = [
@@ -216,7 +211,9 @@ def loss_of(sure: float, said: bool = True) -> float:
 
 def test_key_token_is_what_only_the_long_context_tells() -> None:
     model = Recalling(sure=8.0)
-    found = long_perplexity(model, identity(), [needle(30), needle(9)], BOS, 64, 8, 4)
+    found = long_perplexity(
+        WindowReader(model, identity(), BOS), [needle(30), needle(9)], KeyTokenRule(64, 8, 4)
+    )
     # In the second text the pair is 9 tokens back, and its token sees 10.
     assert [d.tokens for d in found.documents] == [1, 0]
     assert found.perplexity == pytest.approx(math.exp(loss_of(8.0)))
@@ -233,10 +230,15 @@ def test_key_token_is_what_only_the_long_context_tells() -> None:
 
 def test_only_beginnings_as_long_as_the_length_are_read() -> None:
     model = Recalling(sure=8.0)
-    found = long_perplexity(model, identity(), [needle(30)], BOS, 33, 8, 4)
+    found = long_perplexity(WindowReader(model, identity(), BOS), [needle(30)], KeyTokenRule(33, 8, 4))
     assert found.n_key_tokens == 1
     assert max(map(len, model.rows)) == 33
-    assert long_perplexity(model, identity(), [needle(30)], BOS, 32, 8, 4).n_key_tokens == 0
+    assert (
+        long_perplexity(
+            WindowReader(model, identity(), BOS), [needle(30)], KeyTokenRule(32, 8, 4)
+        ).n_key_tokens
+        == 0
+    )
 
 
 def test_thresholds_are_strict() -> None:
@@ -247,11 +249,31 @@ def test_thresholds_are_strict() -> None:
 def test_alpha_and_beta_choose_fewer() -> None:
     model, head, documents = Recalling(sure=8.0), identity(), [needle(30)]
     spared = math.log(VOCABULARY) - loss_of(8.0)
-    assert long_perplexity(model, head, documents, BOS, 64, 8, 4, alpha=spared - 0.01).n_key_tokens == 1
-    assert long_perplexity(model, head, documents, BOS, 64, 8, 4, alpha=spared + 0.01).n_key_tokens == 0
+    assert (
+        long_perplexity(
+            WindowReader(model, head, BOS), documents, KeyTokenRule(64, 8, 4, alpha=spared - 0.01)
+        ).n_key_tokens
+        == 1
+    )
+    assert (
+        long_perplexity(
+            WindowReader(model, head, BOS), documents, KeyTokenRule(64, 8, 4, alpha=spared + 0.01)
+        ).n_key_tokens
+        == 0
+    )
     below = -loss_of(8.0)
-    assert long_perplexity(model, head, documents, BOS, 64, 8, 4, beta=below - 0.01).n_key_tokens == 1
-    assert long_perplexity(model, head, documents, BOS, 64, 8, 4, beta=below + 0.01).n_key_tokens == 0
+    assert (
+        long_perplexity(
+            WindowReader(model, head, BOS), documents, KeyTokenRule(64, 8, 4, beta=below - 0.01)
+        ).n_key_tokens
+        == 1
+    )
+    assert (
+        long_perplexity(
+            WindowReader(model, head, BOS), documents, KeyTokenRule(64, 8, 4, beta=below + 0.01)
+        ).n_key_tokens
+        == 0
+    )
 
 
 def test_evaluator_chooses_and_the_model_is_scored() -> None:
@@ -259,13 +281,9 @@ def test_evaluator_chooses_and_the_model_is_scored() -> None:
     evaluator = Evaluator("sure", sure, identity(), word_tokenizer(BOS), max_position_embeddings=35)
     calls: list[tuple[int, int]] = []
     found = long_perplexity(
-        unsure,
-        identity(),
+        WindowReader(unsure, identity(), BOS),
         [needle(30)],
-        BOS,
-        64,
-        8,
-        4,
+        KeyTokenRule(64, 8, 4),
         evaluator=evaluator,
         tokenizer=word_tokenizer(BOS),
         progress=lambda done, total: calls.append((done, total)),
@@ -280,9 +298,16 @@ def test_evaluator_chooses_and_the_model_is_scored() -> None:
     )
     assert len(unsure.rows) == 1
     assert calls == [(done, 8) for done in range(1, 9)]
-    assert long_perplexity(unsure, identity(), [needle(30)], BOS, 64, 8, 4).n_key_tokens == 0
+    assert (
+        long_perplexity(
+            WindowReader(unsure, identity(), BOS), [needle(30)], KeyTokenRule(64, 8, 4)
+        ).n_key_tokens
+        == 0
+    )
     with pytest.raises(RopewalkError, match="sure needs the model's tokenizer"):
-        long_perplexity(unsure, identity(), [needle(30)], BOS, 64, 8, 4, evaluator=evaluator)
+        long_perplexity(
+            WindowReader(unsure, identity(), BOS), [needle(30)], KeyTokenRule(64, 8, 4), evaluator=evaluator
+        )
     assert len(unsure.rows) == 1 + 7
     beyond = replace(found, evaluator_stated=34)
     assert (
@@ -304,7 +329,11 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
     model = Recalling(sure=0.0)
     evaluator = Evaluator("words", Recalling(sure=8.0), identity(), word_tokenizer(BOS))
     found = long_perplexity(
-        model, identity(), [document], None, len(document), 8, 4, evaluator=evaluator, tokenizer=tokenizer
+        WindowReader(model, identity(), None),
+        [document],
+        KeyTokenRule(len(document), 8, 4),
+        evaluator=evaluator,
+        tokenizer=tokenizer,
     )
     # The key word is the second " w04", of four letters; the model without BOS says all of them alike.
     assert found.documents[0].tokens == found.n_key_tokens == 4
@@ -318,7 +347,11 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
         RopewalkError, match=r"more than 12 tokens of the evaluator words.*, cut to \d+ tokens.*has 12$"
     ):
         long_perplexity(
-            model, identity(), [document], None, cut, 8, 4, evaluator=evaluator, tokenizer=tokenizer
+            WindowReader(model, identity(), None),
+            [document],
+            KeyTokenRule(cut, 8, 4),
+            evaluator=evaluator,
+            tokenizer=tokenizer,
         )
 
 
@@ -426,7 +459,11 @@ def test_short_rows_cover_what_lies_beyond_the_first(n_tokens: int, short: int, 
 
 def test_task_has_what_a_comparison_needs() -> None:
     model = Recalling(sure=8.0)
-    found = long_perplexity(model, identity(), [needle(30), needle(9), needle(40), needle(5)], BOS, 40, 8, 4)
+    found = long_perplexity(
+        WindowReader(model, identity(), BOS),
+        [needle(30), needle(9), needle(40), needle(5)],
+        KeyTokenRule(40, 8, 4),
+    )
     task = longppl_task(found)
     assert (task.suite, task.task, task.length, task.unit, task.status) == (
         "longppl",
@@ -460,7 +497,9 @@ def test_task_has_what_a_comparison_needs() -> None:
 
 
 def test_interval_is_over_documents(own: tuple[Any, OutputHead]) -> None:
-    found = long_perplexity(*own, text(40, 37, 33, 40, 39), BOS, 36, 4, 2, 0.2, -6.0)
+    found = long_perplexity(
+        WindowReader(*own, BOS), text(40, 37, 33, 40, 39), KeyTokenRule(36, 4, 2, 0.2, -6.0)
+    )
     counts = [d.tokens for d in found.documents]
     assert len([count for count in counts if count]) > 2
     expected = ratio_interval([d.nats for d in found.documents], counts, at_least=0)
@@ -469,7 +508,11 @@ def test_interval_is_over_documents(own: tuple[Any, OutputHead]) -> None:
 
 
 def test_no_key_token_is_not_run_and_says_why() -> None:
-    task = longppl_task(long_perplexity(Recalling(sure=8.0), identity(), [needle(9)], BOS, 64, 8, 4))
+    task = longppl_task(
+        long_perplexity(
+            WindowReader(Recalling(sure=8.0), identity(), BOS), [needle(9)], KeyTokenRule(64, 8, 4)
+        )
+    )
     assert task.status == "not run"
     assert task.unit == "perplexity"
     assert math.isnan(task.score)
@@ -498,7 +541,9 @@ class Breaking(Recalling):
 @pytest.mark.parametrize("in_long", [False, True])
 def test_loss_that_is_not_finite_is_not_run(in_long: bool) -> None:
     documents = [needle(30), np.append(needle(31), 95)]
-    found = long_perplexity(Breaking(8.0, in_long), identity(), documents, BOS, 64, 8, 4)
+    found = long_perplexity(
+        WindowReader(Breaking(8.0, in_long), identity(), BOS), documents, KeyTokenRule(64, 8, 4)
+    )
     assert found.documents[0].tokens == 1
     assert math.isnan(found.perplexity)
     task = longppl_task(found)
@@ -513,12 +558,9 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
     own[0].train()
     try:
         long_perplexity(
-            *own,
+            WindowReader(*own, BOS),
             text(37),
-            BOS,
-            30,
-            4,
-            2,
+            KeyTokenRule(30, 4, 2),
             evaluator=Evaluator("other", *other, tokenizer),
             tokenizer=tokenizer,
         )
@@ -545,16 +587,12 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
 )
 def test_refuses_what_it_cannot_score(settings: dict[str, Any], message: str) -> None:
     model = Recalling(sure=8.0)
-    arguments = {
-        "documents": text(30),
-        "bos_id": BOS,
-        "length": 40,
-        "short_context": 8,
-        "step": 4,
-        **settings,
-    }
+    values = {"documents": text(30), "length": 40, "short_context": 8, "step": 4, **settings}
+    reading = {name: values.pop(name) for name in ("batch_size", "prefill_chunk") if name in values}
     with pytest.raises(RopewalkError, match=message):
-        long_perplexity(model, identity(), **arguments)
+        long_perplexity(
+            WindowReader(model, identity(), BOS, **reading), values.pop("documents"), KeyTokenRule(**values)
+        )
     assert model.rows == []
 
 
@@ -565,5 +603,9 @@ def test_evaluator_whose_rope_would_change_between_chunks_is_refused(own: tuple[
     evaluator = Evaluator("stock", stock, OutputHead.of(stock), tokenizer)
     with pytest.raises(EngineError, match="is dynamic"):
         long_perplexity(
-            *own, text(37), BOS, 30, 4, 2, evaluator=evaluator, tokenizer=tokenizer, prefill_chunk=8
+            WindowReader(*own, BOS, prefill_chunk=8),
+            text(37),
+            KeyTokenRule(30, 4, 2),
+            evaluator=evaluator,
+            tokenizer=tokenizer,
         )

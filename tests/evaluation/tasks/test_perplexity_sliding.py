@@ -16,9 +16,10 @@ from transformers import MistralConfig, MistralForCausalLM
 from ropewalk.attention.layout import IGNORED
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation import TaskResult, evaluation_rows, perplexity_by_position, ratio_interval
-from ropewalk.evaluation.backends.likelihoods import causal_losses, window_row
+from ropewalk.evaluation.backends.likelihoods import WindowReader, causal_losses, window_row
 from ropewalk.evaluation.tasks.perplexity import (
     SlidingPerplexity,
+    SlidingWindows,
     document_windows,
     sliding_perplexity,
     sliding_task,
@@ -113,7 +114,9 @@ def test_equals_the_published_loop(
     model: Any, plain: Any, head: OutputHead, bos: int | None, truncate: bool
 ) -> None:
     documents = text(50, 1, 17, 2, 33, 0)
-    found = sliding_perplexity(model, head, documents, bos, 16, 5, truncate)
+    found = sliding_perplexity(
+        WindowReader(model, head, bos), documents, SlidingWindows(16, None if truncate else 5)
+    )
     assert_equals_naive(found, naive(plain, documents, bos, 16, 5, truncate))
     assert [d.index for d in found.documents] == [0, 2, 3, 4]
     assert found.n_skipped == 2
@@ -146,7 +149,9 @@ def test_equals_the_published_loop_in_any_shape(
 ) -> None:
     documents, stride = text(*lengths), data.draw(st.integers(1, length - 1))
     found = sliding_perplexity(
-        model, head, documents, bos, length, stride, batch_size=batch_size, prefill_chunk=chunk
+        WindowReader(model, head, bos, batch_size=batch_size, prefill_chunk=chunk),
+        documents,
+        SlidingWindows(length, stride),
     )
     assert_equals_naive(found, naive(plain, documents, bos, length, stride))
 
@@ -179,18 +184,24 @@ def test_window_begins_with_bos_and_labels_only_what_is_new() -> None:
 
 def test_truncation_is_the_first_window_of_each_document(model: Any, head: OutputHead) -> None:
     documents = text(50, 17, 33)
-    truncated = sliding_perplexity(model, head, documents, BOS, 16, truncate=True)
-    first = sliding_perplexity(model, head, documents, BOS, 16, 5, most_windows=1)
+    truncated = sliding_perplexity(WindowReader(model, head, BOS), documents, SlidingWindows(16, None))
+    first = sliding_perplexity(
+        WindowReader(model, head, BOS), documents, SlidingWindows(16, 5, most_windows=1)
+    )
     assert truncated.documents == first.documents
     assert truncated.n_cut == first.n_cut == 3
-    assert truncated.stride is None
+    assert truncated.windows.stride is None
     assert [d.windows for d in truncated.documents] == [1, 1, 1]
 
 
 def test_most_windows_leaves_out_the_ends(model: Any, head: OutputHead) -> None:
     documents = text(50, 18)
-    capped = sliding_perplexity(model, head, documents, BOS, 16, 5, most_windows=3)
-    rest = sliding_perplexity(model, head, [documents[0][:25], documents[1]], BOS, 16, 5)
+    capped = sliding_perplexity(
+        WindowReader(model, head, BOS), documents, SlidingWindows(16, 5, most_windows=3)
+    )
+    rest = sliding_perplexity(
+        WindowReader(model, head, BOS), [documents[0][:25], documents[1]], SlidingWindows(16, 5)
+    )
     assert [d.windows for d in capped.documents] == [3, 2]
     assert [d.nats for d in capped.documents] == pytest.approx([d.nats for d in rest.documents], rel=FLOAT32)
     assert capped.n_cut == 1
@@ -201,13 +212,15 @@ def test_uniform_model_has_the_vocabulary_as_perplexity() -> None:
     uniform = tiny_llama()
     torch.nn.init.zeros_(uniform.lm_head.weight)
     attach(uniform)
-    found = sliding_perplexity(uniform, OutputHead.of(uniform), text(30, 41), BOS, 16, 5)
+    found = sliding_perplexity(
+        WindowReader(uniform, OutputHead.of(uniform), BOS), text(30, 41), SlidingWindows(16, 5)
+    )
     for value in (found.published, found.token_weighted, *found.published_ci95, *found.token_weighted_ci95):
         assert value == pytest.approx(VOCABULARY, rel=1e-6)
 
 
 def test_intervals_are_over_documents(model: Any, head: OutputHead) -> None:
-    found = sliding_perplexity(model, head, text(50, 17, 33, 40), BOS, 16, 5)
+    found = sliding_perplexity(WindowReader(model, head, BOS), text(50, 17, 33, 40), SlidingWindows(16, 5))
     tokens = [d.tokens for d in found.documents]
     by_token = ratio_interval([d.nats for d in found.documents], tokens, at_least=0)
     assert found.token_weighted_ci95 == tuple(map(math.exp, by_token))
@@ -217,7 +230,7 @@ def test_intervals_are_over_documents(model: Any, head: OutputHead) -> None:
 
 
 def test_task_says_all_that_a_comparison_needs(model: Any, head: OutputHead) -> None:
-    found = sliding_perplexity(model, head, text(50, 1, 17, 9), BOS, 16, 5)
+    found = sliding_perplexity(WindowReader(model, head, BOS), text(50, 1, 17, 9), SlidingWindows(16, 5))
     task = sliding_task(found)
     assert (task.suite, task.task, task.length, task.n, task.unit) == (
         "perplexity",
@@ -247,7 +260,9 @@ def test_task_says_all_that_a_comparison_needs(model: Any, head: OutputHead) -> 
     for sample in task.samples:
         assert sample["perplexity"] == pytest.approx(math.exp(sample["nats"] / sample["tokens"]))
     assert TaskResult.from_json(json.loads(json.dumps(task.to_json(), allow_nan=False))) == task
-    truncated = sliding_task(sliding_perplexity(model, head, text(50), BOS, 16, truncate=True))
+    truncated = sliding_task(
+        sliding_perplexity(WindowReader(model, head, BOS), text(50), SlidingWindows(16, None))
+    )
     assert truncated.task == "truncated"
     assert "stride" not in truncated.details
 
@@ -255,7 +270,9 @@ def test_task_says_all_that_a_comparison_needs(model: Any, head: OutputHead) -> 
 def test_loss_that_is_not_finite_stays_visible(model: Any) -> None:
     broken = torch.nn.Linear(32, VOCABULARY, bias=False)
     torch.nn.init.constant_(broken.weight, math.nan)
-    found = sliding_perplexity(model, OutputHead(broken), text(30, 20), BOS, 16, 5)
+    found = sliding_perplexity(
+        WindowReader(model, OutputHead(broken), BOS), text(30, 20), SlidingWindows(16, 5)
+    )
     assert math.isnan(found.token_weighted)
     assert math.isnan(found.published)
     task = sliding_task(found)
@@ -270,13 +287,9 @@ def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: Out
     model.train()
     try:
         sliding_perplexity(
-            model,
-            head,
+            WindowReader(model, head, BOS, batch_size=2),
             text(30, 20),
-            BOS,
-            16,
-            5,
-            batch_size=2,
+            SlidingWindows(16, 5),
             progress=lambda done, total: calls.append((done, total)),
         )
         assert model.training
@@ -302,9 +315,12 @@ def test_leaves_the_model_as_it_was_and_says_how_far_it_is(model: Any, head: Out
 def test_refuses_what_it_cannot_score(
     model: Any, head: OutputHead, settings: dict[str, Any], message: str
 ) -> None:
-    arguments = {"documents": text(30), "bos_id": BOS, "length": 16, "stride": 5, **settings}
+    values = {"documents": text(30), "length": 16, "stride": 5, **settings}
+    reading = {name: values.pop(name) for name in ("batch_size", "prefill_chunk") if name in values}
     with pytest.raises(RopewalkError, match=message):
-        sliding_perplexity(model, head, **arguments)
+        sliding_perplexity(
+            WindowReader(model, head, BOS, **reading), values.pop("documents"), SlidingWindows(**values)
+        )
 
 
 class DoubleHead(OutputHead):
@@ -383,10 +399,10 @@ def test_chunks_are_refused_where_the_rope_would_change_between_them() -> None:
     stock = tiny_llama(rope_parameters=ROPES["dynamic"])
     head = OutputHead.of(stock)
     with pytest.raises(EngineError, match=r"LlamaForCausalLM is dynamic.*exact_rope=True"):
-        sliding_perplexity(stock, head, text(30), BOS, 16, 5, prefill_chunk=4)
-    sliding_perplexity(stock, head, text(30), BOS, 16, 5)
+        sliding_perplexity(WindowReader(stock, head, BOS, prefill_chunk=4), text(30), SlidingWindows(16, 5))
+    sliding_perplexity(WindowReader(stock, head, BOS), text(30), SlidingWindows(16, 5))
     plain = tiny_llama()
-    sliding_perplexity(plain, head, text(30), BOS, 16, 5, prefill_chunk=4)
+    sliding_perplexity(WindowReader(plain, head, BOS, prefill_chunk=4), text(30), SlidingWindows(16, 5))
 
 
 class Largest(TorchDispatchMode):

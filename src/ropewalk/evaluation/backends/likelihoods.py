@@ -165,41 +165,64 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
         )
 
 
-def read_windows(
-    model: Any,
-    head: OutputHead,
-    windows: Sequence[tuple[Ids, Window]],
-    bos_id: int | None,
-    batch_size: int = 1,
-    prefill_chunk: int | None = None,
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Losses of windows' scored tokens, as a forward pass over each alone gives them.
+@dataclass(frozen=True, eq=False)
+class WindowReader:
+    """A model that reads windows of documents, each as a forward pass over it alone does.
 
-    Args:
-        model: a causal decoder, in evaluation mode and without gradients.
+    Attributes:
+        model: a causal decoder from ``load_model``.
         head: its output head.
-        windows: each with its document.
-        bos_id: put in front of each; None for none.
+        bos_id: put in front of every window; None for tokenizers that have none.
         batch_size: windows of equal length in one pass.
-        prefill_chunk: as in :func:`~ropewalk.evaluation.tasks.perplexity.causal_losses`.
-
-    Yields:
-        A window's number among those given, and ``[end - first]`` in nats. The longest windows come first: what
-        does not fit into memory fails at once.
+        prefill_chunk: tokens of a pass, as in :func:`causal_losses`.
     """
-    # In batches of equal length nothing is padded, so that no window depends on what is beside it.
-    of_length: dict[int, list[int]] = {}
-    for number, (_, window) in enumerate(windows):
-        of_length.setdefault(window.end - window.start, []).append(number)
-    for same in (of_length[tokens] for tokens in sorted(of_length, reverse=True)):
-        for batch in (same[at : at + batch_size] for at in range(0, len(same), batch_size)):
-            rows = [window_row(*windows[number], bos_id) for number in batch]
-            ids, labels = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
-            ids, labels = ids.to(model.device), labels.to(model.device)
-            losses = causal_losses(model, head, ids, labels, prefill_chunk).cpu().numpy()
-            for number, row in zip(batch, losses, strict=True):
-                window = windows[number][1]
-                yield number, row[window.first - window.end - 1 : -1]
+
+    model: Any
+    head: OutputHead
+    bos_id: int | None = None
+    batch_size: int = 1
+    prefill_chunk: int | None = None
+
+    @property
+    def special(self) -> int:
+        """Special tokens of a window."""
+        return 0 if self.bos_id is None else 1
+
+    def check(self) -> None:
+        """Raise where windows cannot be read so.
+
+        Raises:
+            RopewalkError: if a pass has no window or no token.
+            EngineError: if the model cannot be read in chunks.
+        """
+        if self.batch_size < 1:
+            raise RopewalkError(f"batch_size must be 1 or more, got {self.batch_size}")
+        check_prefill_chunk(self.model, self.prefill_chunk)
+
+    def losses(self, windows: Sequence[tuple[Ids, Window]]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Losses of windows' scored tokens; the model is in evaluation mode and without gradients.
+
+        Args:
+            windows: each with its document.
+
+        Yields:
+            A window's number among those given, and ``[end - first]`` in nats. The longest windows come first: what
+            does not fit into memory fails at once.
+        """
+        # In batches of equal length nothing is padded, so that no window depends on what is beside it.
+        of_length: dict[int, list[int]] = {}
+        for number, (_, window) in enumerate(windows):
+            of_length.setdefault(window.end - window.start, []).append(number)
+        for same in (of_length[tokens] for tokens in sorted(of_length, reverse=True)):
+            for at in range(0, len(same), self.batch_size):
+                batch = same[at : at + self.batch_size]
+                rows = [window_row(*windows[number], self.bos_id) for number in batch]
+                ids, labels = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
+                ids, labels = ids.to(self.model.device), labels.to(self.model.device)
+                losses = causal_losses(self.model, self.head, ids, labels, self.prefill_chunk).cpu().numpy()
+                for number, row in zip(batch, losses, strict=True):
+                    window = windows[number][1]
+                    yield number, row[window.first - window.end - 1 : -1]
 
 
 def window_row(document: Ids, window: Window, bos_id: int | None) -> tuple[NDArray[Any], NDArray[Any]]:

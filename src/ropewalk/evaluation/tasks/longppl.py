@@ -39,6 +39,7 @@ from ropewalk.evaluation.tasks.suite import WHAT, LikelihoodInput, LikelihoodSui
 from ropewalk.io.settings import Length, Option, Settings
 
 if TYPE_CHECKING:
+    from ropewalk.evaluation.backends.likelihoods import WindowReader
     from ropewalk.models.losses import OutputHead
 
 SHORT_CONTEXT = 4096
@@ -47,6 +48,42 @@ STEPS_OF_SHORT_CONTEXT = 4
 """The short context of 4096 tokens moves by 1024; a shorter one keeps that ratio."""
 ALPHA = 2.0
 BETA = -2.0
+
+
+@dataclass(frozen=True)
+class KeyTokenRule:
+    """Which tokens of a text are key tokens: how far long and short rows see back, and what must come of it.
+
+    Attributes:
+        length: tokens of a long row, BOS included; longer documents are cut to their beginning.
+        short_context: tokens of text before a token, at least, in the short rows; BOS not counted.
+        step: tokens that share a short row; the last of them sees ``short_context + step - 1``.
+        alpha, beta: thresholds in nats, of the difference and of the log-probability; see :func:`key_tokens`.
+
+    Raises:
+        RopewalkError: if a number is out of range.
+
+    Source: Fang et al., arXiv:2410.23771, with its context of 4096, step of 1024, alpha of 2 and beta of -2.
+    """
+
+    length: int
+    short_context: int = SHORT_CONTEXT
+    step: int = STEP
+    alpha: float = ALPHA
+    beta: float = BETA
+
+    def __post_init__(self) -> None:
+        for name, value in (("short_context", self.short_context), ("step", self.step)):
+            if value < 1:
+                raise RopewalkError(f"{name} must be 1 or more, got {value}")
+        for name, threshold in (("alpha", self.alpha), ("beta", self.beta)):
+            if not math.isfinite(threshold):
+                raise RopewalkError(f"{name} must be a finite number of nats, got {threshold}")
+
+    @property
+    def beginning(self) -> int:
+        """Tokens at a text's beginning that have nothing to be compared with: a short context and a step."""
+        return self.short_context + self.step
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +144,7 @@ class LongPerplexity:
     """LongPPL of some documents at one length.
 
     Attributes:
-        length: tokens of a long row, BOS included; longer documents are cut to their beginning.
-        short_context: tokens of text before a token, at least, in the short rows.
-        step: tokens that share a short row; the last of them sees ``short_context + step - 1``.
-        alpha, beta: thresholds in nats, of the difference and of the log-probability.
+        rule: by which they were chosen.
         evaluator: what chose the key tokens.
         evaluator_tokens: of its longest row, BOS included.
         evaluator_stated: ``max_position_embeddings`` of another model as evaluator; None for the model itself.
@@ -121,11 +155,7 @@ class LongPerplexity:
         ci95: its 95 % interval over documents (Student's, of the mean loss).
     """
 
-    length: int
-    short_context: int
-    step: int
-    alpha: float
-    beta: float
+    rule: KeyTokenRule
     evaluator: str
     evaluator_tokens: int
     evaluator_stated: int | None
@@ -286,38 +316,23 @@ def short_windows(n_tokens: int, short_context: int, step: int) -> Iterator[Wind
 
 
 def long_perplexity(
-    model: Any,
-    head: OutputHead,
+    reader: WindowReader,
     documents: Sequence[Ids],
-    bos_id: int | None,
-    length: int,
-    short_context: int = SHORT_CONTEXT,
-    step: int = STEP,
-    alpha: float = ALPHA,
-    beta: float = BETA,
+    rule: KeyTokenRule,
     evaluator: Evaluator | None = None,
     tokenizer: Any = None,
-    batch_size: int = 1,
-    prefill_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> LongPerplexity:
     """Perplexity of a model on the tokens for which long context matters.
 
     Args:
-        model: a model from ``load_model``; its training mode is left as it was.
-        head: its output head.
+        reader: the model; its training mode is left as it was. Its batch size is that of short rows.
         documents: int ``[tokens]`` each, without special tokens. Those of at most ``short_context + step`` tokens
             have nothing to compare; they are left out and counted.
-        bos_id: put in front of every row; None for tokenizers that have none.
-        length: tokens of a long row, BOS included.
-        short_context: tokens of text, BOS not counted.
-        step: tokens that share a short row.
-        alpha, beta: in nats, see :func:`key_tokens`.
+        rule: which tokens are key tokens.
         evaluator: chooses the key tokens; the model itself if None. To compare models, give all of them the same.
             It counts ``short_context`` and ``step`` in its own tokens.
         tokenizer: the model's own, needed with an evaluator.
-        batch_size: short rows in one pass.
-        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`.
         progress: called with the rows done and all rows, long and short.
 
     Returns:
@@ -325,53 +340,42 @@ def long_perplexity(
         makes it NaN, and :func:`longppl_task` says which.
 
     Raises:
-        RopewalkError: if an argument is out of range, no document is long enough, or a tokenizer has no offsets.
+        RopewalkError: if no document is long enough, or a tokenizer has no offsets.
         EngineError: if a model cannot be read in chunks.
 
-    Source: Fang et al., arXiv:2410.23771, with its context of 4096, step of 1024, alpha of 2 and beta of -2.
+    Source: Fang et al., arXiv:2410.23771.
     """
-    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk
-
-    room = length - (bos_id is not None)
-    _check_numbers(short_context, step, alpha, beta, batch_size)
     if evaluator is None:
-        check_long_perplexity(documents, bos_id, length, short_context, step)
-        chooser, chooser_head, chooser_bos = model, head, bos_id
+        check_long_perplexity(documents, reader.bos_id, rule)
+        chooser = reader
     else:
-        chooser, chooser_head = evaluator.model, evaluator.head
-        chooser_bos = evaluator.tokenizer.bos_token_id
-    pairs = _pairs(documents, room, tokenizer, evaluator)
-    for each in {id(one): one for one in (model, chooser)}.values():
-        check_prefill_chunk(each, prefill_chunk)
-    beginning = short_context + step
-    texts = {index: pair for index, pair in enumerate(pairs) if len(pair[1].input_ids) > beginning}
+        chooser = replace(
+            reader, model=evaluator.model, head=evaluator.head, bos_id=evaluator.tokenizer.bos_token_id
+        )
+    pairs = _pairs(documents, rule.length - reader.special, tokenizer, evaluator)
+    for each in dict.fromkeys((reader, chooser)):
+        each.check()
+    texts = {index: pair for index, pair in enumerate(pairs) if len(pair[1].input_ids) > rule.beginning}
     if not texts:
         assert evaluator is not None
-        raise too_short(evaluator.name, [len(other.input_ids) for _, other in pairs], length, beginning)
+        raise too_short(evaluator.name, [len(other.input_ids) for _, other in pairs], rule)
     plans = {
-        i: list(short_windows(len(other.input_ids), short_context, step)) for i, (_, other) in texts.items()
+        index: list(short_windows(len(other.input_ids), rule.short_context, rule.step))
+        for index, (_, other) in texts.items()
     }
     count = _counter(progress, (1 + (evaluator is not None)) * len(texts) + sum(map(len, plans.values())))
     found: list[KeyTokens] = []
     not_finite: list[int] = []
-
-    def whole(reading: Reading, bos: int | None) -> list[tuple[Ids, Window]]:
-        # Without BOS nothing comes before the first token, so it is not scored.
-        return [(reading.input_ids, Window(0, int(bos is None), len(reading.input_ids)))]
-
-    with evaluating(model), evaluating(chooser):
+    with evaluating(reader.model), evaluating(chooser.model):
         for index, (own, other) in texts.items():
-            losses = _losses(model, head, whole(own, bos_id), bos_id, 1, prefill_chunk, count)
-            longs = losses
+            losses = longs = _losses(reader, _whole(own, reader), count)
             if evaluator is not None:
-                rows = whole(other, chooser_bos)
-                longs = _losses(chooser, chooser_head, rows, chooser_bos, 1, prefill_chunk, count)
-            parts = [(other.input_ids, window) for window in plans[index]]
-            short = _losses(chooser, chooser_head, parts, chooser_bos, batch_size, prefill_chunk, count)
+                longs = _losses(chooser, _whole(other, chooser), count)
+            short = _losses(chooser, [(other.input_ids, window) for window in plans[index]], count)
             if not all(np.isfinite(each).all() for each in (losses, longs, short)):
                 not_finite.append(index)
             chosen = np.zeros(len(other.input_ids), dtype=np.bool_)
-            chosen[-len(short) :] = key_tokens(longs[-len(short) :], short, alpha, beta)
+            chosen[-len(short) :] = key_tokens(longs[-len(short) :], short, rule.alpha, rule.beta)
             compared = np.arange(len(other.input_ids)) >= len(other.input_ids) - len(short)
             if evaluator is not None:
                 compared = own.spans[:, 0] >= other.spans[-len(short), 0]
@@ -379,13 +383,9 @@ def long_perplexity(
             found.append(_document(index, losses, chosen, int(compared.sum())))
     perplexity, ci95 = (math.nan, NO_INTERVAL) if not_finite else _perplexity(found)
     return LongPerplexity(
-        length,
-        short_context,
-        step,
-        alpha,
-        beta,
+        rule,
         ITSELF if evaluator is None else evaluator.name,
-        max(len(other.input_ids) for _, other in texts.values()) + (chooser_bos is not None),
+        max(len(other.input_ids) for _, other in texts.values()) + chooser.special,
         None if evaluator is None else evaluator.max_position_embeddings,
         tuple(found),
         len(documents) - len(texts),
@@ -395,49 +395,44 @@ def long_perplexity(
     )
 
 
-def check_long_perplexity(
-    documents: Sequence[Ids], bos_id: int | None, length: int, short_context: int, step: int
-) -> None:
+def _whole(reading: Reading, reader: WindowReader) -> list[tuple[Ids, Window]]:
+    """A text as one window; without BOS nothing comes before the first token, so it is not scored."""
+    return [(reading.input_ids, Window(0, 1 - reader.special, len(reading.input_ids)))]
+
+
+def check_long_perplexity(documents: Sequence[Ids], bos_id: int | None, rule: KeyTokenRule) -> None:
     """Raise where :func:`long_perplexity` has nothing to compare with the model as its own evaluator.
 
     Args:
-        documents, bos_id, length, short_context, step: as there.
+        documents, rule: as there.
+        bos_id: of the model's tokenizer, None for none.
     """
-    room = length - (bos_id is not None)
-    if short_context + step >= room:
+    room = rule.length - (bos_id is not None)
+    if rule.beginning >= room:
         raise RopewalkError(
-            f"a short context of {short_context} tokens in steps of {step} leaves nothing to compare at a length "
-            f"of {length}; together they must be less than {room}"
+            f"a short context of {rule.short_context} tokens in steps of {rule.step} leaves nothing to compare at a "
+            f"length of {rule.length}; together they must be less than {room}"
         )
     longest = max(map(len, documents), default=0)
-    if longest <= short_context + step:
+    if longest <= rule.beginning:
         raise RopewalkError(
-            f"LongPPL needs a document longer than a short context of {short_context} tokens and a step of {step} "
-            f"together; the longest of {len(documents)} has {longest}"
+            f"LongPPL needs a document longer than a short context of {rule.short_context} tokens and a step of "
+            f"{rule.step} together; the longest of {len(documents)} has {longest}"
         )
 
 
-def _check_numbers(short_context: int, step: int, alpha: float, beta: float, batch_size: int) -> None:
-    for name, value in (("short_context", short_context), ("step", step), ("batch_size", batch_size)):
-        if value < 1:
-            raise RopewalkError(f"{name} must be 1 or more, got {value}")
-    for name, threshold in (("alpha", alpha), ("beta", beta)):
-        if not math.isfinite(threshold):
-            raise RopewalkError(f"{name} must be a finite number of nats, got {threshold}")
-
-
-def too_short(evaluator: str, lengths: Sequence[int], length: int, beginning: int) -> RopewalkError:
+def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> RopewalkError:
     """What is wrong where an evaluator has nothing to compare.
 
     Args:
         evaluator: its name.
         lengths: tokens that it reads of each text.
-        length: tokens of a long row of the model.
-        beginning: tokens of a short context and a step.
+        rule: the model's.
     """
     return RopewalkError(
-        f"LongPPL needs a text of more than {beginning} tokens of the evaluator {evaluator}, its short context and "
-        f"step; the longest of {len(lengths)}, cut to {length} tokens of the model, has {max(lengths, default=0)}"
+        f"LongPPL needs a text of more than {rule.beginning} tokens of the evaluator {evaluator}, its short context "
+        f"and step; the longest of {len(lengths)}, cut to {rule.length} tokens of the model, has "
+        f"{max(lengths, default=0)}"
     )
 
 
@@ -469,19 +464,11 @@ def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
 
 
 def _losses(
-    model: Any,
-    head: OutputHead,
-    windows: Sequence[tuple[Ids, Window]],
-    bos_id: int | None,
-    batch_size: int,
-    prefill_chunk: int | None,
-    count: Callable[[], None],
+    reader: WindowReader, windows: Sequence[tuple[Ids, Window]], count: Callable[[], None]
 ) -> NDArray[np.float64]:
     """Losses of the windows' scored tokens, in the order of the windows."""
-    from ropewalk.evaluation.backends.likelihoods import read_windows
-
     found: dict[int, NDArray[np.float64]] = {}
-    for number, losses in read_windows(model, head, windows, bos_id, batch_size, prefill_chunk):
+    for number, losses in reader.losses(windows):
         found[number] = losses
         count()
     return np.concatenate([found[number] for number in range(len(windows))])
@@ -504,14 +491,15 @@ def _perplexity(documents: Sequence[KeyTokens]) -> tuple[float, Interval]:
 
 def longppl_task(result: LongPerplexity) -> TaskResult:
     """The result as a task; not run where there is no key token, or a loss is no number."""
+    rule = result.rule
     details: dict[str, Any] = {
         "evaluator": result.evaluator,
         "evaluator_tokens": result.evaluator_tokens,
         "mapping": "tokens" if result.evaluator == ITSELF else "characters",
-        "short_context": result.short_context,
-        "step": result.step,
-        "alpha": result.alpha,
-        "beta": result.beta,
+        "short_context": rule.short_context,
+        "step": rule.step,
+        "alpha": rule.alpha,
+        "beta": rule.beta,
         "n_key_tokens": result.n_key_tokens,
         "n_compared": result.n_compared,
         "n_tokens": sum(each.all_tokens for each in result.documents),
@@ -520,7 +508,7 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
         "documents": len(result.documents),
         "documents_short": result.n_short,
         # The first token of a row is not scored.
-        "documents_shorter_than_length": sum(d.all_tokens < result.length - 1 for d in result.documents),
+        "documents_shorter_than_length": sum(d.all_tokens < rule.length - 1 for d in result.documents),
     }
     reason = None
     if result.not_finite:
@@ -530,10 +518,10 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
     elif not result.n_key_tokens:
         reason = (
             f"none of {result.n_compared} tokens is a key token: no long context spared {result.evaluator} more "
-            f"than {result.alpha:g} nats and led to a log-probability above {result.beta:g}"
+            f"than {rule.alpha:g} nats and led to a log-probability above {rule.beta:g}"
         )
     if reason is not None:
-        task = TaskResult.not_run("longppl", "longppl", result.length, reason, unit="perplexity")
+        task = TaskResult.not_run("longppl", "longppl", rule.length, reason, unit="perplexity")
         return replace(task, details=details)
     stated = result.evaluator_stated
     if stated is not None and result.evaluator_tokens > stated:
@@ -545,7 +533,7 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
     return TaskResult(
         suite="longppl",
         task="longppl",
-        length=result.length,
+        length=rule.length,
         n=len(holding),
         score=result.perplexity,
         ci95=result.ci95,
@@ -577,40 +565,39 @@ class LongPplSettings(Settings):
     )
 
 
-def _step(given: LikelihoodInput) -> int:
-    return max(1, given.settings.of(LongPplSettings).short_context // STEPS_OF_SHORT_CONTEXT)
+def _rule(length: int, given: LikelihoodInput) -> KeyTokenRule:
+    short_context = given.settings.of(LongPplSettings).short_context
+    return KeyTokenRule(length, short_context, max(1, short_context // STEPS_OF_SHORT_CONTEXT))
 
 
 def _check(task: str, length: int, given: LikelihoodInput) -> None:
     """Raise where no text is long enough, in the tokens of whoever chooses the key tokens."""
     settings, tokenizer = given.settings.of(LongPplSettings), given.tokenizer
-    documents, step, bos = given.documents[: given.settings.rows], _step(given), tokenizer.bos_token_id
+    documents, rule, bos = (
+        given.documents[: given.settings.rows],
+        _rule(length, given),
+        tokenizer.bos_token_id,
+    )
     if settings.evaluator is None:
-        check_long_perplexity(documents, bos, length, settings.short_context, step)
+        check_long_perplexity(documents, bos, rule)
         return
     from ropewalk.data import load_tokenizer
 
-    room, beginning = length - (bos is not None), settings.short_context + step
-    read = readings(documents, tokenizer, load_tokenizer(settings.evaluator), room)
+    read = readings(documents, tokenizer, load_tokenizer(settings.evaluator), length - (bos is not None))
     lengths = [len(other.input_ids) for _, other in read]
-    if max(lengths, default=0) <= beginning:
-        raise too_short(settings.evaluator, lengths, length, beginning)
+    if max(lengths, default=0) <= rule.beginning:
+        raise too_short(settings.evaluator, lengths, rule)
 
 
 def _measure(task: str, length: int, given: LikelihoodInput, progress: Progress | None) -> TaskResult:
     settings, under_test = given.settings.of(LongPplSettings), given.under_test
     measured = long_perplexity(
-        under_test.model,
-        under_test.head,
+        under_test.window_reader(length),
         given.documents[: given.settings.rows],
-        given.tokenizer.bos_token_id,
-        length,
-        settings.short_context,
-        _step(given),
-        evaluator=_evaluator(settings.evaluator, under_test.model),
-        tokenizer=given.tokenizer,
-        prefill_chunk=under_test.chunk_for(length),
-        progress=progress,
+        _rule(length, given),
+        _evaluator(settings.evaluator, under_test.model),
+        given.tokenizer,
+        progress,
     )
     return with_digest_of_text(longppl_task(measured), given, length)
 

@@ -30,6 +30,7 @@ from ropewalk.io.settings import Option, Settings
 
 if TYPE_CHECKING:
     from ropewalk.attention.layout import Row
+    from ropewalk.evaluation.backends.likelihoods import WindowReader
     from ropewalk.models.losses import OutputHead
 
 MOST_BINS = 8
@@ -193,6 +194,41 @@ FEWEST_TOKENS = 2
 
 
 @dataclass(frozen=True)
+class SlidingWindows:
+    """Windows through which documents are read.
+
+    Attributes:
+        length: tokens of a window, BOS included.
+        stride: tokens that a window scores, the first of a document apart; less than ``length``, so that every
+            token has one before it. None for one window a document, its beginning.
+        most_windows: of a document; the rest of it is left out, and the result says of how many. None for no limit.
+
+    Raises:
+        RopewalkError: if a number is out of range.
+    """
+
+    length: int
+    stride: int | None = STRIDE
+    most_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise RopewalkError(f"a window needs 2 tokens or more, got {self.length}")
+        if self.stride is not None and not 1 <= self.stride < self.length:
+            raise RopewalkError(
+                f"stride must be from 1 to {self.length - 1} tokens for windows of {self.length}, got {self.stride}"
+            )
+        if self.most_windows is not None and self.most_windows < 1:
+            raise RopewalkError(f"most_windows must be 1 or more, got {self.most_windows}")
+
+    def of(self, n_tokens: int, special: int) -> list[Window]:
+        """Those of a document of so many tokens, behind so many special tokens."""
+        room = self.length - special
+        windows = document_windows(n_tokens, room, self.stride or room, 1 - special)
+        return list(islice(windows, 1 if self.stride is None else self.most_windows))
+
+
+@dataclass(frozen=True)
 class DocumentPerplexity:
     """What one document adds.
 
@@ -221,9 +257,7 @@ class SlidingPerplexity:
     """Perplexity of documents read through windows.
 
     Attributes:
-        length: tokens of a full window, BOS included.
-        stride: tokens from a window's beginning to the next one's; None where each document has one window.
-        most_windows: of a document; None for no limit.
+        windows: that they were read through.
         documents: in order, without those skipped.
         n_skipped: documents of fewer than two tokens.
         n_short: scored documents that do not fill a window.
@@ -234,9 +268,7 @@ class SlidingPerplexity:
         token_weighted_ci95: likewise.
     """
 
-    length: int
-    stride: int | None
-    most_windows: int | None
+    windows: SlidingWindows
     documents: tuple[DocumentPerplexity, ...]
     n_skipped: int
     n_short: int
@@ -281,16 +313,9 @@ def document_windows(n_tokens: int, room: int, stride: int, first: int) -> Itera
 
 
 def sliding_perplexity(
-    model: Any,
-    head: OutputHead,
+    reader: WindowReader,
     documents: Sequence[Ids],
-    bos_id: int | None,
-    length: int,
-    stride: int = STRIDE,
-    truncate: bool = False,
-    most_windows: int | None = None,
-    batch_size: int = 1,
-    prefill_chunk: int | None = None,
+    windows: SlidingWindows,
     progress: Progress | None = None,
 ) -> SlidingPerplexity:
     """Perplexity of documents, read through windows that share their text with the one before.
@@ -299,46 +324,35 @@ def sliding_perplexity(
     one document. ``most_windows`` bounds it.
 
     Args:
-        model: a model from ``load_model``; its training mode is left as it was.
-        head: its output head.
+        reader: the model; its training mode is left as it was.
         documents: int ``[tokens]`` each, without special tokens; those of fewer than two are skipped and counted.
-        bos_id: put in front of every window; None for tokenizers that have none.
-        length: tokens of a window, BOS included.
-        stride: tokens that a window scores, the first of a document apart; less than ``length``, so that every
-            token has one before it. It has no meaning with ``truncate``.
-        truncate: one window a document, its beginning.
-        most_windows: of a document; the rest of it is left out, and the result says of how many.
-        batch_size: windows of equal length in one pass.
-        prefill_chunk: tokens of a pass, as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`.
+        windows: their length and stride.
         progress: called with the windows done and all windows.
 
     Returns:
         Both averages, with intervals, and what each document adds. A loss that is not finite makes them so.
 
     Raises:
-        RopewalkError: if an argument is out of range, or no document has two tokens.
+        RopewalkError: if no document has two tokens, or windows cannot be read so.
         EngineError: if the model cannot be read in chunks.
 
     Source: Peng et al., arXiv:2309.00071; ``published`` is what ``eval/perplexity.py`` of jquesnelle/yarn prints.
     """
-    from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk, read_windows
-
-    _check_windows(len(documents), bos_id, length, None if truncate else stride, most_windows, batch_size)
-    check_prefill_chunk(model, prefill_chunk)
-    special = 0 if bos_id is None else 1
-    room, limit = length - special, 1 if truncate else most_windows
+    if not documents:
+        raise RopewalkError("perplexity needs at least one document, got none")
+    reader.check()
+    room = windows.length - reader.special
     usable = [len(document) >= FEWEST_TOKENS for document in documents]
     if not any(usable):
         raise RopewalkError(f"none of the {len(documents)} documents has {FEWEST_TOKENS} tokens or more")
     kept = [
-        list(islice(document_windows(len(document), room, stride, 1 - special), limit)) if fit else []
+        windows.of(len(document), reader.special) if fit else []
         for document, fit in zip(documents, usable, strict=True)
     ]
     jobs = [(documents[index], window) for index, each in enumerate(kept) for window in each]
     nats = np.empty(len(jobs))
-    with evaluating(model):
-        read = read_windows(model, head, jobs, bos_id, batch_size, prefill_chunk)
-        for done, (number, losses) in enumerate(read, start=1):
+    with evaluating(reader.model):
+        for done, (number, losses) in enumerate(reader.losses(jobs), start=1):
             nats[number] = losses.sum()
             if progress is not None:
                 progress(done, len(jobs))
@@ -351,9 +365,7 @@ def sliding_perplexity(
     published, published_ci95 = _average([(each.window_means, each.windows) for each in found])
     token_weighted, token_weighted_ci95 = _average([(each.nats, each.tokens) for each in found])
     return SlidingPerplexity(
-        length,
-        None if truncate else stride,
-        None if truncate else most_windows,
+        windows,
         found,
         n_skipped=usable.count(False),
         n_short=sum(FEWEST_TOKENS <= len(document) < room for document in documents),
@@ -363,27 +375,6 @@ def sliding_perplexity(
         token_weighted=token_weighted,
         token_weighted_ci95=token_weighted_ci95,
     )
-
-
-def _check_windows(
-    documents: int,
-    bos_id: int | None,
-    length: int,
-    stride: int | None,
-    most_windows: int | None,
-    batch_size: int,
-) -> None:
-    if not documents:
-        raise RopewalkError("perplexity needs at least one document, got none")
-    if length < 2:
-        raise RopewalkError(f"a window needs 2 tokens or more, got {length}")
-    if stride is not None and not 1 <= stride < length:
-        raise RopewalkError(
-            f"stride must be from 1 to {length - 1} tokens for windows of {length}, got {stride}"
-        )
-    for name, value in (("most_windows", most_windows), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise RopewalkError(f"{name} must be 1 or more, got {value}")
 
 
 def _document(index: int, sums: NDArray[np.float64], windows: Sequence[Window]) -> DocumentPerplexity:
@@ -415,17 +406,18 @@ def sliding_task(result: SlidingPerplexity) -> TaskResult:
         "documents_shorter_than_window": result.n_short,
         "documents_cut": result.n_cut,
     }
-    if result.stride is not None:
+    windows = result.windows
+    if windows.stride is not None:
         details |= {
-            "stride": result.stride,
-            "most_windows": result.most_windows,
+            "stride": windows.stride,
+            "most_windows": windows.most_windows,
             "documents_cut": result.n_cut,
         }
     good = math.isfinite(result.token_weighted)
     return TaskResult(
         suite="perplexity",
-        task="truncated" if result.stride is None else "sliding",
-        length=result.length,
+        task="truncated" if windows.stride is None else "sliding",
+        length=windows.length,
         n=len(result.documents),
         score=result.token_weighted,
         ci95=result.token_weighted_ci95,
@@ -496,24 +488,15 @@ def _measure_rows(length: int, given: LikelihoodInput, progress: Progress | None
 def _measure_windows(
     length: int, given: LikelihoodInput, truncate: bool, progress: Progress | None
 ) -> TaskResult:
-    settings, under_test = given.settings, given.under_test
-    own = settings.of(PerplexitySettings)
-    measured = sliding_perplexity(
-        under_test.model,
-        under_test.head,
-        given.documents[: settings.rows],
-        given.tokenizer.bos_token_id,
-        length,
-        own.stride,
-        truncate,
-        own.most_windows,
-        prefill_chunk=under_test.chunk_for(length),
-        progress=progress,
+    own = given.settings.of(PerplexitySettings)
+    windows = (
+        SlidingWindows(length, None) if truncate else SlidingWindows(length, own.stride, own.most_windows)
     )
+    reader = given.under_test.window_reader(length)
+    measured = sliding_perplexity(reader, given.documents[: given.settings.rows], windows, progress)
     most: int | None = length
     if not truncate:
-        windows = own.most_windows
-        most = None if windows is None else length + (windows - 1) * own.stride
+        most = None if own.most_windows is None else length + (own.most_windows - 1) * own.stride
     return with_digest_of_text(sliding_task(measured), given, most)
 
 
