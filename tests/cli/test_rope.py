@@ -39,10 +39,10 @@ def test_bound(run, base: str, bound: int) -> None:
 
 def test_a_bound_beyond_the_search_is_at_least_its_limit(run, monkeypatch) -> None:
     from ropewalk.planning import bases
-    from ropewalk.rope import theory
+    from ropewalk.reporting import rope
 
     monkeypatch.setattr(bases, "context_bound", lambda inv_freq: context_bound(inv_freq, 1000))
-    for module in (bases, theory):
+    for module in (bases, rope):
         monkeypatch.setattr(module, "SEARCH_LIMIT", 1000)
     said = as_json(run("bound --rope-theta 1e9 --rotary-dim 128 --json"))
     assert (said["context_bound"], said["at_least"], said["first_violation"]) == (1000, True, None)

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.cli import probe
-from ropewalk.evaluation.probe import ProbeResult
+from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting import drawing
-from ropewalk.reporting.figures import rope
+from ropewalk.reporting.probe import losses_figure
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
@@ -159,9 +157,7 @@ def test_bad_input_is_one_sentence_before_the_model_is_loaded(
     arguments: list[str],
     message: str,
 ) -> None:
-    from ropewalk.models import load as models
-
-    monkeypatch.setattr(models, "load_model", None)
+    monkeypatch.setattr("ropewalk.evaluation.probe.load_model", None)
     assert run(checkpoint, "--to", "128", "--text", text, *arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err
@@ -181,13 +177,9 @@ def test_layer_types_and_missing_models_are_named(
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_picture_of_one_row_says_that_it_has_no_interval(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    captions: list[str | None] = []
-    monkeypatch.setattr(rope, "probe_figure", lambda rows, title, caption: captions.append(caption))
-    monkeypatch.setattr(drawing, "draw", lambda figure, path: None)
-    one = ProbeResult("current", None, 2.0, NO_INTERVAL, 2.0, None, None, 0.0, NO_INTERVAL)
-    for ci95, caption in ((NO_INTERVAL, "one row, which gives no interval"), ((1.5, 2.5), None)):
-        probe._draw([replace(one, ci95=ci95)], tmp_path / "probe.png", "")
-        assert captions[-1] is None if caption is None else caption in str(captions[-1])
+def test_picture_of_one_row_says_that_it_has_no_interval() -> None:
+    one = ProbedSetting("current", None, 2.0, NO_INTERVAL, 2.0, None, None, 0.0, NO_INTERVAL)
+    for ci95, said in ((NO_INTERVAL, True), ((1.5, 2.5), False)):
+        found = (replace(one, ci95=ci95),)
+        result = ProbeResult("embedded", 256, 512, "text", 1, "float32", "cpu", found, (), {})
+        assert ("one row, which gives no interval" in losses_figure(result).caption) == said

@@ -11,7 +11,7 @@ from ropewalk.data import load_tokenizer
 from ropewalk.errors import Echo, RunFailure
 from ropewalk.evaluation import ModelUnderTest, evaluate_model
 from ropewalk.evaluation.backends.sharded import forced_row, row_losses_of, sharded_likeliest, sharded_losses
-from ropewalk.evaluation.probe import probe
+from ropewalk.evaluation.probe import probe_model
 from ropewalk.models.load import ModelSetup
 from ropewalk.models.sharding import load_sharded
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, joined, make_mesh
@@ -87,7 +87,7 @@ def probed(shape, folder, candidates, rows, trained_length):
     def run(model, mesh, world):
         calls = []
         losses_of = row_losses_of(model, mesh)
-        found = probe(
+        found = probe_model(
             model.model, candidates, rows, trained_length, lambda *call: calls.append(call), losses_of
         )
         return found, calls

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import candidate_methods, evaluation_rows, perplexity_by_position
-from ropewalk.evaluation.probe import ProbeResult, probe
+from ropewalk.evaluation.probe import ProbedSetting, probe_model
 from ropewalk.evaluation.statistics import ratio_interval
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import ModelSetup, attach, load_model, rope_of, rotary_module
@@ -55,8 +55,8 @@ def methods(model: Any) -> dict[str, RopeMethod]:
 
 
 @pytest.fixture(scope="module")
-def found(model: Any, methods: dict[str, RopeMethod], rows: list[Row]) -> dict[str, ProbeResult]:
-    return {result.name: result for result in probe(model, methods, rows, TRAINED)}
+def found(model: Any, methods: dict[str, RopeMethod], rows: list[Row]) -> dict[str, ProbedSetting]:
+    return {result.name: result for result in probe_model(model, methods, rows, TRAINED)}
 
 
 def plain_losses(folder: Path, method: RopeMethod, rows: list[Row]) -> list[np.ndarray]:
@@ -77,7 +77,7 @@ def mean_of(losses: list[np.ndarray], part: slice = slice(None)) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_those_of_a_model_loaded_with_that_method(
-    folder: Path, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbeResult], name: str
+    folder: Path, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbedSetting], name: str
 ) -> None:
     result, plain = found[name], plain_losses(folder, methods[name], rows)
     # transformers' angles of up to 159 rad are rounded to 1e-5 rad; losses of 5 nats move by less.
@@ -90,7 +90,7 @@ def test_losses_are_those_of_a_model_loaded_with_that_method(
 
 
 def test_settings_differ_and_come_best_first(
-    model: Any, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbeResult]
+    model: Any, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbedSetting]
 ) -> None:
     """Equal losses would mean that the rotary module was never exchanged."""
     order = [result.loss for result in found.values()]
@@ -98,7 +98,7 @@ def test_settings_differ_and_come_best_first(
     assert len({round(loss, 4) for loss in order}) == len(NAMES)
 
 
-def test_current_is_the_unchanged_model(model: Any, rows: list[Row], found: dict[str, ProbeResult]) -> None:
+def test_current_is_the_unchanged_model(model: Any, rows: list[Row], found: dict[str, ProbedSetting]) -> None:
     measured = perplexity_by_position(model, OutputHead.of(model), rows, [0, TRAINED, TARGET])
     result = found["current"]
     assert result.loss == pytest.approx(math.log(measured.overall.perplexity), rel=1e-12)
@@ -107,7 +107,7 @@ def test_current_is_the_unchanged_model(model: Any, rows: list[Row], found: dict
 
 
 def test_differences_are_paired_with_the_best(
-    folder: Path, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbeResult]
+    folder: Path, methods: dict[str, RopeMethod], rows: list[Row], found: dict[str, ProbedSetting]
 ) -> None:
     best, *others = found.values()
     assert best.difference == 0
@@ -136,7 +136,7 @@ def test_the_model_is_as_before_to_the_last_bit(
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         before = model(ids).logits
-    probe(model, methods, rows[:1], TRAINED)
+    probe_model(model, methods, rows[:1], TRAINED)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, before)
     assert rotary_module(model)[2] is rotary
@@ -152,30 +152,30 @@ def test_the_rotary_module_comes_back_after_an_error(model: Any, rows: list[Row]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe(model, {"a": Default(8, 3e4)}, rows, TRAINED, progress=interrupt)
+        probe_model(model, {"a": Default(8, 3e4)}, rows, TRAINED, progress=interrupt)
     assert rotary_module(model)[2] is rotary
 
 
 def test_a_length_dependent_method_takes_the_rows_length(folder: Path, model: Any, rows: list[Row]) -> None:
     dynamic = DynamicNtk(8, 1e4, 4.0, TRAINED)
     base = 1e4 * (4.0 * TARGET / TRAINED - 3.0) ** (8 / 6)
-    first, second = probe(model, {"dynamic": dynamic, "by hand": Default(8, base)}, rows, TRAINED)
+    first, second = probe_model(model, {"dynamic": dynamic, "by hand": Default(8, base)}, rows, TRAINED)
     assert first.loss == pytest.approx(second.loss, abs=1e-9)
 
 
 def test_nothing_lies_beyond_a_target_that_is_not_longer(model: Any, rows: list[Row]) -> None:
-    (result,) = probe(model, {"current": Default(8, 1e4)}, rows, TARGET)
+    (result,) = probe_model(model, {"current": Default(8, 1e4)}, rows, TARGET)
     assert result.beyond_loss is result.beyond_ci95 is None
     assert result.within_loss == result.loss
 
 
 def test_one_row_has_no_interval_and_a_probe_repeats(model: Any, rows: list[Row]) -> None:
     two = {"a": Default(8, 1e4), "b": Default(8, 1e6)}
-    for result in probe(model, two, rows[:1], TRAINED):
+    for result in probe_model(model, two, rows[:1], TRAINED):
         assert all(map(math.isnan, (*result.ci95, *result.difference_ci95)))
         assert math.isfinite(result.difference)
         assert json.loads(json.dumps(result.to_json(), allow_nan=False))["ci95"] == [None, None]
-    assert probe(model, two, rows, TRAINED) == probe(model, two, rows, TRAINED)
+    assert probe_model(model, two, rows, TRAINED) == probe_model(model, two, rows, TRAINED)
 
 
 def test_a_loss_that_is_no_number_comes_last_and_says_so(
@@ -188,7 +188,7 @@ def test_a_loss_that_is_no_number_comes_last_and_says_so(
         return (cos * math.nan, sin) if self.methods[None].rope_theta == 7e4 else (cos, sin)
 
     monkeypatch.setattr(RotaryEmbedding, "forward", broken)
-    good, bad = probe(model, {"broken": Default(8, 7e4), "good": Default(8, 1e4)}, rows[:2], TRAINED)
+    good, bad = probe_model(model, {"broken": Default(8, 7e4), "good": Default(8, 1e4)}, rows[:2], TRAINED)
     assert (good.name, bad.name) == ("good", "broken")
     assert bad.to_json()["loss"] is bad.to_json()["difference"] is None
     assert bad.reason == "the loss is not a finite number"
@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_comes_last_and_says_so(
 def test_progress_counts_forward_passes(model: Any, rows: list[Row]) -> None:
     calls: list[tuple[int, int]] = []
     two = {"a": Default(8, 1e4), "b": Default(8, 1e6)}
-    probe(model, two, rows[:2], TRAINED, progress=lambda done, total: calls.append((done, total)))
+    probe_model(model, two, rows[:2], TRAINED, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
@@ -225,19 +225,19 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
     stock = tiny_llama()
     attach(stock, exact_rope=False)
     with pytest.raises(RopewalkError, match="load it with exact_rope=True"):
-        probe(stock, one, rows, TRAINED)
+        probe_model(stock, one, rows, TRAINED)
     with pytest.raises(RopewalkError, match="the method rotates 16 dimensions and LlamaForCausalLM 8"):
-        probe(model, {"wide": Default(16, 1e4)}, rows, TRAINED)
+        probe_model(model, {"wide": Default(16, 1e4)}, rows, TRAINED)
     with pytest.raises(RopewalkError, match="at least one setting"):
-        probe(model, {}, rows, TRAINED)
+        probe_model(model, {}, rows, TRAINED)
     with pytest.raises(RopewalkError, match="at least one row"):
-        probe(model, one, [], TRAINED)
+        probe_model(model, one, [], TRAINED)
     with pytest.raises(RopewalkError, match="1 token or more, got 0"):
-        probe(model, one, rows, 0)
+        probe_model(model, one, rows, 0)
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)
     with pytest.raises(RopewalkError, match="pattern full, got anchor"):
-        probe(model, one, [Row(ids, next_token_labels(ids, layout), layout)], TRAINED)
+        probe_model(model, one, [Row(ids, next_token_labels(ids, layout), layout)], TRAINED)
 
 
 def test_a_method_for_each_layer_type_is_not_exchanged() -> None:
@@ -292,11 +292,11 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     rows = evaluation_rows(documents, 2048, tokenizer.bos_token_id, None, 8).rows
     model = load_model(stories260k)
     methods, _ = candidate_methods(("current", "critical-dimension", "ntk"), Default(8, 1e4), 512, 2048)
-    found = {result.name: result for result in probe(model, methods, rows, 512)}
+    found = {result.name: result for result in probe_model(model, methods, rows, 512)}
     assert list(found) == ["ntk", "current", "critical-dimension"]
     # One row is enough to tell that a base of 2 is the worst of all.
     absurd, _ = candidate_methods(("theta=2", "critical-dimension"), Default(8, 1e4), 512, 2048)
-    assert [result.name for result in probe(model, absurd, rows[:1], 512)] == [
+    assert [result.name for result in probe_model(model, absurd, rows[:1], 512)] == [
         "critical-dimension",
         "theta=2",
     ]
@@ -307,6 +307,6 @@ def test_real_checkpoint(stories260k: Path, stories: Path) -> None:
     fresh = load_model(stories260k, ModelSetup(rope=methods["ntk"], max_position_embeddings=2048))
     with torch.no_grad():
         logits = fresh(rows[0].input_ids[None]).logits[0]
-    (one,) = probe(model, {"ntk": methods["ntk"]}, rows[:1], 512)
+    (one,) = probe_model(model, {"ntk": methods["ntk"]}, rows[:1], 512)
     expected = F.cross_entropy(logits, rows[0].labels, ignore_index=IGNORED)
     assert one.loss == pytest.approx(float(expected), rel=1e-5)

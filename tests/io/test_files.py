@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from ropewalk.cli.rope import _factor_lists
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.store import read_record as read_results
 from ropewalk.evaluation.tasks.benchmark_files import read_rows
@@ -24,6 +23,7 @@ from ropewalk.io.files import (
     write_json,
 )
 from ropewalk.models.config_file import read_config_file
+from ropewalk.planning.bases import factor_lists
 from ropewalk.search import read_factors
 
 MANIFEST = Path("part/manifest.json")
@@ -92,7 +92,7 @@ def test_readers_of_json_refuse_what_python_cannot_hold(tmp_path: Path, content:
     for read in (
         lambda: read_factors(path),
         lambda: read_results(tmp_path),
-        lambda: _factor_lists(path),
+        lambda: factor_lists(path),
         lambda: read_config_file(str(path)),
         lambda: read_rows(path),
     ):

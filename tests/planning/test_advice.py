@@ -13,7 +13,6 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
 from ropewalk.planning.advice import explained
-from ropewalk.planning.rules import bound_at
 from ropewalk.rope import (
     Default,
     DynamicNtk,
@@ -22,6 +21,7 @@ from ropewalk.rope import (
     LongRope,
     RopeMethod,
     Yarn,
+    bound_at,
     candidates,
     method_for_target,
     replace_methods,

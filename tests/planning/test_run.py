@@ -10,8 +10,9 @@ import pytest
 
 from ropewalk.cli import app as program
 from ropewalk.errors import RopewalkError
-from ropewalk.planning import inspect, plan
+from ropewalk.planning import InspectSettings, PlanSettings, inspect, plan
 from ropewalk.planning.bases import bound_of
+from ropewalk.planning.settings import BoundSettings
 from ropewalk.planning.sizing.model_shape import ModelShape
 from tests.places import CONFIGS
 
@@ -28,7 +29,7 @@ def test_inspect_returns_what_the_command_prints(
     target: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [] if target is None else ["--target", str(target)]
-    found = inspect(LLAMA, target)
+    found = inspect(InspectSettings(model=LLAMA, target=target))
     assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == printed(
         capsys, "inspect", LLAMA, *asked
     )
@@ -36,7 +37,7 @@ def test_inspect_returns_what_the_command_prints(
 
 
 def test_plan_returns_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan(LLAMA, 2**20)
+    found = plan(PlanSettings(model=LLAMA, target=2**20))
     assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == printed(
         capsys, "rope", "plan", LLAMA, "--to", "1M"
     )
@@ -53,7 +54,7 @@ def whole(tmp_path: Path) -> str:
 
 
 def test_a_plan_for_a_number_of_processes_sizes_every_stage(whole: str) -> None:
-    found = plan(whole, 2**17, processes=16)
+    found = plan(PlanSettings(model=whole, target=2**17, processes=16))
     (stage,) = found.stages[:1]
     assert [size.context for size in found.sizes] == [each.context for each in found.stages]
     sizes = found.to_json()["sizes"]
@@ -63,11 +64,11 @@ def test_a_plan_for_a_number_of_processes_sizes_every_stage(whole: str) -> None:
 
 def test_what_extend_refuses_has_no_plan() -> None:
     with pytest.raises(RopewalkError, match="does not train this model"):
-        plan(str(CONFIGS / "gpt-oss-20b.json"), 2**18)
+        plan(PlanSettings(model=str(CONFIGS / "gpt-oss-20b.json"), target=2**18))
 
 
 def test_the_numbers_of_a_config_are_those_of_the_shape(whole: str) -> None:
-    found = inspect(whole)
+    found = inspect(InspectSettings(model=whole))
     shape = ModelShape.from_config(found.config)
     assert (shape.heads, shape.kv_heads, shape.head_dim) == (32, 8, 128)
 
@@ -80,6 +81,6 @@ def test_the_examples_run(door: object) -> None:
 
 
 def test_a_base_that_is_compared_with_itself_is_listed_as_asked() -> None:
-    said = bound_of(5e5, 32, [1e6, 5e5]).to_json()
+    said = bound_of(BoundSettings(rope_theta=5e5, rotary_dim=32, compare=(1e6, 5e5))).to_json()
     assert [other["rope_theta"] for other in said["others"]] == [1e6, 5e5]
     assert said["others"][1]["context_bound"] == said["context_bound"]

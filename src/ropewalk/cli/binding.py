@@ -11,6 +11,8 @@ A command is a function whose parameters are positional arguments, settings mode
     ) -> None:
         '''Measure a checkpoint.'''
 
+A model's field is a positional argument where its annotation says so: ``Option(argument=True)``.
+
 cyclopts takes the command line apart and prints the help. All text goes to pydantic as it was typed, so each value is
 checked once, where its setting is declared.
 """
@@ -253,9 +255,12 @@ def _fields(model: type[BaseModel], path: tuple[str, ...], group: str, optional:
     group = getattr(model, "group", None) or group
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
-        if any(each.hidden for each in _options_in(field)):
+        said = list(_options_in(field))
+        if any(each.hidden for each in said):
             continue
-        if inner is not None:
+        if any(each.argument for each in said):
+            yield Setting((*path, name), name.upper(), field, ARGUMENTS, True, required=True)
+        elif inner is not None:
             yield from _fields(inner, (*path, name), group, optional or field.default is None)
         else:
             yield _setting(field, (*path, name), group, field.is_required() and not optional)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ropewalk.io.settings import Length, Option, OutputFile
+from ropewalk.io.settings import Option, OutputFile
 
-TargetLength = Annotated[Length, Option(name="--to"), Field(description="Target length: 131072, 128k, 1M.")]
 JsonFlag = Annotated[
     bool, Field(description="Print the result as JSON on stdout, nothing else."), Option(name="--json")
 ]

@@ -141,12 +141,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-@contextmanager
-def searching(label: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar for a search that takes seconds to a minute; what it yields takes the done and the total."""
-    from ropewalk.cli.progress import ConsoleReporter
-
-    with ConsoleReporter(notes).bar(label, total) as advance:
-        yield lambda done, _: advance(done, "distances")

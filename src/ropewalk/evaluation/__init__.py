@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.comparison import ScoreDifference, compare
     from ropewalk.evaluation.measure import Stores, evaluate_model
     from ropewalk.evaluation.model_under_test import ModelUnderTest
-    from ropewalk.evaluation.probe import ProbeResult, candidate_methods
+    from ropewalk.evaluation.probe import ProbedSetting, ProbeResult, candidate_methods
     from ropewalk.evaluation.prompt import PromptEncoder
     from ropewalk.evaluation.record import ComparisonResult, EvaluationResult, compare_folders, rescore
     from ropewalk.evaluation.results import PositionBin, TaskResult
@@ -44,6 +44,7 @@ _HOMES = {
     "PerplexityResult": "tasks.perplexity",
     "PositionBin": "results",
     "ProbeResult": "probe",
+    "ProbedSetting": "probe",
     "PromptEncoder": "prompt",
     "Sample": "samples",
     "Settings": "settings",
@@ -77,6 +78,7 @@ __all__ = [
     "PerplexityResult",
     "PositionBin",
     "ProbeResult",
+    "ProbedSetting",
     "PromptEncoder",
     "Sample",
     "ScoreDifference",

@@ -1,4 +1,4 @@
-"""The step-0 probe: the loss of some rows under each RoPE setting, before any training.
+"""probe: the loss of some text under each RoPE setting at step 0, before any training.
 
 It says which setting disturbs a model least. Neither what training makes of a setting nor whether the model finds
 anything at a distance follows from it.
@@ -15,20 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.attention.layout import Row
+from ropewalk.data import load_tokenizer
+from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.likelihoods import RowLosses, check_rows, has_target, row_losses
 from ropewalk.evaluation.backends.protocol import Progress, evaluating
 from ropewalk.evaluation.results import Status
+from ropewalk.evaluation.rows import rows_of
+from ropewalk.evaluation.settings import ProbeSettings
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval, ratio_interval
-from ropewalk.models.load import rope_of
+from ropewalk.io.progress import counted
+from ropewalk.io.results import Result
+from ropewalk.models.load import choose_device, load_model, read_config, rope_of
 from ropewalk.models.losses import OutputHead
-from ropewalk.rope import RopeMethod, candidate, check_candidate
+from ropewalk.parallel.context import RunContext
+from ropewalk.rope import RopeMethod, bound_at, candidate, check_candidate
+from ropewalk.versions import software_versions
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbedSetting:
     """What one setting makes of the rows; losses are token-weighted means in nats a token, NaN where there is none.
 
     Attributes:
@@ -57,7 +65,7 @@ class ProbeResult:
         return "not run" if self.method is None else "ok"
 
     @classmethod
-    def not_run(cls, name: str, reason: str) -> ProbeResult:
+    def not_run(cls, name: str, reason: str) -> ProbedSetting:
         """A setting that has no meaning for the checkpoint, and why."""
         nan = math.nan
         return cls(name, None, nan, NO_INTERVAL, nan, None, None, nan, NO_INTERVAL, reason)
@@ -82,7 +90,7 @@ class ProbeResult:
 
 def candidate_methods(
     names: Sequence[str], current: RopeMethod, trained_length: int, target_length: int
-) -> tuple[dict[str, RopeMethod], list[ProbeResult]]:
+) -> tuple[dict[str, RopeMethod], list[ProbedSetting]]:
     """The methods of settings by name, and a result that says why for each that this checkpoint cannot have.
 
     Args:
@@ -96,26 +104,26 @@ def candidate_methods(
     for name in names:
         check_candidate(name)
     methods: dict[str, RopeMethod] = {}
-    refused: dict[str, ProbeResult] = {}
+    refused: dict[str, ProbedSetting] = {}
     for name in names:
         try:
             methods[name] = candidate(name, current, trained_length, target_length)
         except RopewalkError as error:
-            refused[name] = ProbeResult.not_run(name, str(error))
+            refused[name] = ProbedSetting.not_run(name, str(error))
     if not methods:
         reasons = "; ".join(f"{name}: {result.reason}" for name, result in refused.items())
         raise RopewalkError(f"there is no setting to probe ({reasons or 'none was named'}); add current")
     return methods, list(refused.values())
 
 
-def probe(
+def probe_model(
     model: Any,
     candidates: Mapping[str, RopeMethod],
     rows: Sequence[Row],
     trained_length: int,
     progress: Progress | None = None,
     losses_of: RowLosses | None = None,
-) -> list[ProbeResult]:
+) -> list[ProbedSetting]:
     """Measure the same rows under each setting with the same weights; nothing of the model is changed.
 
     Args:
@@ -168,7 +176,7 @@ def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Fl
     return np.array([[losses[part].sum(), targets[part].sum()] for part in parts], dtype=np.float64)
 
 
-def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbeResult:
+def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbedSetting:
     """From sums ``[rows, within or beyond, loss or targets]``, this setting's and the best one's."""
     totals, counts = sums.sum(1).T
     with np.errstate(invalid="ignore"):
@@ -176,7 +184,7 @@ def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbeR
     loss = _loss(sums)
     beyond = sums[:, 1]
     has_beyond = bool(beyond[:, 1].any())
-    return ProbeResult(
+    return ProbedSetting(
         name=name,
         method=method,
         loss=loss,
@@ -205,3 +213,97 @@ def _finite(number: float) -> float | None:
 
 def _ends(interval: Interval) -> list[float | None]:
     return [_finite(end) for end in interval]
+
+
+@dataclass(frozen=True)
+class ProbeResult(Result):
+    """A checkpoint's loss under several RoPE settings, before any training.
+
+    Attributes:
+        model: as it was named.
+        trained_length, target_length: tokens.
+        text: documents that it was measured on.
+        rows: of the target length.
+        dtype, device: that the model ran in and on.
+        found: the settings that ran, the lowest loss first.
+        refused: those that have no meaning for the checkpoint.
+        versions: of the software.
+    """
+
+    model: str
+    trained_length: int
+    target_length: int
+    text: str
+    rows: int
+    dtype: str
+    device: str
+    found: tuple[ProbedSetting, ...]
+    refused: tuple[ProbedSetting, ...]
+    versions: dict[str, str]
+
+    def context_bound(self, setting: ProbedSetting) -> int | None:
+        """Tokens up to which a setting's frequencies reach at the target length; None where it was not run."""
+        return None if setting.method is None else bound_at(setting.method, self.target_length)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        settings = (*self.found, *self.refused)
+        return {
+            "model": self.model,
+            "trained_length": self.trained_length,
+            "target_length": self.target_length,
+            "text": self.text,
+            "rows": self.rows,
+            "dtype": self.dtype,
+            "device": self.device,
+            "results": [
+                {**setting.to_json(), "context_bound": self.context_bound(setting)} for setting in settings
+            ],
+            "best": self.found[0].name,
+            "versions": self.versions,
+        }
+
+
+def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResult:
+    """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows.
+
+    Args:
+        config: the checkpoint, the settings and the text.
+        context: its reporter is told of progress.
+
+    Raises:
+        RopewalkError: if a setting is unknown or none has a meaning, the target is shorter than the trained length,
+            or the checkpoint has several RoPE methods.
+
+    Example:
+        >>> from ropewalk.evaluation.settings import ProbeSettings
+        >>> found = probe(ProbeSettings(model="embedded", to=512, rows=1, rules=("current", "ntk")))
+        >>> [setting.name for setting in found.found]
+        ['ntk', 'current']
+    """
+    for name in config.rules:
+        check_candidate(name)
+    path, target = resolve_model(config.model), config.to
+    checkpoint = read_config(path)
+    length = config.from_length or checkpoint.trained_length
+    if target < length:
+        raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
+    current = checkpoint.one_rope("one setting for all of them would change layers that are not meant")
+    methods, refused = candidate_methods(config.rules, current, length, target)
+    device = choose_device(config.device)
+    rows = rows_of(config.text, load_tokenizer(path), target, config.rows)
+    model = load_model(path, dtype=config.dtype, device=device)
+    with counted((context or RunContext()).told, "probe", len(methods) * len(rows), "rows") as progress:
+        found = probe_model(model, methods, rows, length, progress)
+    return ProbeResult(
+        model=config.model,
+        trained_length=length,
+        target_length=target,
+        text=config.text,
+        rows=len(rows),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        found=tuple(found),
+        refused=tuple(refused),
+        versions=software_versions(),
+    )

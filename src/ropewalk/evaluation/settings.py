@@ -213,6 +213,9 @@ class EvaluationSettings(BaseSettings):
 class ProbeSettings(BaseSettings):
     """One step-0 probe: which RoPE settings, at which length, on which text."""
 
+    model: Annotated[str, Option(argument=True)] = Field(
+        description="A checkpoint's folder, a Hub id, or embedded."
+    )
     to: Length = Field(description="Context to probe, in tokens: 2048, 32k, 1M.")
     text: str = Field("embedded:validation", description="Documents: as for ropewalk data pack.")
     rules: CommaList = Field(

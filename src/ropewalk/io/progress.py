@@ -29,3 +29,12 @@ class Silent:
     @contextmanager
     def bar(self, label: str, total: int | None) -> Iterator[Advance]:
         yield lambda done, text: None
+
+
+@contextmanager
+def counted(
+    reporter: Reporter, label: str, total: int | None, unit: str
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar for a loop that tells how much is done and how much there is; it yields what takes the two."""
+    with reporter.bar(label, total) as advance:
+        yield lambda done, _: advance(done, unit)

@@ -43,6 +43,7 @@ class Option:
         repeated: whether the option is given once for each value.
         formerly: names that it had, which are still taken.
         hidden: whether it is a setting of recipes and of the Python API alone.
+        argument: whether it is a positional argument, which a command line always gives.
     """
 
     name: str | None = None
@@ -52,6 +53,7 @@ class Option:
     repeated: bool = False
     formerly: tuple[str, ...] = ()
     hidden: bool = False
+    argument: bool = False
 
 
 @dataclass(frozen=True)

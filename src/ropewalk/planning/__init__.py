@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ropewalk.planning.inspection import InspectResult, inspect
     from ropewalk.planning.rules import Setting, compare_settings
     from ropewalk.planning.run import PlanResult, plan
+    from ropewalk.planning.settings import InspectSettings, PlanSettings
     from ropewalk.planning.sizing.memory import Memory, estimate_memory
     from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
     from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -26,9 +27,11 @@ _HOMES = {
     "Communication": "sizing.traffic",
     "Estimate": "sizing.time",
     "InspectResult": "inspection",
+    "InspectSettings": "settings",
     "Memory": "sizing.memory",
     "ModelShape": "sizing.model_shape",
     "PlanResult": "run",
+    "PlanSettings": "settings",
     "PlannedStage": "stages",
     "Setting": "rules",
     "ShardedRun": "sizing.model_shape",
@@ -52,9 +55,11 @@ __all__ = [
     "Communication",
     "Estimate",
     "InspectResult",
+    "InspectSettings",
     "Memory",
     "ModelShape",
     "PlanResult",
+    "PlanSettings",
     "PlannedStage",
     "Setting",
     "ShardedRun",

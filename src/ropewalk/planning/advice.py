@@ -11,14 +11,13 @@ from ropewalk.errors import RopewalkError
 from ropewalk.planning.rules import (
     FeasibleSummary,
     Setting,
-    bound_at,
     compare_settings,
     feasible_summary,
     setting_of,
     tokens_text,
 )
 from ropewalk.planning.stages import PlannedStage, is_unscaled, plan_stages
-from ropewalk.rope import Default, LongRope, RopeMethod
+from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
 from ropewalk.rope.target import recommended_base
 from ropewalk.rope.theory import (
     Extension,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.files import parse_json
+from ropewalk.io.progress import Reporter, Silent, counted
 from ropewalk.io.results import Result
-from ropewalk.planning.rules import bound_at, check_target, origin_of
-from ropewalk.rope import Default, DynamicNtk, RopeFrequencies, RopeMethod, method_for_target
+from ropewalk.parallel.context import RunContext
+from ropewalk.planning.rules import check_target, origin_of
+from ropewalk.planning.settings import BasesSettings, BoundSettings, FrequenciesSettings, ThetaSettings
+from ropewalk.rope import Default, DynamicNtk, RopeFrequencies, RopeMethod, bound_at, method_for_target
 from ropewalk.rope.methods.base import Origin
 from ropewalk.rope.theory import (
     SEARCH_LIMIT,
@@ -23,8 +29,12 @@ from ropewalk.rope.theory import (
     similarity_margin,
     theta_by_rule,
 )
-from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import RECOMMENDED
+
+DISTANCES = "distances"
+"""What a search for bases counts."""
+SHORTEST_HALF = 1024
+"""Tokens of the shortest length that :func:`bases_for_halves` maps, or more."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,17 @@ class BoundResult(Result):
         }
 
 
-def bound_of(rope_theta: float, rotary_dim: int, others: Sequence[float] = ()) -> BoundResult:
+def bound_of(config: BoundSettings) -> BoundResult:
     """The context bound of a base: up to which distance a similar token attracts more than a random one.
 
     Args:
-        rope_theta: RoPE base.
-        rotary_dim: rotated dimensions of a head.
-        others: bases for comparison.
+        config: the base, and others for comparison.
 
     Raises:
         RopewalkError: if an argument is out of range.
     """
-    bases = (rope_theta, *others)
+    rope_theta, rotary_dim = config.rope_theta, config.rotary_dim
+    bases = (rope_theta, *config.compare)
     frequencies = {base: inv_freq_of_base(rotary_dim, base) for base in bases}
     bounds = {base: context_bound(inv_freq) for base, inv_freq in frequencies.items()}
     bound = bounds[rope_theta]
@@ -117,19 +126,39 @@ class BasesResult(Result):
         }
 
 
-def bases_for(length: int, rotary_dim: int, ceiling: float, progress: Progress | None = None) -> BasesResult:
+def bases_for(config: BasesSettings, context: RunContext | None = None) -> BasesResult:
     """The bases that reach a length: the infimum, every feasible interval, and the safe base above the holes.
 
     Args:
-        length: tokens.
-        rotary_dim: rotated dimensions of a head.
-        ceiling: largest base to look at.
-        progress: of the search.
+        config: the length, and up to which base to look.
+        context: its reporter is told of progress.
 
     Raises:
         RopewalkError: if an argument is out of range.
     """
-    return BasesResult(feasible_bases(length, rotary_dim, ceiling, progress), ceiling)
+    length = config.length
+    with counted(_told(context), f"bases for {length:,} tokens", length, DISTANCES) as progress:
+        found = feasible_bases(length, config.rotary_dim, config.ceiling, progress)
+    return BasesResult(found, config.ceiling)
+
+
+def bases_for_halves(result: BasesResult, context: RunContext | None = None) -> list[FeasibleBases]:
+    """The same for half the length, a quarter and so on down to ``SHORTEST_HALF``, the shortest first.
+
+    Args:
+        result: of the whole length.
+        context: its reporter is told of progress.
+    """
+    whole = result.found
+    lengths = [whole.length]
+    while lengths[0] >= 2 * SHORTEST_HALF:
+        lengths.insert(0, lengths[0] // 2)
+    maps = []
+    with counted(_told(context), "picture", len(lengths), "lengths") as progress:
+        for done, length in enumerate(lengths[:-1]):
+            progress(done, len(lengths))
+            maps.append(feasible_bases(length, whole.rotary_dim, result.ceiling))
+    return maps
 
 
 @dataclass(frozen=True)
@@ -177,29 +206,23 @@ class ThetaResult(Result):
         }
 
 
-def theta_for(
-    current: Default,
-    trained_length: int,
-    target_length: int,
-    rule: str = RECOMMENDED,
-    ceiling: float | None = None,
-    progress: Progress | None = None,
-) -> ThetaResult:
+def theta_for(config: ThetaSettings, context: RunContext | None = None) -> ThetaResult:
     """The base for a longer context by a rule, and how far that base reaches.
 
     Args:
-        current: unscaled RoPE of the model.
-        trained_length, target_length: tokens.
-        rule: one of :data:`ropewalk.rope.theory.RULES`.
-        ceiling, progress: of the rule lower-bound.
+        config: unscaled RoPE of the model, lengths, and the rule.
+        context: its reporter is told of progress.
 
     Raises:
         RopewalkError: if there is no such rule, or it has no answer.
     """
+    current = Default(config.rotary_dim, config.rope_theta)
+    trained_length, target_length, rule = config.from_length, config.to_length, config.rule
     check_rule(rule)
     check_target(target_length)
     dim, base = current.rotary_dim, current.rope_theta
-    theta = theta_by_rule(rule, dim, base, trained_length, target_length, ceiling, progress)
+    with counted(_told(context), f"safe base for {target_length:,} tokens", None, DISTANCES) as progress:
+        theta = theta_by_rule(rule, dim, base, trained_length, target_length, config.ceiling, progress)
     reason = None
     if rule == RECOMMENDED:
         found = recommended_theta(base, trained_length, target_length)
@@ -252,33 +275,48 @@ class FrequenciesResult(Result):
         }
 
 
-def frequencies_for(
-    name: str,
-    current: Default,
-    trained_length: int,
-    target_length: int,
-    parameters: Mapping[str, Any] | None = None,
-) -> FrequenciesResult:
+def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
     """The frequencies of a method for a target length.
 
     Args:
-        name: of any method, dynamic NTK included.
-        current: unscaled RoPE of the model.
-        trained_length, target_length: tokens.
-        parameters: of the method, other than derived; None says nothing.
+        config: the method, dynamic NTK included, unscaled RoPE of the model, and lengths.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.rope.method_for_target`.
+        RopewalkError: as :func:`ropewalk.rope.method_for_target`, or if the file of factors cannot be read.
     """
-    given = {key: value for key, value in (parameters or {}).items() if value is not None}
+    name, current = config.method, Default(config.rotary_dim, config.rope_theta)
+    trained_length, target_length = config.from_length, config.to_length
+    short, long = (None, None) if config.factors is None else factor_lists(config.factors)
+    parameters = {"factor": config.factor, "short_factor": short, "long_factor": long}
+    given = {key: value for key, value in parameters.items() if value is not None}
     if name == DynamicNtk.name:
         unknown = given.keys() - {"factor"}
         if unknown:
             raise RopewalkError(f"{min(unknown)} has no meaning for dynamic, which takes factor")
-        factor = given.get("factor") or target_length / trained_length
+        factor = config.factor or target_length / trained_length
         after: RopeMethod = DynamicNtk(current.rotary_dim, current.rope_theta, factor, trained_length)
     else:
         after = method_for_target(name, current, trained_length, target_length, parameters=given)
     frequencies = after.frequencies(target_length)
     bound = bound_at(after, target_length)
     return FrequenciesResult(name, current, after, trained_length, target_length, frequencies, bound)
+
+
+def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The short and the long factors in a JSON file, one a pair.
+
+    Raises:
+        RopewalkError: if there are none.
+    """
+    try:
+        values = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
+    keys = ("short_factor", "long_factor")
+    if not isinstance(values, dict) or not all(isinstance(values.get(key), list) for key in keys):
+        raise RopewalkError(f"{path} must hold an object with the lists short_factor and long_factor")
+    return tuple(values[keys[0]]), tuple(values[keys[1]])
+
+
+def _told(context: RunContext | None) -> Reporter:
+    return Silent() if context is None else context.told

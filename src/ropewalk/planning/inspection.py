@@ -10,11 +10,14 @@ from typing import Any
 
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
+from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.config import LayerConfig, ModelConfig
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.held_rope import LoadedRope, loaded_rope
+from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, advise, explained
+from ropewalk.planning.settings import InspectSettings
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
 from ropewalk.rope.theory.bases import Progress
@@ -81,47 +84,44 @@ class InspectResult(Result):
         }
 
 
-def inspect(
-    model: str,
-    target: int | None = None,
-    *,
-    from_length: int | None = None,
-    explain: bool = False,
-    progress: Progress | None = None,
-) -> InspectResult:
+def inspect(config: InspectSettings, context: RunContext | None = None) -> InspectResult:
     """Which RoPE a checkpoint has and how far it reaches; for a target length, what to set and why.
 
     Args:
-        model: a folder, a ``config.json``, a Hub id, or ``embedded``.
-        target: context to extend to, in tokens.
-        from_length: trained length in tokens, where the config misstates it.
-        explain: whether to map the bases that reach the target too, which takes seconds.
-        progress: of that map.
+        config: the checkpoint, and the target length if there is one.
+        context: its reporter is told of progress.
 
     Raises:
-        RopewalkError: if the config cannot be read, has no RoPE or contradicts itself.
+        RopewalkError: if the checkpoint's config cannot be read, has no RoPE or contradicts itself.
 
     Example:
-        >>> from ropewalk.planning import inspect
-        >>> found = inspect("embedded", target=1024)
+        >>> from ropewalk.planning import InspectSettings, inspect
+        >>> found = inspect(InspectSettings(model="embedded", target=1024))
         >>> found.config.trained_length, found.advice.chosen.rule
         (256, 'critical-dimension')
     """
-    config = read_checkpoint(model, from_length)
-    warnings = list(config.config_warnings)
-    if config.config_class is None:
+    checkpoint = read_checkpoint(config.model, config.from_length)
+    warnings = list(checkpoint.config_warnings)
+    if checkpoint.config_class is None:
         warnings.append(
-            f"transformers does not know the model type {config.model_type!r}: what the file leaves out "
+            f"transformers does not know the model type {checkpoint.model_type!r}: what the file leaves out "
             "(a partial rotation, a head's width) is taken as Llama's, and ropewalk extend needs trust_remote_code"
         )
     loaded = None
     try:
-        found = loaded_rope(config)
+        found = loaded_rope(checkpoint)
         loaded = None if found is None else tuple(found)
     except RopewalkError as error:
         warnings.append(f"what transformers holds after a load is not known: {error}")
-    advice = None if target is None else advise_on(config, target, explain, progress)
-    return InspectResult(config, loaded, tuple(warnings), advice)
+    advice = None
+    if config.target is not None:
+        advice = _advice(checkpoint, config.target, config.explain, context or RunContext())
+    return InspectResult(checkpoint, loaded, tuple(warnings), advice)
+
+
+def _advice(checkpoint: ModelConfig, target: int, explain: bool, context: RunContext) -> Advice:
+    with counted(context.told, f"bases for {target:,} tokens", None, "distances") as progress:
+        return advise_on(checkpoint, target, explain, progress)
 
 
 def read_checkpoint(model: str, given_length: int | None = None) -> ModelConfig:

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import METHODS, Default, RopeMethod, candidate, compared_methods
+from ropewalk.rope import METHODS, Default, RopeMethod, bound_at, candidate, compared_methods
 from ropewalk.rope.methods.base import Origin
 from ropewalk.rope.target import CURRENT
-from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, context_bound, feasible_bases
+from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, feasible_bases
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import LOWER_BOUND, RECOMMENDED, RULES
 
@@ -93,12 +93,6 @@ class Setting:
             "factor": None if method is None else getattr(method, "factor", None),
             **values,
         }
-
-
-def bound_at(method: RopeMethod, length: int) -> int:
-    """The context bound of a method's frequencies for sequences of ``length`` tokens, ``SEARCH_LIMIT`` at most."""
-    bound = context_bound(method.frequencies(length).inv_freq)
-    return SEARCH_LIMIT if bound is None else bound
 
 
 def tokens_text(bound: int) -> str:

@@ -6,18 +6,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
+from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
+from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice
 from ropewalk.planning.inspection import advise_on, read_checkpoint
+from ropewalk.planning.settings import PlanSettings
 from ropewalk.planning.sizing.memory import Memory, estimate_memory
 from ropewalk.planning.sizing.mesh_choice import choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step
 from ropewalk.planning.stages import PlannedStage, plan_stages, recipe_stages
 from ropewalk.rope import check_candidate
-from ropewalk.rope.theory.bases import Progress
 
 
 @dataclass(frozen=True)
@@ -90,46 +92,39 @@ class PlanResult(Result):
         }
 
 
-def plan(
-    model: str,
-    target: int,
-    *,
-    rule: str | None = None,
-    from_length: int | None = None,
-    explain: bool = False,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> PlanResult:
+def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
     """Plan the stages to a longer context.
 
     Args:
-        model: a folder, a ``config.json``, a Hub id, or ``embedded``.
-        target: context to extend to, in tokens.
-        rule: one of :func:`ropewalk.rope.candidates` or ``theta=5e6``; what is recommended if None.
-        from_length: trained length in tokens, where the config misstates it.
-        explain: whether to map the bases that reach the target too, which takes seconds.
-        processes: GPUs to size each stage for, H100 in nodes of eight; None sizes nothing.
-        progress: of the searches.
+        config: the checkpoint, the target length and the rule.
+        context: its reporter is told of progress.
 
     Raises:
         RopewalkError: if the model cannot be trained at that length, its scaling has no continuation, or the rule no
             answer.
 
     Example:
-        >>> from ropewalk.planning import plan
-        >>> [(stage.context, stage.recipe_method) for stage in plan("embedded", 1024).stages]
+        >>> from ropewalk.planning import PlanSettings, plan
+        >>> found = plan(PlanSettings(model="embedded", target=1024))
+        >>> [(stage.context, stage.recipe_method) for stage in found.stages]
         [(1024, 'theta')]
     """
-    if rule is not None:
-        check_candidate(rule)
-    config = read_checkpoint(model, from_length)
-    method, notes = config.full_attention_rope, (*config.config_warnings, *config.planning_notes)
-    advice = advise_on(config, target, explain, progress)
-    if advice.refusals:
-        raise RopewalkError(advice.action.rstrip("."))
-    stages = plan_stages(method, config.trained_length, target, rule, progress=progress)
-    sizes = () if processes is None else tuple(_size(config, stage.context, processes) for stage in stages)
-    return PlanResult(config, target, notes, tuple(stages), advice, sizes)
+    if config.rule is not None:
+        check_candidate(config.rule)
+    target, told = config.target, (context or RunContext()).told
+    checkpoint = read_checkpoint(config.model, config.from_length)
+    method = checkpoint.full_attention_rope
+    notes = (*checkpoint.config_warnings, *checkpoint.planning_notes)
+    with counted(told, f"bases for {target:,} tokens", None, "distances") as progress:
+        advice = advise_on(checkpoint, target, config.explain, progress)
+        if advice.refusals:
+            raise RopewalkError(advice.action.rstrip("."))
+        stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)
+    processes = config.processes
+    sizes = (
+        () if processes is None else tuple(_size(checkpoint, stage.context, processes) for stage in stages)
+    )
+    return PlanResult(checkpoint, target, notes, tuple(stages), advice, sizes)
 
 
 def _size(config: ModelConfig, context: int, processes: int, cluster: Cluster = H100) -> StageSize:

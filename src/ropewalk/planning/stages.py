@@ -8,8 +8,8 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
-from ropewalk.planning.rules import bound_at, check_target, tokens_text
-from ropewalk.rope import Default, LongRope, RopeMethod
+from ropewalk.planning.rules import check_target, tokens_text
+from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
 from ropewalk.rope.target import CURRENT, GIVEN, candidate, recommended_base
 from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ropewalk.rope.methods.default import Theta
     from ropewalk.rope.methods.longrope import has_published_attention, longrope_attention_factor
     from ropewalk.rope.rotary import STYLES, RotaryEmbedding, RotaryRows, Style
-    from ropewalk.rope.target import candidate, candidates, check_candidate, method_for_target
+    from ropewalk.rope.target import bound_at, candidate, candidates, check_candidate, method_for_target
     from ropewalk.rope.theory import critical_dimension, ntk_theta, scaled_theta
 
 _HOMES = {
@@ -55,6 +55,7 @@ _HOMES = {
     "Style": "rotary",
     "Theta": "methods.default",
     "Yarn": "methods",
+    "bound_at": "target",
     "candidate": "target",
     "check_candidate": "target",
     "config_entries": "config",
@@ -90,6 +91,7 @@ __all__ = [
     "Style",
     "Theta",
     "Yarn",
+    "bound_at",
     "candidate",
     "candidates",
     "check_candidate",

@@ -15,7 +15,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_theta
 from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope
 from ropewalk.rope.methods.base import RopeMethod, TargetContext, compared_methods, trainable_methods
-from ropewalk.rope.theory import Recommendation, recommended_theta
+from ropewalk.rope.theory import SEARCH_LIMIT, Recommendation, context_bound, recommended_theta
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
 
@@ -202,3 +202,9 @@ def _base(text: str) -> float:
         raise RopewalkError(f"theta={text} gives no number; write theta=5e6") from None
     check_theta(base)
     return base
+
+
+def bound_at(method: RopeMethod, length: int) -> int:
+    """The context bound of a method's frequencies for sequences of ``length`` tokens, ``SEARCH_LIMIT`` at most."""
+    bound = context_bound(method.frequencies(length).inv_freq)
+    return SEARCH_LIMIT if bound is None else bound

@@ -17,7 +17,7 @@ from ropewalk.evaluation.backends.in_memory import greedy_ids
 from ropewalk.evaluation.backends.likelihoods import row_losses
 from ropewalk.evaluation.backends.sharded import ShardedBackend, row_losses_of
 from ropewalk.evaluation.measure import check_evaluation
-from ropewalk.evaluation.probe import probe
+from ropewalk.evaluation.probe import probe_model
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import documents_of
 from ropewalk.evaluation.run import check_together, degrees_in, shape_for
@@ -213,7 +213,7 @@ def test_probe_finds_the_same_over_ranks(four_ranks: Any, model: Any, documents:
         "theta": Default(32, 2e4),
         "dynamic": DynamicNtk(32, 1e4, 4.0, 256),
     }
-    alone = probe(model, candidates, rows, 256)
+    alone = probe_model(model, candidates, rows, 256)
     for (found, calls), untouched in four_ranks.run(
         probed, {"shard": 2, "sequence": 2}, FOLDER, candidates, rows, 256
     ):

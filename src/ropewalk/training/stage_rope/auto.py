@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.attention.layout import Row
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.sharded import row_losses_of
-from ropewalk.evaluation.probe import ProbeResult, probe
+from ropewalk.evaluation.probe import ProbedSetting, probe_model
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.rope import Default, RopeMethod, candidate
 from ropewalk.training.checkpoint.sharded import load_weights
@@ -35,7 +35,7 @@ class Choice:
         method: its method.
         rows: how many rows it was measured on.
         text: what they are made of, ``held-out`` or ``training``.
-        results: of all candidates, as ``ProbeResult.to_json`` gives them, best first.
+        results: of all candidates, as ``ProbedSetting.to_json`` gives them, best first.
     """
 
     stage: int
@@ -149,7 +149,7 @@ class AutoRope(StageRope):
 
     def _probe(
         self, candidates: Mapping[str, Default], rows: Sequence[Row], length: int, at: AtStage
-    ) -> list[ProbeResult]:
+    ) -> list[ProbedSetting]:
         resolved, context = at.resolved, at.context
         model = load_for_run(resolved, context, resolved.model, dtype=resolved.compute_dtype)
         if at.weights is not None:
@@ -163,7 +163,9 @@ class AutoRope(StageRope):
             def progress(done: int, total: int) -> None:
                 advance(done, "rows")
 
-            return probe(model.model, candidates, rows, length, progress, row_losses_of(model, context.mesh))
+            return probe_model(
+                model.model, candidates, rows, length, progress, row_losses_of(model, context.mesh)
+            )
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:

@@ -1,0 +1,275 @@
+"""How a checkpoint's RoPE and a plan are shown: what to do first, where each number comes from last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk.planning.advice import Advice
+from ropewalk.planning.inspection import InspectResult
+from ropewalk.planning.rules import WIDE
+from ropewalk.planning.run import PlanResult
+from ropewalk.planning.settings import InspectSettings, PlanSettings
+from ropewalk.planning.stages import recipe_stages
+from ropewalk.reporting.figures.rope import periods_figure
+from ropewalk.reporting.primitives import Figure
+from ropewalk.reporting.tables import Part
+from ropewalk.rope import RopeMethod
+
+BOUND = (
+    "the largest L with B(m) = Σ cos(m·θ_i) ≥ 0 for all whole 0 ≤ m ≤ L",
+    "Men et al., arXiv:2405.14591, section 4",
+    "rotated dimensions only; attention factors and what a model learns are left out",
+)
+"""Formula, source and caveat."""
+
+
+def describe_inspection(result: InspectResult, config: InspectSettings) -> Iterator[Part]:
+    """The checkpoint's RoPE; or advice on the target length, and with ``explain`` both and all sources."""
+    description, advice = result.to_json(), result.advice
+    if advice is None:
+        yield _table(description)
+        defaults = _default_notes(description["defaults"], description["config_class"])
+        for line in (*defaults, *description["notes"]):
+            yield f"note: {line}"
+        return
+    yield from describe_advice(advice, [*_defaults_in_short(description), *description["notes"]])
+    if config.explain:
+        yield ""
+        yield _table(description)
+        yield from _details(advice)
+
+
+def inspection_figure(result: InspectResult) -> Figure:
+    """The pairs' periods as they are, and as recommended."""
+    config, advice = result.config, result.advice
+    trained = config.trained_length
+    target = trained if advice is None else advice.target_length
+    series = {"as trained": 2 * np.pi / config.full_attention_rope.frequencies(trained).inv_freq.numpy()}
+    if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
+        recommended = advice.chosen.method.frequencies(target).inv_freq.numpy()
+        series[f"recommended for the target ({advice.chosen.rule})"] = 2 * np.pi / recommended
+    return periods_figure(series, trained, target, f"{config.model}: period of each rotary pair")
+
+
+def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
+    """The stages, why, and what to write into a recipe."""
+    advice, trained, checkpoint = result.advice, result.config.trained_length, result.config
+    table = Table(title=f"from {trained:,} to {result.target_length:,} tokens", title_justify="left")
+    for name in ("context", "method", "rope_theta", "factor"):
+        table.add_column(name, justify="right")
+    table.add_column("reason")
+    for stage in result.stages:
+        values = stage.to_json()
+        factor = "" if values["factor"] is None else f"{values['factor']:g}"
+        table.add_row(
+            f"{stage.context:,}",
+            stage.recipe_method,
+            f"{stage.method.rope_theta:,.10g}",
+            factor,
+            stage.reason,
+        )
+    yield table
+    if config.explain:
+        yield from _bases(advice)
+    for line in () if config.rule is not None else advice.reasons:
+        yield Text(f"- {line}")
+    for line in (*_default_notes(checkpoint.defaults, checkpoint.config_class), *result.notes):
+        yield f"note: {line}"
+    yield Text("\nfor a recipe (steps are yours to choose):\n")
+    yield from result.recipe.splitlines()
+
+
+def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
+    """The answer with its stages, and at most a screen of reasons.
+
+    Args:
+        advice: on a target length.
+        notes: what to know of the checkpoint itself.
+    """
+    yield Text(f"To reach {advice.target_length:,} tokens", "bold")
+    yield Text(advice.action)
+    if advice.stages:
+        yield Text("\nFor a recipe (steps are yours to choose):", "bold")
+        yield from recipe_stages(advice.stages).splitlines()
+    yield from _list("Why", advice.reasons)
+    yield from _list("Note", [*notes, *advice.caveats])
+    if advice.reasons:
+        yield Text("\n--explain shows every rule's setting, which bases reach the target, and all sources.")
+
+
+def _details(advice: Advice) -> Iterator[Part]:
+    """Every rule's setting, the bases that reach the target beside published ones, and where each number is from."""
+    if not advice.settings:
+        return
+    yield from _bases(advice)
+    yield from _settings(advice)
+    yield Text("\nWhere the numbers come from", "bold")
+    for setting in advice.settings:
+        if setting.method is not None:
+            yield from _origin(setting.rule, setting.formula, setting.source, setting.caveat)
+    yield from _origin("context bound", *BOUND)
+
+
+def _bases(advice: Advice) -> Iterator[Part]:
+    """The bases that the rules and the similarity margin give, beside what published models took."""
+    found = advice.recommendation
+    table = Table(title=f"\nbases for {advice.target_length:,} tokens", title_justify="left")
+    table.add_column("what")
+    table.add_column("rope_theta", justify="right", no_wrap=True)
+    if found is not None:
+        table.add_row("critical-dimension law", f"{found.law:,.0f}")
+        table.add_row("length floor: smallest feasible base of 128 rotary dimensions", f"{found.floor:,.0f}")
+    feasible = advice.feasible
+    if feasible is not None and feasible.reason is None:
+        own = f"of {feasible.rotary_dim} rotary dimensions"
+        many = f"{feasible.intervals:,} intervals"
+        table.add_row(f"smallest feasible base {own} ({many})", _base(feasible.infimum, feasible.ceiling))
+        wide = f"first feasible interval at least {WIDE:.0%} wide"
+        table.add_row(wide, _base(feasible.wide_from, feasible.ceiling))
+        safe = f"safe base: all larger ones up to {feasible.ceiling:g} are feasible"
+        table.add_row(safe, _base(feasible.safe_base, feasible.ceiling))
+    table.add_section()
+    for each in advice.published:
+        begin = f"from {each.trained_length:,} tokens with base {each.rope_theta:,.0f}"
+        table.add_row(f"{each.model}: {each.target_length:,} tokens, {begin}", f"{each.new_theta:,.0f}")
+    yield table
+    if feasible is not None and feasible.reason is not None:
+        yield f"feasible bases: {feasible.reason}"
+
+
+def _base(value: float | None, ceiling: float) -> str:
+    return f"none up to {ceiling:g}" if value is None else f"{value:,.0f}"
+
+
+def _settings(advice: Advice) -> Iterator[Part]:
+    table = Table(title=f"\nwhat each rule sets for {advice.target_length:,} tokens", title_justify="left")
+    table.add_column("rule", no_wrap=True)
+    table.add_column("setting")
+    table.add_column("context bound", justify="right")
+    table.add_column("reaches")
+    recommended = None if advice.chosen is None else advice.chosen.rule
+    for setting in advice.settings:
+        if setting.method is not None:
+            mark = " ←" if setting.rule == recommended else ""
+            reaches = "yes" if setting.reaches_target else "no"
+            table.add_row(f"{setting.rule}{mark}", _setting_text(setting.method), setting.reach, reaches)
+    yield table
+    refused: dict[str | None, list[str]] = {}
+    for setting in advice.settings:
+        if setting.method is None:
+            refused.setdefault(setting.reason, []).append(setting.rule)
+    for reason, rules in refused.items():
+        yield f"does not apply: {', '.join(rules)}: {reason}"
+
+
+def _list(title: str, sentences: Sequence[str]) -> Iterator[Part]:
+    if sentences:
+        yield Text(f"\n{title}", "bold")
+    for sentence in sentences:
+        yield Text(f"- {sentence}")
+
+
+def _origin(name: str, formula: str, source: str, caveat: str) -> Iterator[Part]:
+    yield Text(name)
+    for label, text in (("formula", formula), ("source", source), ("caveat", caveat)):
+        yield f"  {label:8} {text}"
+
+
+def _setting_text(method: RopeMethod) -> str:
+    factor = getattr(method, "factor", None)
+    if factor is not None:
+        return f"{method.name}, factor {factor:g}, base {method.rope_theta:,.10g}"
+    return f"rope_theta {method.rope_theta:,.10g}"
+
+
+def _default_notes(defaults: Mapping[str, Any], config_class: str | None) -> list[str]:
+    """A sentence for each value that the config leaves to its class: never a silent default."""
+    return [
+        f"config.json does not say {key}; {config_class}'s own default {_summary(value)} is what transformers uses"
+        for key, value in defaults.items()
+    ]
+
+
+def _summary(value: object) -> str:
+    """A value of a config in a few characters."""
+    if isinstance(value, tuple):
+        return f"{len(value)} factors, {min(value):g} to {max(value):g}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _defaults_in_short(description: Mapping[str, Any]) -> list[str]:
+    """What the config leaves to its class, in one sentence."""
+    defaults = description["defaults"]
+    if not defaults:
+        return []
+    values = ", ".join(f"{key} ({_summary(value)})" for key, value in defaults.items())
+    return [f"config.json leaves to {description['config_class']}'s own defaults: {values}"]
+
+
+def _table(description: Mapping[str, Any]) -> Table:
+    table = Table(title=description["model"], show_header=False, title_justify="left")
+    for label, value in _rows(description):
+        table.add_row(label, value)
+    for method in description["methods"]:
+        table.add_section()
+        for label, value in _method_rows(method, description["head_dim"]):
+            table.add_row(label, value)
+    return table
+
+
+def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
+    heads, kv_heads = description["num_attention_heads"], description["num_key_value_heads"]
+    return [
+        ("model type", _text(description["model_type"])),
+        ("longest input", _tokens(description["max_position_embeddings"])),
+        ("trained length", f"{_tokens(description['trained_length'])}, as stated"),
+        ("layers", _text(description["num_hidden_layers"])),
+        ("heads", f"{_text(heads)}, key/value {_text(kv_heads)}, of {description['head_dim']} dimensions"),
+        ("sliding window", _tokens(description["sliding_window"])),
+    ]
+
+
+def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, str]]:
+    layers = [] if method["layer_type"] is None else [("layers of type", method["layer_type"])]
+    parameters = [(key, _summary(value)) for key, value in method["parameters"].items() if value is not None]
+    shortest, longest = method["shortest_wavelength"], method["longest_wavelength"]
+    return [
+        *layers,
+        ("RoPE method", method["name"]),
+        ("rope_theta", f"{method['rope_theta']:.10g}"),
+        ("rotary_dim", f"{method['rotary_dim']} of {head_dim}"),
+        *parameters,
+        ("attention_factor", f"{method['attention_factor']:g}"),
+        ("wavelengths", f"{shortest:,.1f} to {longest:,.0f} tokens"),
+        ("critical dimension", _critical_text(method)),
+        ("context bound", f"{method['context_bound']:,} tokens"),
+        ("inv_freq as loaded", _loaded_text(method["loaded"])),
+    ]
+
+
+def _critical_text(method: Mapping[str, Any]) -> str:
+    dimensions, length = method["critical_dimension"], method["critical_dimension_length"]
+    scaled = "" if method["name"] == "default" else ", before scaling"
+    return "not stated" if dimensions is None else f"{dimensions} at {length:,} tokens{scaled}"
+
+
+def _loaded_text(loaded: Mapping[str, Any] | None) -> str:
+    if loaded is None:
+        return "not known"
+    difference = loaded["largest_relative_difference"]
+    if difference is None:
+        return f"{loaded['dtype']}, of another size than the config says"
+    return f"{loaded['dtype']}, within {difference:.1e} of the exact values"
+
+
+def _text(value: object) -> str:
+    return "not stated" if value is None else str(value)
+
+
+def _tokens(value: int | None) -> str:
+    return "none" if value is None else f"{value:,} tokens"

@@ -1,0 +1,180 @@
+"""How RoPE by itself is shown: bounds, bases and frequencies, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
+from ropewalk.planning.rules import tokens_text
+from ropewalk.reporting.figures.rope import (
+    decay_figure,
+    feasible_bases_figure,
+    margin_figure,
+    periods_figure,
+    slowest_pair_figure,
+)
+from ropewalk.reporting.primitives import Figure
+from ropewalk.reporting.tables import Part
+from ropewalk.rope.theory import (
+    SEARCH_LIMIT,
+    FeasibleBases,
+    attention_upper_bound,
+    inv_freq_of_base,
+    similarity_margin,
+    slowest_angles,
+)
+from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
+
+LISTED = 12
+"""Intervals of feasible bases in a table."""
+
+
+def describe_bound(result: BoundResult) -> Iterator[Part]:
+    """How far each base reaches, and where the first one fails."""
+    for base in result.bases:
+        bound = result.bounds[base]
+        far = f"more than {SEARCH_LIMIT:,}" if bound is None else f"{bound:,}"
+        yield Text(f"base {base:,.10g}, rotary_dim {result.rotary_dim}: context bound {far} tokens")
+    if result.first_violation is not None:
+        yield Text(f"B({result.first_violation}) = {result.margin_there:.3g} is the first below zero")
+
+
+def bound_figures(result: BoundResult) -> tuple[Figure, Figure]:
+    """B(m), and the attention upper bound, which are read together."""
+    bounds = result.bounds
+    reached = [bound for bound in bounds.values() if bound is not None]
+    longest = min(max([4096, *(4 * bound for bound in reached)]), 2**20)
+    every = np.arange(longest + 1)
+    named = {
+        f"base {base:,.10g}": (inv_freq_of_base(result.rotary_dim, base), bound)
+        for base, bound in bounds.items()
+    }
+    margins = {n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}
+    some = np.unique(np.geomspace(1, longest, 2000).astype(int))
+    bounds_by_name = {n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}
+    return margin_figure(margins), decay_figure(bounds_by_name)
+
+
+def describe_bases(result: BasesResult) -> Iterator[Part]:
+    """The infimum, the safe base, and the widest intervals of feasible bases."""
+    found = result.found
+    if found.infimum is None:
+        more = "a single pair turns the same at every base" if found.rotary_dim == 2 else "raise --ceiling"
+        yield (
+            f"no base up to {found.ceiling:g} reaches {found.length:,} tokens with rotary_dim {found.rotary_dim}; "
+            f"{more}"
+        )
+        return
+    yield Text(f"bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim}")
+    table = Table(show_header=False)
+    table.add_row("infimum", f"{found.infimum:,.9g}")
+    count = len(found.feasible)
+    table.add_row("feasible intervals", f"{count:,}, with holes between them" if count > 1 else "1")
+    if found.safe_base is None:
+        table.add_row("safe base", f"none: the ceiling of {found.ceiling:g} lies in a hole; raise --ceiling")
+    else:
+        table.add_row(
+            "safe base", f"{found.safe_base:,.9g}: from there to {found.ceiling:g} every base reaches"
+        )
+    yield table
+    if result.safe_base_near_ceiling:
+        yield Text(
+            "The safe base lies close to the ceiling, beyond which nothing was looked at: raise --ceiling."
+        )
+    widest = sorted(found.feasible, key=lambda ends: math.log(ends[1] / ends[0]), reverse=True)[:LISTED]
+    of = f"the {len(widest)} widest of {len(found.feasible):,}" if len(found.feasible) > LISTED else "all"
+    intervals = Table(title=f"feasible intervals, {of}", title_justify="left")
+    for column in ("from base", "to base", "width"):
+        intervals.add_column(column, justify="right")
+    for low, high in sorted(widest):
+        intervals.add_row(f"{low:,.9g}", f"{high:,.9g}", f"{100 * (high / low - 1):,.3g} %")
+    yield intervals
+
+
+def bases_figure(result: BasesResult, shorter: Sequence[FeasibleBases]) -> Figure:
+    """Feasible bases of a length and of shorter ones.
+
+    Args:
+        result: of the length.
+        shorter: as :func:`ropewalk.planning.bases.bases_for_halves` maps them.
+    """
+    maps = [*shorter, result.found]
+    lengths, rotary_dim = [each.length for each in maps], result.found.rotary_dim
+    published = LOWER_BOUNDS if rotary_dim == LOWER_BOUNDS_DIM else {}
+    return feasible_bases_figure(
+        lengths,
+        [each.feasible for each in maps],
+        [each.safe_base for each in maps],
+        {each: published[each] for each in lengths if each in published},
+        result.ceiling,
+        title=f"RoPE bases that reach a context length (rotary_dim {rotary_dim})",
+    )
+
+
+def describe_theta(result: ThetaResult) -> Iterator[Part]:
+    """The base, how far it reaches, and where it comes from."""
+    before, origin = result.before, result.origin
+    covers = "covers" if result.reaches_target else "does not cover"
+    yield f"rope_theta {result.after.rope_theta:,.10g} for {result.target_length:,} tokens, by {result.rule}"
+    if result.reason is not None:
+        yield f"recommended: {result.reason}"
+    yield f"its context bound of {tokens_text(result.context_bound)} {covers} the target"
+    yield (
+        f"critical dimension {result.critical_dimension} of {before.rotary_dim} (base {before.rope_theta:,.10g}, "
+        f"{result.trained_length:,} tokens)"
+    )
+    yield f"formula  {origin.formula}"
+    yield f"source   {origin.source}"
+    yield f"caveat   {origin.caveat}"
+
+
+def theta_figure(result: ThetaResult) -> Figure:
+    """Where the slowest pair turns to under the old base and under the new one."""
+    target = result.target_length
+    positions = np.linspace(0, target, 1000)
+    series = {
+        f"base {method.rope_theta:,.10g}": (
+            positions,
+            slowest_angles(method.frequencies().inv_freq, positions),
+        )
+        for method in (result.before, result.after)
+    }
+    return slowest_pair_figure(series, result.trained_length, target)
+
+
+def describe_frequencies(result: FrequenciesResult) -> Iterator[Part]:
+    """The method, and each pair's frequency, period and turns."""
+    trained, target = result.trained_length, result.target_length
+    inv_freq, attention_factor = result.frequencies
+    yield (
+        f"{result.name}, base {result.after.rope_theta:,.10g}, attention factor {attention_factor:.6g}, "
+        f"context bound {tokens_text(result.context_bound)}"
+    )
+    table = Table()
+    for column in (
+        "pair",
+        "inv_freq (rad/token)",
+        "period (tokens)",
+        f"turns in {trained:,}",
+        f"turns in {target:,}",
+    ):
+        table.add_column(column, justify="right")
+    for pair, theta in enumerate(inv_freq.tolist()):
+        turns = (f"{length * theta / (2 * math.pi):,.3g}" for length in (trained, target))
+        table.add_row(str(pair), f"{theta:.9g}", f"{2 * math.pi / theta:,.6g}", *turns)
+    yield table
+
+
+def frequencies_figure(result: FrequenciesResult) -> Figure:
+    """The period of each pair, as trained and for the target."""
+    trained, target = result.trained_length, result.target_length
+    series = {
+        "as trained": 2 * np.pi / result.before.frequencies(trained).inv_freq.numpy(),
+        f"{result.after.name} for the target": 2 * np.pi / result.after.frequencies(target).inv_freq.numpy(),
+    }
+    return periods_figure(series, trained, target)
