@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ropewalk.cli.app import SUMMARIES
 from tests.places import ROOT
 
 PACKAGE = ROOT / "src" / "ropewalk"
@@ -181,18 +182,28 @@ def test_no_circle_of_files():
     assert circles(graph()) == []
 
 
-SUPPORT = {"app", "binding", "commands", "options", "output", "progress"}
-"""Modules of the command line that belong to no command."""
-PARTS = {"advice": {"inspect", "rope_plan"}, "probe": {"rope"}}
-"""Modules that print for several commands, or belong to a group by another name."""
+SUPPORT = {"app", "binding", "output", "progress"}
+"""Modules of the command line that are no command."""
+
+
+def test_each_command_is_the_module_of_its_name():
+    commands = {path.stem for path in (PACKAGE / "cli").glob("*.py")} - SUPPORT - {"__init__"}
+    assert commands == set(SUMMARIES)
 
 
 def test_a_command_imports_no_other():
     for name, found in graph().items():
-        if name.startswith("ropewalk.cli.") and (own := name.split(".")[2]) not in SUPPORT:
-            others = {each.split(".")[2] for each in found if each.startswith("ropewalk.cli.")} - SUPPORT
-            foreign = {o for o in others if o.split("_")[0] != own.split("_")[0]}
-            assert {o for o in foreign if own not in PARTS.get(o, ())} == set(), name
+        if name.startswith("ropewalk.cli.") and name.split(".")[2] not in SUPPORT:
+            others = {each.split(".")[2] for each in found if each.startswith("ropewalk.cli.")}
+            assert others <= SUPPORT, name
+
+
+def test_no_room_below_reporting_imports_it():
+    assert all("reporting" not in allowed for allowed in ALLOWED.values())
+
+
+def test_the_arrows_between_rooms_make_no_circle():
+    assert circles(ALLOWED) == []
 
 
 HERE = {"", "compatibility"}

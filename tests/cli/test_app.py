@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import ropewalk.recipes
-from ropewalk.cli.app import main, program
-from ropewalk.cli.commands import COMMANDS as SUMMARIES
+from ropewalk.cli.app import SUMMARIES, main, program
 from tests.cli.option_cases import KEPT, commands, listing
 from tests.programs import Program
 
@@ -72,6 +71,15 @@ def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: ")
     assert message in captured.err
+
+
+@pytest.mark.parametrize("group", [[], ["rope"], ["data"]])
+def test_a_missing_command_is_status_2_with_the_help(group, capsys):
+    assert main(group) == 2
+    missing = capsys.readouterr()
+    assert missing.out == ""
+    assert main([*group, "--help"]) == 0
+    assert missing.err == capsys.readouterr().out
 
 
 def test_an_unexpected_error_is_one_sentence_and_debug_shows_more(monkeypatch, capsys):

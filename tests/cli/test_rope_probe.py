@@ -13,7 +13,7 @@ import pytest
 from ropewalk.cli import app as program
 from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
 from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting.probe import losses_figure
+from ropewalk.reporting.rope import losses_figure
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]

@@ -9,6 +9,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import (
+    CompareSettings,
     EvaluationResult,
     EvaluationSettings,
     Settings,
@@ -63,7 +64,7 @@ def test_a_folder_of_an_earlier_version_that_knew_settings_of_all_suites_goes_on
 def test_a_folder_is_scored_again_and_compared_without_a_model(tmp_path: Path) -> None:
     result = measured(tmp_path)
     assert rescore(tmp_path / "out").to_json()["results"] == result.to_json()["results"]
-    compared = compare_folders(tmp_path / "out", tmp_path / "out").to_json()
+    compared = compare_folders(CompareSettings(a=tmp_path / "out", b=tmp_path / "out")).to_json()
     assert [each["difference"] for each in compared["differences"]] == [0, 0]
     assert compared["a"]["model"] == "embedded"
 

@@ -82,7 +82,7 @@ class AuditSettings(Settings):
 
     group: ClassVar[str | None] = "What to measure"
 
-    model: Annotated[str, Option(hidden=True)] = Field(
+    model: Annotated[str, Option(argument=True)] = Field(
         "embedded", description="A checkpoint's folder, a Hub id, or embedded."
     )
     text: Annotated[str, TEXT] = Field(

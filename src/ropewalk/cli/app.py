@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Every command lives in a module of its own beside this one."""
+"""The command line: parse, call, print. Every command lives in the module of its name beside this one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ from ropewalk.versions import VERSION
 INTERRUPTED = 130
 MOST_OF_A_MESSAGE = 2000
 """Characters of an error that are printed: it may repeat a value that fills a file."""
+
+SUMMARIES = {
+    "inspect": "Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.",
+    "rope": "RoPE arithmetic: bounds, bases, frequencies, plans, and a probe on a checkpoint.",
+    "audit": "Measure how far arithmetic breaks relative positions in a model, which step does it, and what "
+    "mitigates it.",
+    "data": "Pack documents into rows, and look at them.",
+    "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    "extend": "Extend a model's context: measure, change RoPE, train, measure again, save.",
+    "export": "Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.",
+    "eval": "Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
+    "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE change no number.",
+}
+"""One line on each command, in the order of the help; it is there before the command's module is."""
 
 
 class _Remarks(logging.Handler):
@@ -44,8 +58,6 @@ def quiet_libraries() -> None:
 @cache
 def program() -> App:
     """The whole program; a command's module is imported when the command is asked for."""
-    from ropewalk.cli import commands
-
     app = App(
         name="ropewalk",
         help="Make the context window of RoPE language models longer. (--debug anywhere shows a traceback.)",
@@ -58,14 +70,15 @@ def program() -> App:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    commands.register(app)
+    for place, (name, summary) in enumerate(SUMMARIES.items()):
+        app.command(f"ropewalk.cli.{name}:app", name=name, help=summary, sort_key=place)
     app.register_install_completion_command(help="Install completion for the shell that is running.")
     return app
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    from ropewalk.cli.output import Interrupted, results
+    from ropewalk.cli.output import Interrupted, notes, results
 
     quiet_libraries()
     logging.getLogger("ropewalk").addHandler(_REMARKS)
@@ -73,6 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        if _lacks_command(arguments):
+            program()(arguments, console=notes)
+            return 2
         program()(arguments, console=results())
         return 0
     except Interrupted as error:
@@ -98,6 +114,12 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             _print_traceback()
         return _fail(f"unexpected {type(error).__name__}: {error} (run with --debug for the traceback)", 1)
+
+
+def _lacks_command(arguments: list[str]) -> bool:
+    """Whether a command line ends at a group, whose help is all that it can do."""
+    _, apps, rest = program().parse_commands(arguments)
+    return not rest and apps[-1].default_command is None
 
 
 def _command_in(arguments: list[str]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from ropewalk.audit.settings import AuditSettings
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, notes, print_json, results, show
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Device, Folder, Settings
 
@@ -25,7 +24,6 @@ class AuditOutput(Settings):
 
 
 def audit(
-    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
     settings: AuditSettings,
     output: AuditOutput,
     *,
@@ -39,15 +37,14 @@ def audit(
 
     _make_folder(output.plot)
     reporter = ConsoleReporter(notes)
-    config = settings.model_copy(update={"model": model})
-    result = run(config, RunContext(reporter=reporter, device=device))
+    result = run(settings, RunContext(reporter=reporter, device=device))
     if output.as_json:
         print_json(result.to_json())
     else:
         show(describe_audit(result))
     # After the result: a picture that cannot be written must not take it away.
     if output.plot is not None:
-        files, left_out = draw_audit(result.audit, output.plot, Path(model).name)
+        files, left_out = draw_audit(result.audit, output.plot, Path(result.model).name)
         for sentence in left_out:
             reporter.note(sentence)
         if not output.as_json:

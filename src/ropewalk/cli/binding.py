@@ -80,6 +80,11 @@ class Setting:
     required: bool = False
 
     @property
+    def key(self) -> str:
+        """Its parameter in the function that cyclopts calls; the help and the messages show an argument's."""
+        return self.path[-1] if self.positional else "_".join(self.path)
+
+    @property
     def option(self) -> Option:
         """How it stands on the command line: what its annotations say, the outermost first."""
         said = list(_options_in(self.field))
@@ -182,12 +187,10 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
     headings = dict.fromkeys(setting.group for setting in ordered if not setting.positional)
     # What the command cannot do without comes first, the rest as it is declared.
     settings = tuple(sorted(ordered, key=lambda setting: (not setting.positional, not setting.required)))
-    by_name = {"_".join(setting.path): setting for setting in settings}
+    by_name = {setting.key: setting for setting in settings}
 
-    positional = [
-        "_".join(setting.path) for setting in settings if setting.positional and not setting.several
-    ]
-    several = next(("_".join(setting.path) for setting in settings if setting.several), None)
+    positional = [setting.key for setting in settings if setting.positional and not setting.several]
+    several = next((setting.key for setting in settings if setting.several), None)
 
     def call(*words: str, **given: Any) -> None:
         values: dict[str, Any] = {}
@@ -275,7 +278,7 @@ def _setting(field: FieldInfo, path: tuple[str, ...], group: str, required: bool
 
 def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     """One parameter of the function that cyclopts calls; a value that was not given is None."""
-    name, field = "_".join(setting.path), setting.field
+    name, field = setting.key, setting.field
     # Arguments stand under cyclopts' own heading, which Parameter takes for no group but not for None.
     grouped: dict[str, Any] = {} if group is None else {"group": group}
     shown = Parameter(
@@ -285,7 +288,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
         negative=_negative(setting),
         metavar=_metavar(setting),
         choices=_choices(field.annotation),
-        show_default=_default(setting) or False,
+        show_default=False if setting.required else _default(setting) or False,
         required=setting.required,
     )
     default: Any = inspect.Parameter.empty if setting.required or setting.several else None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.options import JsonFlag, PlotFile
-from ropewalk.cli.output import notes, on_interrupt, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, results, show
 from ropewalk.data.settings import (
     CountSettings,
     InterleaveSettings,

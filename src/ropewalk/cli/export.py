@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import print_json, results
+from ropewalk.cli.output import JsonFlag, print_json, results
 from ropewalk.io.settings import FilePath, Option
 
 

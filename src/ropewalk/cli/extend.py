@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import notes, on_interrupt, print_json, show
+from ropewalk.cli.output import JsonFlag, notes, on_interrupt, print_json, show
 from ropewalk.io.settings import FilePath, Option, Overrides
 from ropewalk.recipes import shipped_recipes
 

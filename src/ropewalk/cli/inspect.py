@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag, PlotFile
-from ropewalk.cli.output import notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
 from ropewalk.planning.settings import InspectSettings
 
 

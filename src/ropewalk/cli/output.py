@@ -8,16 +8,38 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import AfterValidator, Field
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from ropewalk.errors import RunFailure
+from ropewalk.io.settings import Option, OutputFile
 from ropewalk.reporting.shown_text import harmless, shown
 
 if TYPE_CHECKING:
     from ropewalk.reporting.tables import Part
+
+
+JsonFlag = Annotated[
+    bool, Field(description="Print the result as JSON on stdout, nothing else."), Option(name="--json")
+]
+
+
+def _can_be_drawn(path: Path | None) -> Path | None:
+    """Refuse a picture that could not be written, before the work."""
+    if path is not None and path.suffix not in (".png", ".svg"):
+        raise ValueError(f"a figure is written as .png or .svg, got {path}")
+    return path
+
+
+PlotFile = Annotated[
+    OutputFile | None,
+    AfterValidator(_can_be_drawn),
+    Field(description="Draw a picture into FILE (.png or .svg)."),
+]
 
 
 class Terminal(Console):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.options import JsonFlag, PlotFile
-from ropewalk.cli.output import notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, PlotFile, notes, print_json, results, show
 from ropewalk.evaluation.settings import ProbeSettings
 from ropewalk.planning.settings import (
     BasesSettings,
@@ -107,7 +106,7 @@ def probe_command(settings: ProbeSettings, *, plot: PlotFile = None, as_json: Js
     """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows."""
     from ropewalk.evaluation.probe import probe
     from ropewalk.reporting import draw
-    from ropewalk.reporting.probe import describe_probe, losses_figure
+    from ropewalk.reporting.rope import describe_probe, losses_figure
 
     result = probe(settings, _context())
     if as_json:

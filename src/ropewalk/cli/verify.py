@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command
-from ropewalk.cli.options import JsonFlag
-from ropewalk.cli.output import ended_by_sigterm, notes, print_json, results, show
+from ropewalk.cli.output import JsonFlag, ended_by_sigterm, notes, print_json, results, show
 from ropewalk.errors import RunFailure
 from ropewalk.io.settings import OutputFile, Settings
 from ropewalk.verification.settings import VerifySettings
@@ -24,11 +23,7 @@ class VerifyOutput(Settings):
     as_json: JsonFlag = False
 
 
-def verify(
-    recipe: Annotated[str, Field(description="A recipe in YAML, or the name of a shipped one (demo).")],
-    settings: VerifySettings,
-    output: VerifyOutput,
-) -> None:
+def verify(settings: VerifySettings, output: VerifyOutput) -> None:
     """Verify on your model and documents that packing, ranks, checkpoints and RoPE change no number.
 
     On the machines of a run: torchrun --nproc-per-node 4 -m ropewalk verify recipe.yaml
@@ -41,10 +36,9 @@ def verify(
     from ropewalk.verification import verify as run
 
     out = output.out
-    config = settings.model_copy(update={"recipe": recipe})
     with joined() as world:
         with ended_by_sigterm("verify") if world.size == 1 else nullcontext():
-            result = run(config, RunContext(world=world, reporter=ConsoleReporter(notes)))
+            result = run(settings, RunContext(world=world, reporter=ConsoleReporter(notes)))
         if not world.is_rank_0:
             return
     if out is not None:

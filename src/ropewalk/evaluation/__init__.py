@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.rows import EvaluationRows, evaluation_rows, take_documents
     from ropewalk.evaluation.run import evaluate
     from ropewalk.evaluation.samples import Sample, Task
-    from ropewalk.evaluation.settings import EvaluationSettings, Settings
+    from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Settings
     from ropewalk.evaluation.statistics import (
         mean_score_interval,
         ratio_interval,
@@ -35,6 +35,7 @@ _HOMES = {
     "ScoreDifference": "comparison",
     "EffectiveLength": "aggregate",
     "EvaluationRows": "rows",
+    "CompareSettings": "settings",
     "ComparisonResult": "record",
     "EvaluationResult": "record",
     "compare_folders": "record",
@@ -69,6 +70,7 @@ _HOMES = {
 
 __all__ = [
     "SUITES",
+    "CompareSettings",
     "ComparisonResult",
     "EffectiveLength",
     "EvaluationResult",

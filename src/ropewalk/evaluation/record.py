@@ -12,6 +12,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import summarise, task_result
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.results import SAMPLES, TaskResult
+from ropewalk.evaluation.settings import CompareSettings
 from ropewalk.evaluation.store import PREDICTIONS, RESULTS, Prediction, read_predictions, read_record
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
 from ropewalk.io.files import write_json
@@ -64,16 +65,16 @@ class ComparisonResult(Result):
     differences: tuple[ScoreDifference, ...]
 
 
-def compare_folders(a: Path, b: Path, seed: int = 0) -> ComparisonResult:
+def compare_folders(config: CompareSettings) -> ComparisonResult:
     """B against A, paired by sample.
 
     Args:
-        a, b: folders of finished evaluations.
-        seed: of the permutation test.
+        config: folders of finished evaluations.
 
     Raises:
         RopewalkError: if one holds no finished evaluation, or they have no task and length in common.
     """
+    a, b, seed = config.a, config.b, config.seed
     (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
     found = compare(results_a, results_b, seed)
     sides = [{"path": str(path), "model": str(r["model"])} for path, r in ((a, record_a), (b, record_b))]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from ropewalk.models.config import ModelConfig
     from ropewalk.models.load import ModelSetup
-    from ropewalk.parallel import Mesh, MeshShape
+    from ropewalk.parallel import Mesh, MeshShape, World
     from ropewalk.parallel.context import RunContext
     from ropewalk.rope import RopeMethod
 
@@ -111,7 +111,8 @@ def run(
     """
     from ropewalk.data.read.embedded import resolve_model
 
-    context.world.on_rank_0(lambda: check_together(config, context.world.size))
+    # Every process reads the same settings; what is wrong with them is said once.
+    context.world.on_rank_0(lambda: _check(config, context.world))
     path = resolve_model(config.model)
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
@@ -139,6 +140,15 @@ def run(
         if context.output is not None:
             result.write(context.output)
     return result
+
+
+def _check(config: EvaluationSettings, world: World) -> None:
+    from ropewalk.models.load import choose_device
+    from ropewalk.parallel import require_devices
+
+    check_together(config, world.size)
+    if world.size > 1:
+        require_devices(world, choose_device(config.loading.device))
 
 
 def _record(

@@ -19,6 +19,7 @@ from ropewalk.io.settings import (
     Folder,
     Length,
     Option,
+    Seed,
     Several,
     pairs,
 )
@@ -208,6 +209,14 @@ class EvaluationSettings(BaseSettings):
     samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
         None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
     )
+
+
+class CompareSettings(BaseSettings):
+    """Which two evaluations are compared."""
+
+    a: Annotated[FilePath, Option(argument=True)] = Field(description="Folder of a finished evaluation.")
+    b: Annotated[FilePath, Option(argument=True)] = Field(description="Another one, on the same samples.")
+    seed: Seed = Field(0, description="Random seed of the permutation test.")
 
 
 class ProbeSettings(BaseSettings):

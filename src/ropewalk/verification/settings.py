@@ -14,7 +14,7 @@ class VerifySettings(Settings):
 
     group: ClassVar[str | None] = "What to verify"
 
-    recipe: Annotated[str, Option(hidden=True)] = Field(
+    recipe: Annotated[str, Option(argument=True)] = Field(
         "demo", description="A recipe in YAML, or the name of a shipped one (demo)."
     )
     overrides: Overrides = Field(

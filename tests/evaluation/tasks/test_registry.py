@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 
 from ropewalk.cli.binding import settings_of
-from ropewalk.cli.evaluate import evaluate as command
+from ropewalk.cli.eval import evaluate as command
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.run import check_together
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.options import JsonFlag, PlotFile
-from ropewalk.cli.output import notes, on_interrupt, print_json, show
+from ropewalk.cli.output import JsonFlag, PlotFile, notes, on_interrupt, print_json, show
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.settings import EvaluationSettings, Loading, Serving, Settings
+from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Loading, Serving, Settings
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import FilePath, Folder, Option, Seed
+from ropewalk.io.settings import FilePath, Folder, Option
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -91,19 +90,10 @@ def evaluate(
 
 def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
     from ropewalk.cli.progress import ConsoleReporter
-    from ropewalk.evaluation.run import check_together, run
-    from ropewalk.models.load import choose_device
-    from ropewalk.parallel import require_devices
+    from ropewalk.evaluation.run import run
     from ropewalk.parallel.context import RunContext
     from ropewalk.reporting.evaluation import report_evaluation
 
-    def check() -> None:
-        check_together(config, world.size)
-        if world.size > 1:
-            require_devices(world, choose_device(config.loading.device))
-
-    # Every process reads the same command; what is wrong with it is said once.
-    world.on_rank_0(check)
     if not world.is_rank_0:
         logging.getLogger("ropewalk").setLevel(logging.ERROR)
     context = RunContext(world=world, output=out, reporter=ConsoleReporter(notes))
@@ -144,22 +134,15 @@ def _so_far(out: Path | None) -> str:
     return f"the answers and results so far lie in {out}; the same command goes on from there"
 
 
-def compare_command(
-    a: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
-    b: Annotated[FilePath, Field(description="Another one, on the same samples.")],
-    *,
-    seed: Annotated[Seed, Field(description="Random seed of the permutation test.")] = 0,
-    plot: PlotFile = None,
-    as_json: JsonFlag = False,
-) -> None:
+def compare_command(settings: CompareSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
     """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
     from ropewalk.evaluation.record import compare_folders
     from ropewalk.reporting import difference_figure, draw
     from ropewalk.reporting.evaluation import describe_comparison
 
-    result = compare_folders(a, b, seed)
+    result = compare_folders(settings)
     if plot is not None:
-        draw(difference_figure(result.differences, f"{b.name} against {a.name}"), plot)
+        draw(difference_figure(result.differences, f"{settings.b.name} against {settings.a.name}"), plot)
     if as_json:
         print_json(result.to_json())
     else:
