@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.store import Prediction, PredictionLog
-from ropewalk.reporting.evaluation import pictures_of
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
@@ -336,14 +333,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert not (tmp_path / "out").exists()
-
-
-def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = TaskResult("passkey", "x/../../victim", 512, 4, 50.0, (25.0, 75.0))
-    with pytest.raises(RopewalkError, match=r"results\.json lists the file 'passkey-x/../../victim\.png'"):
-        list(pictures_of(out, "model", [result], 85.0))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_in_which_nothing_ran_is_no_success(

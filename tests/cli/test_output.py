@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from ropewalk.cli import progress
+from ropewalk.cli import output, progress
 from ropewalk.cli.app import main
 from ropewalk.cli.output import Terminal, print_json, print_whole
 from ropewalk.cli.progress import ConsoleReporter
@@ -98,6 +98,20 @@ def test_json_on_stdout_is_printable_ascii(value: Any) -> None:
         sys.stdout = before
     assert all(" " <= each <= "~" or each == "\n" for each in out.getvalue())
     assert json.loads(out.getvalue()) == value
+
+
+def test_what_reporting_yields_is_printed_each_in_its_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    words = "as many words as fill more than one line"
+    output.show([words, ResultTable(words, ("a",), (("b" * 30,),)), "", Text(words)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [words, words]
+    assert lines[2].strip() == "a"
+    assert lines[3:5] == ["b" * 30, ""]
+    assert len(lines[5:]) > 1
+    assert " ".join(line.strip() for line in lines[5:]) == words
 
 
 @pytest.mark.parametrize("error", [RopewalkError, KeyError, OSError])

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.evaluation.probe import ProbedSetting, ProbeResult
-from ropewalk.evaluation.statistics import NO_INTERVAL
-from ropewalk.reporting.rope import losses_figure
 from tests.cli.byte_checkpoint import save_byte_checkpoint
 
 Run = Callable[..., int]
@@ -175,11 +171,3 @@ def test_layer_types_and_missing_models_are_named(
     assert "RoPE of its own for each layer type" in capsys.readouterr().err
     assert run(tmp_path / "nowhere", "--to", "128", "--text", text) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-def test_picture_of_one_row_says_that_it_has_no_interval() -> None:
-    one = ProbedSetting("current", None, 2.0, NO_INTERVAL, 2.0, None, None, 0.0, NO_INTERVAL)
-    for ci95, said in ((NO_INTERVAL, True), ((1.5, 2.5), False)):
-        found = (replace(one, ci95=ci95),)
-        result = ProbeResult("embedded", 256, 512, "text", 1, "float32", "cpu", found, (), {})
-        assert ("one row, which gives no interval" in losses_figure(result).caption) == said

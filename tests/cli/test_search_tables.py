@@ -1,97 +1,13 @@
-"""``ropewalk search import``, and what the command says of a table; neither needs a search."""
+"""``ropewalk search import`` and ``show``; neither needs a search."""
 
 import numpy as np
 import pytest
 
 from ropewalk.cli.app import main
-from ropewalk.reporting.search import objectives_table
-from ropewalk.search import Factors, read_factors
-from ropewalk.search.factor_table import HeldOut, perplexity_text
+from ropewalk.search import read_factors
 from tests.places import CONFIGS
 
 PHI = CONFIGS / "phi-3-mini-128k-instruct.json"
-BASELINES = {"pi": None, "ntk": 8.0, "yarn": 8.5}
-SEARCH = {
-    "objective": "perplexity",
-    "algorithm": "evolution",
-    "seed": 0,
-    "budget": 9,
-    "racing": True,
-    "documents": 2,
-    "text": "a.jsonl",
-    "documents_sha256": "a",
-    "largest": 5.0,
-    "start_tokens": (0,),
-    "device": "cpu",
-    "dtype": "float32",
-    "candidates": 3,
-    "seconds": 1.0,
-}
-
-
-def searched(best=7.0, held_out=7.5, baselines=BASELINES, **search):
-    judged = HeldOut(documents=1, documents_sha256="b", best=held_out, baselines=BASELINES)
-    return Factors(
-        model={"name": "tiny", "rotary_dim": 4, "rope_theta": 1e4, "original_max_position_embeddings": 512},
-        target_length=2048,
-        long_factor=(1.0, 2.0),
-        attention_factor=1.1,
-        provenance={"kind": "search", "source": "evolution"},
-        best={"objective": best, "rescale_factors": (1.0, 2.0)},
-        baselines=baselines,
-        forwards=9,
-        search={**SEARCH, **search},
-        held_out=judged if held_out else None,
-    )
-
-
-def test_factors_that_are_better_everywhere_need_no_caution():
-    assert searched().cautions() == []
-
-
-def test_held_out_rows_that_say_otherwise_are_told():
-    (said,) = searched(held_out=9.0).cautions()
-    assert "on held-out rows NTK has 8.0000 and the factors found 9.0000" in said
-
-
-@pytest.mark.parametrize("held_out", [7.5, 9.0])
-def test_a_baseline_that_wins_on_the_search_rows_is_told_once(held_out):
-    (said,) = searched(9.0, held_out).cautions()
-    assert "on the search rows themselves NTK is better" in said
-
-
-def test_that_nothing_was_held_out_is_told():
-    (said,) = searched(held_out=None).cautions()
-    assert "nothing was held out" in said
-
-
-def test_the_baselines_shown_are_those_that_were_measured():
-    table = searched()
-    assert table.rule_factors()["PI"] == (4.0, 4.0)
-    kept = {"pi": (8.0, 9.0), "ntk": (1.0, 9.0)}
-    assert table.model_copy(update={"baseline_factors": kept}).rule_factors() == {
-        "PI": kept["pi"],
-        "NTK": kept["ntk"],
-    }
-
-
-def test_the_table_of_objectives():
-    table = objectives_table(searched(objective="needle", short_penalty=0.5))
-    assert table.title == (
-        "Needle perplexity at 2,048 tokens, before training; on search rows with 0.5 times what is lost at the trained "
-        "length"
-    )
-    assert table.header == ("RoPE", "1 search rows and their beginnings", "1 held-out rows, no penalty")
-    assert objectives_table(searched()).header == ("RoPE", "2 search rows", "1 held-out rows")
-    assert table.rows[0] == ("factors found", "7.0000", "7.5000")
-    assert table.rows[1] == ("PI", "∞", "∞")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "∞"), (2.8164123, "2.8164"), (20.9, "20.900"), (3.2e7, "3.20e+07")]
-)
-def test_perplexities_have_five_digits(value, text):
-    assert perplexity_text(value) == text
 
 
 def test_import_of_a_csv(tmp_path, capsys):

@@ -17,7 +17,7 @@ from ropewalk.reporting import (
     needle_figure,
     write_evaluation_report,
 )
-from ropewalk.reporting.evaluation import BENCHMARKS, Presentation, chosen_examples
+from ropewalk.reporting.evaluation import BENCHMARKS, Presentation, chosen_examples, pictures_of
 from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
 from tests.reporting.reporting_cases import BEFORE
 from tests.reporting.specification_cases import only, rules, ticks
@@ -244,3 +244,11 @@ def test_perplexity_by_position_is_drawn_of_the_longest_rows() -> None:
     ((stem, figure),) = evaluation_figures("m", [BEFORE], 85.6)
     assert (stem, figure.title) == ("perplexity", "m: perplexity by position")
     assert ticks(only(figure).x)[-1] == "2k"
+
+
+def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = TaskResult("passkey", "x/../../victim", 512, 4, 50.0, (25.0, 75.0))
+    with pytest.raises(RopewalkError, match=r"results\.json lists the file 'passkey-x/../../victim\.png'"):
+        list(pictures_of(out, "model", [result], 85.0))
+    assert list(tmp_path.iterdir()) == []
