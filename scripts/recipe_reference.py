@@ -13,7 +13,8 @@ import yaml
 from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
-from ropewalk.io.settings import Settings
+from ropewalk.evaluation.settings import OWN
+from ropewalk.io.settings import Settings, model_in
 from ropewalk.training.recipe import changes as recipe_changes
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.changes import is_group
@@ -34,6 +35,14 @@ TABLES = (
     ("Checkpoints", "checkpoints.", recipe.Checkpoints),
     ("Parallel processes", "parallel.", recipe.Parallel),
     ("Evaluation", "evaluation.", recipe.Evaluation),
+    *(
+        (
+            f"Evaluation: {name}",
+            f"evaluation.{name}.",
+            model_in(recipe.Evaluation.model_fields[name].annotation),
+        )
+        for name in OWN
+    ),
 )
 
 
@@ -51,7 +60,8 @@ def default(field: Any) -> str:
 
 def on_resume(model: type[Settings], name: str) -> str:
     """What ``--resume`` does with a key; nothing for one whose own keys say it."""
-    return "" if is_group(model.model_fields[name]) else recipe_changes.on_resume(model, name).kind
+    holder = recipe.Evaluation.on_resume if model in OWN.values() else None
+    return "" if is_group(model.model_fields[name]) else recipe_changes.on_resume(model, name, holder).kind
 
 
 def reference() -> str:

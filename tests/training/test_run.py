@@ -254,7 +254,7 @@ def write(path: Path, values) -> str:
         ("data.sources=[missing.jsonl]", "missing.jsonl"),
         ("trackers=[aim]", "tracker aim is not installed"),
         ("data.validation_documents=0", "no validation documents"),
-        ("evaluation.suites=[ruler]", "evaluation.suites.0"),
+        ("evaluation.suites=[rulr]", "unknown evaluation.suites.0 'rulr'; did you mean ruler?"),
         ("stages.0.context=1M", "tokens"),
     ],
 )

@@ -17,7 +17,7 @@ from ropewalk.cli.app import main
 from ropewalk.io.lock import locked
 from ropewalk.io.settings import Settings, model_in
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
-from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume
+from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume, said_on_resume
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from tests.training.run_cases import extend
@@ -404,17 +404,19 @@ def test_rows_that_another_run_has_packed_are_checked_before_training(done, tmp_
 # What may change.
 
 
-def keys_of(model: type[Settings], prefix=""):
+def keys_of(model: type[Settings], holder=None):
     for name, field in model.model_fields.items():
         if not is_group(field):
-            yield model, name
+            yield model, name, holder
         inner = model_in(field.annotation)
         if inner is not None:
-            yield from keys_of(inner)
+            yield from keys_of(inner, said_on_resume(model, name, holder))
 
 
 def test_every_key_says_what_resume_does_with_it():
-    found = {(model.__name__, name): on_resume(model, name) for model, name in keys_of(Recipe)}
+    found = {
+        (model.__name__, name): on_resume(model, name, holder) for model, name, holder in keys_of(Recipe)
+    }
     assert len(found) > 70
     assert {rule.kind for rule in found.values()} == {"free", "same", "onward", "fixed"}
     assert all(rule.why for rule in found.values() if rule.kind == "fixed")

@@ -124,7 +124,7 @@ def check_evaluation(
         (name, task, suite.lengths_at(task, settings, encoder))
         for suite in suites
         if isinstance(suite, GeneratedSuite)
-        for name, task in _generated(suite, chosen[suite.name], settings).items()
+        for name, task in generated_tasks(suite, chosen[suite.name], settings).items()
         if task.unavailable() is None and (name != FORCED or _gives_likelihoods(under_test))
     ]
     asked = [
@@ -170,7 +170,7 @@ def _check_stated(under_test: ModelUnderTest, longest: int, settings: Settings) 
         )
 
 
-def _generated(suite: GeneratedSuite, names: Sequence[str], settings: Settings) -> dict[str, Task]:
+def generated_tasks(suite: GeneratedSuite, names: Sequence[str], settings: Settings) -> dict[str, Task]:
     """What makes the samples of a suite's tasks; the teacher-forced task has those of the first one."""
     tasks = suite.tasks(settings)
     return {name: next(iter(tasks.values())) if name == FORCED else tasks[name] for name in names}
@@ -196,7 +196,7 @@ class _Measurement:
     def _prompts(self, suite: GeneratedSuite, names: Sequence[str]) -> list[TaskResult]:
         encoder = PromptEncoder(self.under_test.tokenizer, self.settings.chat)
         results = []
-        for name, task in _generated(suite, names, self.settings).items():
+        for name, task in generated_tasks(suite, names, self.settings).items():
             measure = self._forced if name == FORCED else self._generation
             lengths = suite.lengths_at(task, self.settings, encoder)
             results += [measure(suite, task, length, encoder) for length in lengths]

@@ -27,7 +27,7 @@ from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.record import EvaluationResult
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import documents_of
-from ropewalk.evaluation.settings import OWN, EvaluationSettings, Serving, Settings
+from ropewalk.evaluation.settings import OWN, EvaluationSettings, Serving, Settings, unread
 from ropewalk.evaluation.store import (
     PREDICTIONS,
     RESULT_CACHE,
@@ -39,7 +39,7 @@ from ropewalk.evaluation.store import (
 )
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
-from ropewalk.evaluation.tasks.registry import SUITES, chosen_suites, chosen_tasks, reads_text
+from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
 from ropewalk.evaluation.tasks.suite import HarnessSuite
 from ropewalk.io.lock import locked
 from ropewalk.io.settings import Option, names_files
@@ -210,19 +210,14 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
 
 def _check_effect(settings: Settings) -> None:
     """Raise for settings of suites that are not asked for."""
-    for name, kind in OWN.items():
-        readers = [suite.name for suite in SUITES if name in suite.settings]
-        if set(readers) & set(settings.suites):
-            continue
-        own = dict(settings)[name]
-        for field in own.model_fields_set:
-            value = getattr(own, field)
-            if value != kind.model_fields[field].get_default():
-                said = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
-                raise RopewalkError(
-                    f"{option_name(kind, field)} {said} has no effect without the suite {' or '.join(readers)}; add it "
-                    "to --suite"
-                )
+    values = dict(settings)
+    for name, field, readers in unread(values, settings.suites):
+        value = getattr(values[name], field)
+        said = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
+        raise RopewalkError(
+            f"{option_name(OWN[name], field)} {said} has no effect without the suite {' or '.join(readers)}; add it "
+            "to --suite"
+        )
 
 
 def option_name(kind: type[BaseModel], field: str) -> str:

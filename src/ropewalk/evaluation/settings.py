@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -40,6 +40,24 @@ OWN: Mapping[str, type[BaseSettings]] = {
 
 OWN_FIELDS: Mapping[str, str] = {field: name for name, kind in OWN.items() for field in kind.model_fields}
 """Where the settings of suites stand: the field of an evaluation's settings by the name of the setting."""
+
+
+def unread(values: Mapping[str, Any], suites: Collection[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Settings of suites that are not their defaults and that no suite reads which is asked for.
+
+    Args:
+        values: the models of :data:`OWN` by their names, among others.
+        suites: names of those that are asked for.
+
+    Yields:
+        The model's name, the setting's, and the names of the suites that would read it.
+    """
+    for name, kind in OWN.items():
+        readers = [suite.name for suite in SUITES if name in suite.settings]
+        if not set(readers) & set(suites):
+            for field in values[name].model_fields_set:
+                if getattr(values[name], field) != kind.model_fields[field].get_default():
+                    yield name, field, readers
 
 
 def _as_text(value: Any) -> Any:

@@ -11,9 +11,11 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.tasks.suite import FORCED
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.config_file import read_config_file
+from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
 from ropewalk.reporting.figures.training import training_figure
@@ -30,6 +32,9 @@ from ropewalk.training.run import RunResult
 from ropewalk.training.run_folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
+
+SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", FORCED)}
+"""Suites and tasks that have tables and figures of their own in a run's report."""
 
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:
@@ -79,8 +84,13 @@ def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
 
 
 def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
-    """The tables of a run: perplexity by position and passkey, before and after."""
-    return result_tables(run_results(summary))
+    """The tables of a run, before and after: perplexity by position and passkey, then all else that it measured."""
+    results = run_results(summary)
+    others = {
+        when: [result for result in found if (result.suite, result.task) not in SHOWN_FIRST]
+        for when, found in results.items()
+    }
+    return [*result_tables(results), *evaluation_tables(others)]
 
 
 def write_run_report(output: Path) -> list[Path]:

@@ -360,7 +360,7 @@ def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> P
 
 
 def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> list[Ids]:
-    """The documents to measure on, as token ids; none where perplexity is not asked for.
+    """The documents to measure on, as token ids; none where no suite reads text.
 
     Where no stage trains and so nothing is packed (``rows`` is None), all documents of the sources are as good as held
     out.
@@ -369,7 +369,7 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
         RopewalkError: if there are none, or too few for one row: now, and not after the training.
     """
     recipe = resolved.recipe
-    if "perplexity" not in recipe.evaluation.suites:
+    if not recipe.evaluation.reads_text:
         return []
     length, limit = resolved.target, recipe.evaluation.rows
     documents = held_out_documents(resolved, rows, length, limit)

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation import ModelUnderTest, Settings, TaskResult, evaluate_model
+from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
+from ropewalk.evaluation.measure import generated_tasks
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.rows import Ids
-from ropewalk.evaluation.tasks.passkey import PasskeyTask
+from ropewalk.evaluation.samples import Task
+from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks
+from ropewalk.evaluation.tasks.suite import GeneratedSuite, LikelihoodSuite
 from ropewalk.io.digests import FileDigest, damage, read_sealed, write_sealed
 from ropewalk.io.files import parse_json, write_text
 from ropewalk.io.progress import Reporter
 from ropewalk.models.losses import LossModel
 from ropewalk.parallel.context import RunContext
+from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe, folder_of
 from ropewalk.training.step import autocast
 
@@ -33,15 +37,23 @@ def evaluation_record(when: str) -> str:
     return f"evaluation-{when}.digest.json"
 
 
-def asked_for(resolved: ResolvedRecipe, prompt_lengths: Sequence[int]) -> dict[str, list[int]]:
-    """The lengths in tokens at which a recipe measures, by suite.
+def asked_for(resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The lengths in tokens at which a recipe measures, by suite; none for a suite that has lengths of its own.
 
     Args:
         resolved: the recipe.
-        prompt_lengths: from :func:`passkey_lengths`; where no prompt fits, the suite is left out, and that was said.
+        lengths: from :func:`prompt_lengths`; where no prompt fits, the suite is left out, and that was said.
     """
-    lengths = {"perplexity": perplexity_lengths(resolved), "passkey": list(prompt_lengths)}
-    return {suite: lengths[suite] for suite in resolved.recipe.evaluation.suites if lengths[suite]}
+    evaluation = resolved.recipe.evaluation
+    asked: dict[str, list[int]] = {}
+    for suite in evaluation.chosen:
+        if not suite.needs_lengths(evaluation.settings()):
+            asked[suite.name] = []
+        elif isinstance(suite, LikelihoodSuite):
+            asked[suite.name] = perplexity_lengths(resolved)
+        elif lengths[suite.name]:
+            asked[suite.name] = list(lengths[suite.name])
+    return asked
 
 
 def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> list[TaskResult] | None:
@@ -90,12 +102,14 @@ def _altered(path: Path, record: Path) -> str | None:
 
 
 def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[int]]) -> str | None:
-    there = {(result.suite, result.length) for result in results}
-    wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths}
+    # Of a suite that has lengths of its own, any will do.
+    there = {(result.suite, result.length if asked.get(result.suite, True) else None) for result in results}
+    wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths or (None,)}
     for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
         if places:
             suite, length = min(places, key=str)
-            return f"it {verb} a result of {suite} at {length} tokens" + (
+            where = "" if length is None else f" at {length} tokens"
+            return f"it {verb} a result of {suite}{where}" + (
                 "" if verb == "lacks" else ", which the recipe does not ask for"
             )
     return None
@@ -144,16 +158,7 @@ def measure(
         return known
     if not asked:
         return []
-    settings = Settings(
-        suites=tuple(asked),
-        lengths=asked,
-        samples=recipe.evaluation.samples,
-        seed=recipe.seed,
-        rows=recipe.evaluation.rows,
-        trained_length=resolved.trained_length,
-        # Before its extension the model is measured beyond what it was made for.
-        beyond_config=True,
-    )
+    settings = recipe.evaluation.settings(tuple(asked), asked, recipe.seed, resolved.trained_length)
     assert model is not None
     with (
         context.told.bar(f"evaluation {when}", None) as advance,
@@ -201,20 +206,70 @@ def describe_short_context(found: Mapping[str, Any]) -> str:
     )
 
 
-def passkey_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> list[int]:
-    """The lengths asked for; else the trained length and the target, where a prompt fits into them."""
-    recipe = resolved.recipe
-    if "passkey" not in recipe.evaluation.suites:
+@dataclass(frozen=True, eq=False)
+class PromptSuite:
+    """A suite whose prompts are as long as the recipe says.
+
+    Attributes:
+        suite: its name.
+        tasks: those that are asked for and can run here.
+        encoder: of the model's tokenizer.
+        samples: a task and length.
+        seed: of the samples.
+    """
+
+    suite: str
+    tasks: Sequence[Task]
+    encoder: PromptEncoder
+    samples: int
+    seed: int
+
+    def check(self, length: int) -> None:
+        """Raise a RopewalkError if a task's prompts do not fit into a length, in tokens."""
+        for task in self.tasks:
+            task.samples(self.encoder, length, self.samples, self.seed)
+
+
+def prompt_suites(recipe: Recipe, tokenizer: Any, sharded: bool) -> list[PromptSuite]:
+    """The suites of a recipe that need lengths for their prompts.
+
+    Args:
+        recipe: what is asked for.
+        tokenizer: the model's.
+        sharded: whether several processes measure together.
+
+    Raises:
+        RopewalkError: for a suite or task that several processes do not measure together.
+    """
+    evaluation = recipe.evaluation
+    if not evaluation.suites:
         return []
-    if recipe.evaluation.lengths is not None:
-        return recipe.evaluation.lengths
-    lengths = []
-    for length in (resolved.trained_length, resolved.target):
-        try:
-            encoder = PromptEncoder(resolved.tokenizer)
-            PasskeyTask().samples(encoder, length, recipe.evaluation.samples, recipe.seed)
-        except RopewalkError as error:
-            reporter.note(f"passkey is not run at {length} tokens: {error}")
-        else:
-            lengths.append(length)
+    settings = evaluation.settings(seed=recipe.seed)
+    chosen = chosen_tasks(settings, sharded)
+    encoder = PromptEncoder(tokenizer, settings.chat)
+    found = []
+    for suite in chosen_suites(settings):
+        if isinstance(suite, GeneratedSuite) and suite.needs_lengths(settings):
+            tasks = generated_tasks(suite, chosen[suite.name], settings).values()
+            there = [task for task in tasks if task.unavailable() is None]
+            found.append(PromptSuite(suite.name, there, encoder, settings.samples, settings.seed))
+    return found
+
+
+def prompt_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> dict[str, list[int]]:
+    """By suite the lengths asked for; else the trained length and the target, where all its prompts fit into them."""
+    recipe = resolved.recipe
+    lengths: dict[str, list[int]] = {}
+    for prompts in prompt_suites(recipe, resolved.tokenizer, resolved.mesh.world_size > 1):
+        if recipe.evaluation.lengths is not None:
+            lengths[prompts.suite] = recipe.evaluation.lengths
+            continue
+        fitting = lengths[prompts.suite] = []
+        for length in (resolved.trained_length, resolved.target):
+            try:
+                prompts.check(length)
+            except RopewalkError as error:
+                reporter.note(f"{prompts.suite} is not run at {length} tokens: {error}")
+            else:
+                fitting.append(length)
     return lengths

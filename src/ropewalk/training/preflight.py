@@ -16,9 +16,7 @@ from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.store import model_digest
-from ropewalk.evaluation.tasks.passkey import PasskeyTask
 from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
@@ -29,6 +27,7 @@ from ropewalk.planning.sizing.time import H100
 from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base
 from ropewalk.search import Factors, read_factors
+from ropewalk.training.measurement import prompt_suites
 from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
 from ropewalk.training.resolved import ResolvedRecipe
@@ -70,7 +69,8 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     mesh = mesh or mesh_of(recipe, config, world, device, precision)
     if mesh.world_size > 1:
         refuse_on_mesh(mesh, config, recipe.exact_rope, [current, *possible])
-    tokenizer = _tokenizer(recipe, model, config.source.get_text_config().vocab_size)
+    vocabulary = config.source.get_text_config().vocab_size
+    tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
     special = special_ids(tokenizer)
     # Rows that were packed before have decided.
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
@@ -109,11 +109,12 @@ def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, s
     return device, "bfloat16-autocast" if world.size == 1 else "bfloat16"
 
 
-def _tokenizer(recipe: Recipe, model: str, vocabulary: int) -> Any:
-    """The model's tokenizer, which takes texts of the target length and prompts of the recipe's passkey lengths."""
+def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> Any:
+    """The model's tokenizer, which takes texts of the target length and prompts of the recipe's lengths."""
     tokenizer = load_tokenizer(model)
-    for length in recipe.evaluation.lengths or ():
-        PasskeyTask().samples(PromptEncoder(tokenizer), length, recipe.evaluation.samples, recipe.seed)
+    for prompts in prompt_suites(recipe, tokenizer, sharded):
+        for length in recipe.evaluation.lengths or ():
+            prompts.check(length)
     # A tokenizer that truncates at the old length would take the new context away again.
     tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
     if len(tokenizer) > vocabulary:

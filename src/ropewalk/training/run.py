@@ -37,7 +37,7 @@ from ropewalk.training.measurement import (
     asked_for,
     evaluation_file,
     measure,
-    passkey_lengths,
+    prompt_lengths,
     results_in,
     short_context,
 )
@@ -253,8 +253,8 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
         reporter.note(at.gap)
     if not start.resumed or start.others:
         world.on_rank_0(lambda: check_sources(resolved))
-    prompt_lengths = world.on_rank_0(lambda: passkey_lengths(resolved, reporter))
-    asked = asked_for(resolved, prompt_lengths)
+    lengths = world.on_rank_0(lambda: prompt_lengths(resolved, reporter))
+    asked = asked_for(resolved, lengths)
 
     def known(when: str) -> bool:
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None

@@ -62,14 +62,25 @@ class Changes:
         return told
 
 
-def on_resume(model: type[Settings], name: str) -> OnResume:
-    """What a key's declaration says of ``--resume``.
+def said_on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume | None:
+    """What a key's declaration says of ``--resume``: the key itself, or its class, or the key that holds the class.
 
-    Raises:
-        TypeError: if neither the key nor its class says it; our own mistake, and a test finds it.
+    Args:
+        model: the key's class.
+        name: of the key.
+        holder: what holds for the key in which the class stands, so that settings which know of no recipe can be keys.
     """
     own = [each for each in model.model_fields[name].metadata if isinstance(each, OnResume)]
-    found = own[0] if own else model.on_resume
+    return own[0] if own else model.on_resume or holder
+
+
+def on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume:
+    """The same where something must be said.
+
+    Raises:
+        TypeError: if nothing is; our own mistake, and a test finds it.
+    """
+    found = said_on_resume(model, name, holder)
     if found is None:
         raise TypeError(f"{model.__name__}.{name} does not say what --resume does with it")
     return found
@@ -177,6 +188,7 @@ def _rule(key: Key) -> OnResume:
     """What the last key on the way says that is declared: below it are names of the user's own, such as sources."""
     model: type[BaseModel] | None = Recipe
     found: OnResume | None = None
+    holder: OnResume | None = None
     for depth, part in enumerate(key):
         if isinstance(part, int):
             continue
@@ -185,7 +197,8 @@ def _rule(key: Key) -> OnResume:
         assert issubclass(model, Settings)
         inner = model_in(model.model_fields[part].annotation)
         if inner is None or all(isinstance(below, int) for below in key[depth + 1 :]):
-            found = on_resume(model, part)
+            found = on_resume(model, part, holder)
+        holder = said_on_resume(model, part, holder)
         model = inner
     assert found is not None, key
     return found

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from ropewalk.attention.choices import EngineName, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data
+from ropewalk.training.recipe.evaluation import Evaluation
 from ropewalk.training.recipe.rope import Rope, Search, ShortContext
 
 __all__ = [
@@ -132,26 +133,6 @@ ParallelOrAuto = Annotated[
 """Told apart by hand, so that an error is about what was meant and not about both."""
 
 
-class Evaluation(Settings):
-    """What is measured before and after."""
-
-    on_resume = OnResume(
-        "fixed",
-        "the model was measured with it before training; `ropewalk eval` measures both in any other way",
-    )
-
-    suites: list[Literal["perplexity", "passkey"]] = Field(
-        ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
-    )
-    rows: Count = Field(
-        16, ge=1, description="validation rows of the target length for perplexity by position"
-    )
-    samples: Count = Field(10, ge=1, description="passkey samples a length")
-    lengths: list[Length] | None = Field(
-        None, description="passkey lengths; the trained length and the target if not given"
-    )
-
-
 class Change(Settings):
     """A key that had another value before a run was resumed.
 
@@ -185,7 +166,9 @@ class Recipe(Settings):
     optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
     evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
-    seed: Annotated[int, DECIDES] = Field(0, ge=0, lt=2**32, description="row order, passkey samples")
+    seed: Annotated[int, DECIDES] = Field(
+        0, ge=0, lt=2**32, description="row order, samples of the evaluation"
+    )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
         "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
     )

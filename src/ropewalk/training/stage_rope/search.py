@@ -114,7 +114,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
 
 
 def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None) -> frozenset[int]:
-    """Which of the held-out documents, counted from 0, the rows of a run's evaluation are made of, at any length.
+    """Which held-out documents, counted from 0, a run's evaluation reads, whole or as rows of them, at any length.
 
     Args:
         resolved: the recipe.
@@ -128,9 +128,12 @@ def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None)
     numbered = [np.full(len(document), number) for number, document in enumerate(documents)]
     marks = (None if bos is None else _BOS, None if eos is None else _EOS)
     found: set[int] = set()
+    limit = resolved.recipe.evaluation.rows
     for length in perplexity_lengths(resolved):
-        for row in evaluation_rows(numbered, length, *marks, resolved.recipe.evaluation.rows).rows:
+        for row in evaluation_rows(numbered, length, *marks, limit).rows:
             found.update(row.input_ids.tolist())
+    if resolved.recipe.evaluation.reads_documents:
+        found.update(range(min(limit, len(documents))))
     return frozenset(found - {_BOS, _EOS})
 
 

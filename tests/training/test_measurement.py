@@ -1,0 +1,122 @@
+"""What a run measures before and after: any suites, at lengths of the recipe's, the run's, or their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ropewalk import RopewalkError
+from ropewalk.evaluation import TaskResult
+from ropewalk.io.progress import Silent
+from ropewalk.reporting import ResultTable
+from ropewalk.reporting.training import run_tables
+from ropewalk.training.measurement import asked_for, evaluation_file, prompt_lengths, results_in
+from ropewalk.training.preflight import resolve
+from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.recipe import Recipe
+from tests.training.run_cases import extend
+
+TRAINED, TARGET = 256, 512
+
+
+def recipe_of(output: Path, **evaluation) -> Recipe:
+    values = {
+        "model": "embedded",
+        "output": str(output),
+        "data": {"sources": ["embedded"], "validation_sources": ["embedded:validation"]},
+        "stages": [{"context": TARGET, "steps": 1, "rows_per_step": 1}],
+        "evaluation": {"rows": 2, "samples": 2, **evaluation},
+    }
+    return parse_recipe(yaml.safe_dump(values), "test")
+
+
+class Noted(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def asked(recipe: Recipe) -> tuple[dict[str, list[int]], list[str]]:
+    resolved, reporter = resolve(recipe), Noted()
+    return asked_for(resolved, prompt_lengths(resolved, reporter)), reporter.notes
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that measures a suite of each kind: of rows, of documents, of prompts, of prompts as long as they are."""
+    recipe = recipe_of(
+        tmp_path_factory.mktemp("runs") / "suites",
+        suites=["perplexity", "needle", "longeval"],
+        tasks=["perplexity", "sliding"],
+        lengths=[TRAINED],
+        perplexity={"most_windows": 1},
+        needle={"depths": 2},
+        longeval={"lines": [3]},
+    )
+    return recipe, extend(recipe)
+
+
+def test_a_run_measures_any_suite_and_goes_on_with_its_results(finished):
+    recipe, summary = finished
+    for when in ("before", "after"):
+        found = {(r["suite"], r["task"], r["length"]) for r in summary[when] if r["suite"] != "longeval"}
+        assert found == {
+            ("perplexity", "perplexity", TARGET),
+            ("perplexity", "sliding", TARGET),
+            ("needle", "generated", TRAINED),
+            ("needle", "forced", TRAINED),
+        }
+        (lines,) = [r for r in summary[when] if r["suite"] == "longeval"]
+        assert lines["status"] == "ok"
+        assert [r["n"] for r in summary[when] if r["suite"] == "needle"] == [4, 4]
+    assert extend(recipe, resume=True)["after"] == summary["after"]
+
+
+def test_the_tables_of_a_run_hold_every_suite_once(finished):
+    _, summary = finished
+    tables = run_tables(summary)
+    assert all(isinstance(table, ResultTable) for table in tables)
+    titles = [table.title for table in tables]
+    assert len(set(titles)) == len(titles)
+    for words in ("Perplexity by position", "Perplexity of documents", "LongEval", "Needle"):
+        assert any(words.lower() in title.lower() for title in titles), titles
+
+
+def test_results_of_another_suite_are_damage(finished, tmp_path):
+    recipe, summary = finished
+    lengths, _ = asked(recipe)
+    assert lengths == {"perplexity": [TARGET], "needle": [TRAINED], "longeval": []}
+    results = [TaskResult.from_json(value) for value in summary["before"]]
+    path = tmp_path / evaluation_file("before")
+    path.write_text(json.dumps([each.to_json() for each in results]))
+    assert results_in(tmp_path, "before", lengths) == results
+    path.write_text(json.dumps([each.to_json() for each in results if each.suite != "longeval"]))
+    with pytest.raises(RopewalkError, match=r"it lacks a result of longeval\)"):
+        results_in(tmp_path, "before", lengths)
+    path.write_text(json.dumps([each.to_json() for each in results]))
+    with pytest.raises(
+        RopewalkError, match=r"it holds a result of needle at 256 tokens, which the recipe does not"
+    ):
+        results_in(tmp_path, "before", {name: each for name, each in lengths.items() if name != "needle"})
+
+
+def test_where_no_lengths_are_given_each_suite_takes_those_that_its_prompts_fit_into(tmp_path):
+    lengths, notes = asked(recipe_of(tmp_path / "run", suites=["passkey", "ruler"], tasks=["passkey", "fwe"]))
+    assert lengths["passkey"] == [TRAINED, TARGET]
+    said = {note.partition(" tokens: ")[0] for note in notes}
+    left_out = {length for length in (TRAINED, TARGET) if length not in lengths.get("ruler", [])}
+    assert said == {f"ruler is not run at {length}" for length in left_out}
+
+
+def test_a_length_that_no_prompt_fits_into_is_refused_where_it_is_given(tmp_path):
+    with pytest.raises(RopewalkError, match=r"passkey does not fit in 20 tokens; the shortest length"):
+        resolve(recipe_of(tmp_path / "run", lengths=[20]))
+    # Lengths are of prompts: without any they say nothing.
+    resolve(recipe_of(tmp_path / "run", suites=["perplexity"], lengths=[20]))
+
+
+def test_no_suites_measure_nothing(tmp_path):
+    assert asked(recipe_of(tmp_path / "run", suites=[])) == ({}, [])
