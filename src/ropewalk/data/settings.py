@@ -1,7 +1,8 @@
 """What a person sets to turn documents into packed rows: sources, mixture, policies of the rows, validation, work.
 
-Each setting is declared here once. Recipes compose these models, and the command line derives its options from them, so
-this module imports neither torch nor numpy.
+Each setting is declared here once, and its description says what it is; docstrings add what takes more words. Recipes
+compose these models, and the command line derives its options from them, so this module imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -133,12 +134,8 @@ class SourceSpec(SourceFields):
     """One place that documents come from; a plain string is its path.
 
     Attributes:
-        path: a file, a folder, ``hf:owner/name[:config][@split]``, or ``embedded[:train|validation|all]``.
-        name: the source name of every document; None takes the source field, else the file's or folder's stem.
-        text_field: the field (JSONL, Parquet, Hugging Face) that holds the text.
-        source_field: the field that names the source where a record has it; dots reach into nested records
-            (``meta.redpajama_set_name``); None ignores such fields.
-        max_documents: read no more records than this, from the beginning; None reads all.
+        path: of the embedded documents a part may be named: ``embedded[:train|validation|all]``.
+        source_field: dots reach into nested records (``meta.redpajama_set_name``).
     """
 
     path: str = Field(description="File, folder, hf:owner/name[:config][@split], or embedded.")
@@ -160,30 +157,21 @@ class MixtureSettings(Settings):
     one of ``long_factor``, ``long_share`` and ``length_shares``, at most.
 
     Attributes:
-        weights: how many times each source's documents are read on average: 2 reads each twice, 0.5 half of
-            them, 0 none. A source that is not named has 1.
-        shares: share of the tokens by source; they are normalised to sum to 1, so 3 and 1 are 0.75 and 0.25.
-            Every source must be named; 0 leaves one out.
-        tokens: tokens that the mixture is to have. None: with weights, what they give; with shares, the
-            most for which no source has to give more than its own tokens; otherwise as many as there are.
-        long_from: tokens; a document of this many or more is long.
-        long_factor: a long document is drawn this many times as often as a short one of its source. A source
-            of long or of short documents alone stays as it is.
-        long_share: share of each source's tokens that lie in long documents, between 0 and 1.
-        length_shares: bins of lengths in ascending order, each its first length (0 for the first bin) and its
-            share of the tokens; the shares are normalised to sum to 1.
-        per: whether lengths are upsampled inside each ``source``, which keeps the sources' shares, or over
-            the ``corpus``: in a bin every document is as likely whatever its source, and the shares follow.
-            A corpus takes neither weights nor shares, and has no meaning without lengths.
-        max_epochs: no source's documents of one bin are asked for more than this many times on average, so
-            that no document is read more than this number, rounded up to a whole one. Up to 4 epochs cost
-            little against new data (Muennighoff et al., arXiv:2305.16264).
-        shortage: where ``max_epochs`` would be passed, or there are no documents of a length that is asked
-            for: ``refuse``, or ``cap``, which reads those that there are ``max_epochs`` times; the tokens then
-            missing are not made up from others.
-        shuffle: with none of the above, read every document of a token or more once, in random order; any
-            other mixture is in random order anyway.
-        seed: 0 or more, of the choice and the order.
+        weights: averages over a source's documents: 2 reads each twice, 0.5 half of them, 0 none.
+        shares: they are normalised to sum to 1, so 3 and 1 are 0.75 and 0.25. Every source must be named; 0
+            leaves one out.
+        tokens: None: with weights, what they give; with shares, the most for which no source has to give more
+            than its own tokens; otherwise as many as there are.
+        long_factor: against a short document of its source. A source of long or of short documents alone stays
+            as it is.
+        length_shares: bins in ascending order, the first from 0; the shares are normalised to sum to 1.
+        per: over the ``corpus`` every document of a bin is as likely whatever its source, and the shares
+            follow. A corpus takes neither weights nor shares, and has no meaning without lengths.
+        max_epochs: an average over a source's documents of one bin. Up to 4 epochs cost little against new
+            data (Muennighoff et al., arXiv:2305.16264).
+        shortage: also where there are no documents of a length that is asked for. ``cap`` reads those that
+            there are ``max_epochs`` times; the tokens then missing are not made up from others.
+        shuffle: with none of the above, every document of a token or more is read once.
     """
 
     group: ClassVar[str | None] = "Mixture"
@@ -293,11 +281,9 @@ class InterleaveSettings(Settings):
     AnchorContext (arXiv:2411.13476); ``true`` in a recipe takes them.
 
     Attributes:
-        min_length, max_length: tokens of a document, as it lies in the row, from and up to which it is cut;
-            shorter and longer ones stay whole, but are shuffled like the parts.
-        parts: into how many parts; one of these, each as likely.
-        cut_points: a cut lies between these shares of the document's length.
-        seed: of the cuts and the shuffle; with the row's number it decides both.
+        min_length, max_length: of a document as it lies in the row; shorter and longer ones stay whole, but are
+            shuffled like the parts.
+        seed: with the row's number it decides the cuts and the shuffle.
     """
 
     group: ClassVar[str | None] = "Interleaved chunks"
@@ -347,20 +333,15 @@ class RowPolicies(Settings):
     """How documents become rows, whatever the rows' length and pattern.
 
     Attributes:
-        bos: where a BOS token goes. ``document``: first in every document, not in a continuation. ``row``:
-            first in every row, nowhere else. ``none``: nowhere. ``auto``: ``row`` under the pattern
-            ``anchor`` (the BOS is the anchor), else ``document`` where the tokenizer has a BOS token and
-            ``none`` where it has none. The pattern ``anchor`` takes no other policy than ``row``.
-        eos: whether an EOS token ends every document.
-        tag: text before each document, seen by it and never a target; ``{source}`` stands for its source's
-            name. It comes after a document's BOS; a continuation has none. None puts none.
-        long_documents: a document that is longer than a row is ``split`` over several rows, ``truncate``d to
-            one row's length, or left out (``skip``).
-        packing: ``sequential`` fills rows in the order that documents come, and cuts them at a row's end;
-            ``best_fit`` cuts only documents longer than a row, and pads what stays free (arXiv:2404.10830).
-        remainder: the tokens of the last row that is not full (under ``best_fit`` of the emptiest row) are left out
-            (``drop``), or the row is filled up with padding that is never a target (``pad``).
-        interleave: cut documents and shuffle the parts within each row; None leaves them whole.
+        bos: ``document``: first in every document, not in a continuation. ``row``: first in every row, nowhere
+            else. ``none``: nowhere. ``auto`` is ``none`` where it would be ``document`` and the tokenizer has no
+            BOS token. The pattern ``anchor`` takes no other policy than ``row``.
+        tag: seen by its document. It comes after the document's BOS; a continuation has none.
+        long_documents: ``split`` over several rows, ``truncate``d to one row's length, or left out (``skip``).
+        packing: ``sequential`` takes documents in the order that they come; ``best_fit`` is that of
+            arXiv:2404.10830.
+        remainder: of the last row, under ``best_fit`` of the emptiest one: its tokens are left out (``drop``), or
+            it is filled up with padding that is never a target (``pad``).
     """
 
     group: ClassVar[str | None] = "Rows"
@@ -403,12 +384,8 @@ class PackingSettings(RowPolicies):
     """How documents become rows of one length and pattern; every policy has a name, and none is implied.
 
     Attributes:
-        context: tokens of a row, at least 2.
-        pattern: which token may see which, as in PackedLayout. ``anchor`` puts one anchor token at index 0.
-        positions: RoPE positions, ``continuous`` over the row or ``reset`` in each document. The continuation
-            of a cut document counts as a document of its row, and restarts as well.
-
-    The other attributes are those of :class:`RowPolicies`.
+        pattern: as in PackedLayout. ``anchor`` puts one anchor token at index 0.
+        positions: the continuation of a cut document counts as a document of its row, and restarts as well.
     """
 
     context: Annotated[Length, Option(name="--length")] = Field(
@@ -483,9 +460,8 @@ class ValidationSettings(Settings):
     """How many documents are held out; neither given means none.
 
     Attributes:
-        documents: exactly this many documents (fewer only if the corpus has fewer): those whose hashes are
-            smallest.
-        fraction: about this share of the documents, from 0 to less than 1.
+        documents: those whose hashes are smallest; all if the corpus has fewer.
+        fraction: about this share; the documents' hashes decide.
     """
 
     group: ClassVar[str | None] = "Validation"
@@ -511,11 +487,9 @@ class WorkSettings(Settings):
     """Who does the work, and where intermediate files lie; nothing of it changes a row.
 
     Attributes:
-        shard: (number from 0, of how many) machines; on the command line ``0/4``. Each begins with its own share of
-            the documents. With one folder of tokens they share that work, without it each does all of it.
-        token_store: folder of tokenised documents, kept and used by every run that reads the same; None keeps them in
-            the folder of the rows until these are complete.
-        workers: tokenisation processes; 0 takes one for each core.
+        shard: (number from 0, of how many). Each machine begins with its own share of the documents. With one folder
+            of tokens they share that work, without it each does all of it.
+        token_store: None keeps tokenised documents in the folder of the rows until these are complete.
     """
 
     group: ClassVar[str | None] = "Work"
@@ -555,7 +529,6 @@ class PackSettings(Settings):
     """How documents become packed rows, wherever they come from.
 
     Attributes:
-        tokenizer: folder or hub name of a tokenizer, or of the model that it belongs to.
         rows: how documents become rows.
         mixture: which documents, how often and in which order.
         validation: which documents are held out.
