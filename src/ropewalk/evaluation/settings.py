@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
+from ropewalk.evaluation.backends.protocol import Send
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
@@ -179,7 +180,7 @@ class Serving(BaseSettings):
     concurrency: int = Field(8, ge=1, description="Requests at once.")
     timeout: float = Field(600.0, gt=0, description="Seconds that an answer may take.")
     retries: int = Field(4, ge=0, description="Times that a failed request is repeated.")
-    send: Literal["auto", "ids", "text"] = Field(
+    send: Send = Field(
         "auto",
         description="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text "
         "where the server refuses ids.",

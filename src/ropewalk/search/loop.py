@@ -20,6 +20,7 @@ from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.json_lines import append_line, read_lines
 from ropewalk.io.lock import locked
 from ropewalk.search.algorithms import Algorithm, Ask, Evaluator, Job, Measured
+from ropewalk.search.settings import check_budget
 from ropewalk.search.space import Candidate, Space
 
 
@@ -264,7 +265,7 @@ def minimise(
         RopewalkError: if the budget does not pay for the seeds.
         RunFailure: if no candidate has a finite objective.
     """
-    check_budget(strategy.budget, seeds, evaluator.n_documents)
+    check_budget(strategy.budget, len(set(seeds.values())), evaluator.n_documents)
     run = _Run(space, evaluator, strategy, ledger or Ledger(), progress)
     first = Ask(tuple(seeds.values()), len(seeds))
     asking = strategy.algorithm(space, list(seeds.values()), np.random.default_rng(strategy.seed))
@@ -284,17 +285,6 @@ def minimise(
             "no candidate has a finite objective: the model or its documents give losses that are no numbers"
         )
     return Minimum(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
-
-
-def check_budget(budget: int, seeds: Mapping[str, Candidate], n_documents: int) -> None:
-    """Raise if a budget does not pay for the candidates that a search begins with, on all documents."""
-    different = len(set(seeds.values()))
-    needed = different * n_documents
-    if budget < needed:
-        raise RopewalkError(
-            f"a budget of {budget} forwards does not pay for the {different} candidate{'s' if different > 1 else ''} "
-            f"that a search begins with, on {n_documents} documents each; give {needed} or more, or fewer documents"
-        )
 
 
 class _Run:

@@ -39,9 +39,9 @@ from ropewalk.search.factor_table import (
     write_factors,
 )
 from ropewalk.search.goal import Goal, goal_of
-from ropewalk.search.loop import Ledger, Minimum, Progress, Strategy, check_budget, minimise, search_log
+from ropewalk.search.loop import Ledger, Minimum, Progress, Strategy, minimise, search_log
 from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
-from ropewalk.search.settings import SearchConfig, SearchSettings
+from ropewalk.search.settings import SearchConfig, SearchSettings, check_budget
 from ropewalk.search.space import Candidate
 from ropewalk.versions import software_versions
 
@@ -361,9 +361,7 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)
     _check_goal(goal, settings)
     space = goal.space(settings.start_tokens, settings.largest)
-    check_budget(
-        settings.budget, goal.seeds(space), settings.documents * (2 if settings.short_penalty else 1)
-    )
+    check_budget(settings.budget, len(set(goal.seeds(space).values())), settings.rows)
     data = search_data(config.text, load_tokenizer(path), goal, settings)
     if data.joined:
         context.told.note(

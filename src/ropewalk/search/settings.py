@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
     FREE,
     Count,
@@ -49,6 +50,22 @@ StartTokens = Annotated[
 """Numbers of start tokens n̂ to choose from."""
 
 
+def check_budget(budget: int, candidates: int, rows: int) -> None:
+    """Raise if a budget does not pay for the candidates that a search begins with.
+
+    Args:
+        budget: forward passes.
+        candidates: different ones.
+        rows: that each is measured on.
+    """
+    needed = candidates * rows
+    if budget < needed:
+        raise RopewalkError(
+            f"a budget of {budget} forwards does not pay for the {candidates} candidate{'s' if candidates > 1 else ''} "
+            f"that a search begins with, on {rows} documents each; give {needed} or more, or fewer documents"
+        )
+
+
 class ShortFactorSearch(Settings):
     """How factors are searched for, whatever they are for."""
 
@@ -75,6 +92,11 @@ class ShortFactorSearch(Settings):
     )
     batch: Annotated[Count, FREE, HOW] = Field(1, ge=1, description="Candidates in one forward pass.")
 
+    @property
+    def rows(self) -> int:
+        """Rows of text that a candidate is measured on, all in all."""
+        return self.documents
+
 
 class LongFactorSearch(ShortFactorSearch):
     """How factors for a longer context are searched for."""
@@ -84,6 +106,10 @@ class LongFactorSearch(ShortFactorSearch):
         ge=0,
         description="Weight of the loss added at the trained length, in nats a nat; 0 for none.",
     )
+
+    @property
+    def rows(self) -> int:
+        return self.documents * (2 if self.short_penalty else 1)
 
 
 class SearchSettings(LongFactorSearch):

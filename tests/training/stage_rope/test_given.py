@@ -170,8 +170,11 @@ BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps:
             "{method: longrope, search: {algorithm: annealing}}",
             "algorithm 'annealing'; choose from cma-es, evolution",
         ),
-        ("{method: longrope, search: {budget: 14}}", "budget 14 does not pay for the 3 candidates .*give 15"),
-        ("{method: longrope, search: {budget: 29, short_penalty: 1}}", "budget 29 .*give 30"),
+        (
+            "{method: longrope, search: {budget: 14}}",
+            "a budget of 14 forwards does not pay for the 3 candidates .*give 15",
+        ),
+        ("{method: longrope, search: {budget: 29, short_penalty: 1}}", "budget of 29 .*give 30"),
         ("{method: longrope, search: {largest: 0.5}}", "largest"),
         ("{method: longrope, search: {documents: 0}}", "documents"),
         ("{method: longrope, search: {weights: latest}}", "weights"),

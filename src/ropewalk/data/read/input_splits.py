@@ -66,9 +66,7 @@ def plan_input_splits(specs: Sequence[SourceSpec]) -> tuple[InputSplit, ...]:
         RopewalkError: if there are no specs, a source is missing, unreadable, empty or given twice, a file's
             suffix is not read, or ``max_documents`` is less than 1.
     """
-    if not specs:
-        raise RopewalkError("no documents: give at least one file, folder or dataset")
-    refuse_duplicates(specs)
+    check_specs(specs)
     return tuple(split for spec in specs for split in _identified(spec))
 
 
@@ -111,6 +109,16 @@ def source_splits(spec: SourceSpec, whole: bool = False) -> tuple[InputSplit, ..
     if limit is not None:
         return (InputSplit(spec, files, 0, None, {}, sum(map(_size, files))),) if files else ()
     return tuple(_file_splits(spec, files, whole))
+
+
+NO_DOCUMENTS = "no documents: give at least one file, folder or dataset"
+
+
+def check_specs(specs: Sequence[SourceSpec]) -> None:
+    """Refuse no source at all, and as :func:`refuse_duplicates`."""
+    if not specs:
+        raise RopewalkError(NO_DOCUMENTS)
+    refuse_duplicates(specs)
 
 
 def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ropewalk.data.read.documents import Document, TokenisedDocument
 from ropewalk.data.read.files import hidden_entries
-from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
+from ropewalk.data.read.input_splits import check_specs, is_blank, read_input_split, source_splits
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
@@ -67,9 +67,7 @@ def _stream(
 ) -> Iterator[tuple[SourceSpec, Document | TokenisedDocument]]:
     """Every document that is not blank, with its source."""
     counts = ReadingCounts() if counts is None else counts
-    if not specs:
-        raise RopewalkError("no documents: give at least one file, folder or dataset")
-    refuse_duplicates(specs)
+    check_specs(specs)
     for spec in specs:
         before = replace(counts)
         counts.hidden_entries += hidden_entries([spec])

@@ -17,10 +17,10 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Record, TokenisedDocument, token_hash
-from ropewalk.data.read.input_splits import InputSplit, changed, is_blank, read_input_split
+from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
+from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, no_documents
-from ropewalk.data.settings import SourceSpec
+from ropewalk.data.settings import SourceSpec, check_shard
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
@@ -36,6 +36,7 @@ from ropewalk.data.tokens.tokenise import (
     Progress,
     check_ids,
     encode_batches,
+    in_batches,
     load_tokenizer,
     tokenizer_identity,
 )
@@ -180,11 +181,12 @@ def tokenise_splits(
             the tokenizer, a shard is damaged or cannot be written; and as reading does. What was written
             stays, and the next run goes on from there.
     """
-    index, machines = shard
-    if not 0 <= index < machines:
-        raise RopewalkError(f"shard must be (i, n) with 0 <= i < n, got ({index}, {machines})")
+    try:
+        index, machines = check_shard(shard)
+    except ValueError as error:
+        raise RopewalkError(f"shard {error}, got {shard}") from error
     if not splits:
-        raise RopewalkError("no documents: give at least one file, folder or dataset")
+        raise RopewalkError(NO_DOCUMENTS)
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     identity = tokenizer_identity(tokenizer)
     folders = [
@@ -193,7 +195,8 @@ def tokenise_splits(
     work = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
     order = dict.fromkeys([*own, *reversed(folders)])
-    batches = _batches(_steps(order, work, read), len(tokenizer))
+    steps = _with_documents(_steps(order, work, read), len(tokenizer))
+    batches = in_batches(steps, BATCH_DOCUMENTS, BATCH_CHARACTERS)
     with closing(encode_batches(batches, tokenizer, workers)) as encoded:
         for entries, batch in encoded:
             texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
@@ -310,22 +313,18 @@ def _steps(folders: Iterable[Path], work: _Work, read: Reader) -> Iterator[_Step
         yield folder, None
 
 
-def _batches(steps: Iterable[_Step], vocabulary: int) -> Iterator[tuple[list[str], list[_Step]]]:
-    """Texts to tokenise, of several splits where they are small, and the records that they belong to."""
-    texts: list[str] = []
-    entries: list[_Step] = []
-    size = 0
+def _with_documents(
+    steps: Iterable[_Step], vocabulary: int
+) -> Iterator[tuple[_Step, list[Document | TokenisedDocument]]]:
+    """Each step with the documents of its record that have any tokens.
+
+    Raises:
+        RopewalkError: for token ids that do not fit the vocabulary.
+    """
     for step in steps:
-        entries.append(step)
-        for document in () if step[1] is None else step[1].documents:
+        record = step[1]
+        documents = [] if record is None else [each for each in record.documents if not is_blank(each)]
+        for document in documents:
             if isinstance(document, TokenisedDocument):
                 check_ids(document, vocabulary)
-                size += len(document.input_ids)
-            elif not is_blank(document):
-                texts.append(document.text)
-                size += len(document.text)
-        if len(entries) >= BATCH_DOCUMENTS or size >= BATCH_CHARACTERS:
-            yield texts, entries
-            texts, entries, size = [], [], 0
-    if entries:
-        yield texts, entries
+        yield step, documents

@@ -164,7 +164,12 @@ def tokenise(
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     vocabulary = len(tokenizer)
     num_documents = num_tokens = 0
-    batches = _batches(documents, batch_documents, batch_characters)
+    # Of a text its source alone is kept until its tokens come.
+    items = (
+        (document if isinstance(document, TokenisedDocument) else document.source, (document,))
+        for document in documents
+    )
+    batches = in_batches(items, batch_documents, batch_characters)
     with closing(encode_batches(batches, tokenizer, workers)) as encoded:
         for entries, batch in encoded:
             texts = iter(batch.documents())
@@ -230,29 +235,38 @@ def backend_tokenizer(tokenizer: Any) -> Tokenizer:
     return backend
 
 
-_Entry = str | TokenisedDocument
-"""The source of a text, or a document that needs no tokenising."""
+def in_batches(
+    items: Iterable[tuple[Carried, Iterable[Document | TokenisedDocument]]],
+    most: int,
+    characters: int,
+) -> Iterator[tuple[list[str], list[Carried]]]:
+    """The batches that :func:`encode_batches` takes.
 
+    Args:
+        items: something to carry along, and the documents that belong to it; those that are tokenised already count
+            for a batch's size, and give no text.
+        most: items of a batch.
+        characters: a batch ends with the item that reaches so many, or so many tokens of tokenised documents.
 
-def _batches(
-    documents: Iterable[Document | TokenisedDocument], most: int, characters: int
-) -> Iterator[tuple[list[str], list[_Entry]]]:
+    Yields:
+        Texts, and what they belong to.
+    """
     texts: list[str] = []
-    entries: list[_Entry] = []
+    carried: list[Carried] = []
     size = 0
-    for document in documents:
-        if isinstance(document, TokenisedDocument):
-            entries.append(document)
-            size += len(document.input_ids)
-        else:
-            texts.append(document.text)
-            entries.append(document.source)
-            size += len(document.text)
-        if len(entries) >= most or size >= characters:
-            yield texts, entries
-            texts, entries, size = [], [], 0
-    if entries:
-        yield texts, entries
+    for item, documents in items:
+        carried.append(item)
+        for document in documents:
+            if isinstance(document, TokenisedDocument):
+                size += len(document.input_ids)
+            else:
+                texts.append(document.text)
+                size += len(document.text)
+        if len(carried) >= most or size >= characters:
+            yield texts, carried
+            texts, carried, size = [], [], 0
+    if carried:
+        yield texts, carried
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> EncodedTexts:

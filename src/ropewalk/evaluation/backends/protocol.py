@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from ropewalk.attention.layout import Row
 
+
+Send = Literal["auto", "ids", "text"]
+"""How a server gets prompts: as token ids, as text, or as ids where it takes them."""
 
 Progress = Callable[[int, int], None]
 """Called with the rows or samples that are done, and with how many there are."""

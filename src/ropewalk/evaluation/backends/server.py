@@ -15,13 +15,11 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest
-
-Send = Literal["auto", "ids", "text"]
+from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Send
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"

@@ -21,19 +21,10 @@ from ropewalk.io.settings import SAME, Count, OnResume, Settings
 from ropewalk.rope.methods import METHODS
 from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.target import check_candidate
-from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch
+from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
 
 SEEDS = 3
 """PI, NTK and YaRN; of the short factors one less."""
-
-
-def _pays_for_the_seeds(search: ShortFactorSearch) -> None:
-    rows = search.documents * (2 if getattr(search, "short_penalty", 0.0) else 1)
-    if search.budget < SEEDS * rows:
-        raise ValueError(
-            f"budget {search.budget} does not pay for the {SEEDS} candidates that a search begins with, on {rows} "
-            f"rows each; give {SEEDS * rows} or more"
-        )
 
 
 class ShortContext(ShortFactorSearch):
@@ -41,7 +32,7 @@ class ShortContext(ShortFactorSearch):
 
     @model_validator(mode="after")
     def _check(self) -> ShortContext:
-        _pays_for_the_seeds(self)
+        check_budget(self.budget, SEEDS, self.rows)
         return self
 
 
@@ -55,7 +46,7 @@ class Search(LongFactorSearch):
 
     @model_validator(mode="after")
     def _check(self) -> Search:
-        _pays_for_the_seeds(self)
+        check_budget(self.budget, SEEDS, self.rows)
         return self
 
 
