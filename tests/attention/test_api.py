@@ -316,15 +316,20 @@ def test_auto_names_the_engine_of_each_device(options, engine):
     assert resolve_engine(spec_of(**options)) == engine
 
 
+@pytest.mark.parametrize("grouped", [True, False], ids=["grouped heads", "as many heads"])
 @given(seed=st.integers(0, 10**6), interleaved=st.booleans(), max_runs=st.sampled_from([3, 65535]))
 @settings(max_examples=25, deadline=None)
-def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved, max_runs):
-    """The kernel itself needs CUDA; one that does what its options say shows that they are the right ones."""
+def test_varlen_asks_its_kernel_for_the_right_thing(grouped, seed, interleaved, max_runs):
+    """The kernel itself needs CUDA; one that does what its options say shows that they are the right ones.
+
+    torch 2.11's has no option for keys and values of fewer heads than queries, and takes as many heads alone.
+    """
     rng = random.Random(seed)
     layouts = [random_layout(60, rng, interleaved=interleaved, max_anchor=2) for _ in range(2)]
     q, k, v = random_qkv(2, 4, 2, 60, 8, seed=seed)
 
     def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, scale, enable_gqa):
+        assert enable_gqa or q.shape[1] == k.shape[1] == v.shape[1]
         assert torch.equal(cu_q, cu_k)
         assert cu_q.dtype == torch.int32
         assert len(cu_q) - 1 <= max_runs
@@ -337,9 +342,12 @@ def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved, max_runs)
             outputs.append(whole[0].transpose(0, 1))
         return torch.cat(outputs)
 
+    def ungrouped_kernel(*args, window_size, scale):
+        return kernel(*args, window_size=window_size, scale=scale, enable_gqa=False)
+
     def engine(q, k, v):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+            patch.setattr("torch.nn.attention.varlen.varlen_attn", kernel if grouped else ungrouped_kernel)
             patch.setattr(varlen, "MAX_RUNS", max_runs)
             return varlen.run(q, k, v, varlen.plan(layouts, torch.device("cpu")), 8**-0.5, None)
 
@@ -363,9 +371,12 @@ def test_varlen_asks_its_kernel_for_the_right_thing(seed, interleaved, max_runs)
 def test_varlen_copies_tokens_only_where_runs_lie_apart(monkeypatch, layouts, gathers):
     """Queries, keys, values and the output: 5 GB of traffic in a layer's forward at 128K tokens."""
     seen = []
-    monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn", lambda *args, **options: seen.append(args) or args[0]
-    )
+
+    def kernel(*args, window_size, scale, enable_gqa):
+        seen.append(args)
+        return args[0]
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     length = layouts[0].total_length
     # As projections leave them: heads of one token side by side.
     q, k, v = (torch.randn(len(layouts), length, heads, 8).transpose(1, 2) for heads in (4, 2, 2))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +85,13 @@ def causal_varlen(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[C
 def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    output = varlen_attn(
+    attention: Callable[..., Any] = varlen_attn
+    groups = q_QHD.shape[1] // k_SKD.shape[1]
+    if _takes_fewer_kv_heads(varlen_attn):
+        attention = partial(varlen_attn, enable_gqa=groups > 1)
+    elif groups > 1:
+        k_SKD, v_SKD = (x.repeat_interleave(groups, dim=1) for x in (k_SKD, v_SKD))
+    output = attention(
         q_QHD,
         k_SKD,
         v_SKD,
@@ -93,7 +102,12 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: floa
         scale=scale,
         # Causal, aligned at the last query and the last key.
         window_size=(-1, 0),
-        enable_gqa=q_QHD.shape[1] != k_SKD.shape[1],
     )
     assert isinstance(output, Tensor)
     return output
+
+
+@cache
+def _takes_fewer_kv_heads(kernel: Callable[..., Any]) -> bool:
+    """Whether keys and values may have fewer heads than queries: torch 2.11's kernel wants as many."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
