@@ -4,9 +4,11 @@ import copy
 import gc
 import weakref
 
+import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from ropewalk import RopewalkError
 from ropewalk.models.load import attach
 
 
@@ -50,3 +52,15 @@ def test_cache_is_freed_without_the_garbage_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_token_in_the_middle_without_what_came_before_it_is_refused() -> None:
+    """What Phi-3 of transformers before 5.20 asks for in ``generate``, beside what others ask for."""
+    model, token = tiny_model(), torch.tensor([[4]])
+    with torch.no_grad():
+        cache = model(token, position_ids=torch.tensor([[0]]), use_cache=True).past_key_values
+        model(token, position_ids=torch.tensor([[1]]), past_key_values=cache, use_cache=True)
+        model(token, position_ids=torch.tensor([[20]]), use_cache=False)
+        model(torch.tensor([[4, 5]]), position_ids=torch.tensor([[20, 21]]), use_cache=True)
+        with pytest.raises(RopewalkError, match="token at position 20 alone and no cache of those before it"):
+            model(token, position_ids=torch.tensor([[20]]), use_cache=True)

@@ -65,6 +65,8 @@ def generating(model: Any, total_length: int) -> Iterator[None]:
 def keep_one_choice(model: nn.Module) -> None:
     """From now on a model refuses calls that would rotate with other LongRoPE factors than its cached keys.
 
+    It also refuses steps of ``generate`` whose cache is gone.
+
     Args:
         model: the module that holds the rotary one. It is watched once, however often this is called.
     """
@@ -76,7 +78,10 @@ def keep_one_choice(model: nn.Module) -> None:
 
 def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache = kwargs.get("past_key_values")
-    if cache is None or not (limits := _limits(decoder)):
+    if cache is None:
+        _refuse_lost_cache(args, kwargs)
+        return
+    if not (limits := _limits(decoder)):
         return
     cached = int(cache.get_seq_length())
     length, choice = _choice(decoder, limits, cached, args, kwargs)
@@ -90,6 +95,20 @@ def _refuse_switch(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             "ropewalk.models.load.generating(model, prompt tokens + new tokens)"
         )
     setattr(cache, _CHOICE, choice)
+
+
+def _refuse_lost_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A step of ``generate`` that reads one token in the middle of a sequence, and nothing before it."""
+    ids, positions = _ids_of(args, kwargs), kwargs.get("position_ids")
+    if not kwargs.get("use_cache") or ids is None or ids.shape[1] != 1 or positions is None:
+        return
+    if int(positions.min()) > 0:
+        raise RopewalkError(
+            f"this call has the token at position {int(positions.max())} alone and no cache of those before it: "
+            "transformers' Phi-3 before version 5.20 (its Phi-4-multimodal still) throws the cache away where a "
+            "sequence passes the original length, and generates from one token; use transformers 5.20 or later, or "
+            "generate with use_cache=False"
+        )
 
 
 def _remember(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -129,7 +148,12 @@ def _length_of_call(cached: int, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     positions = kwargs.get("position_ids")
     if positions is not None:
         return int(positions.max()) + 1
-    ids = args[0] if args else kwargs.get("input_ids")
-    ids = kwargs.get("inputs_embeds") if ids is None else ids
-    # Without either the model itself has something to say.
+    ids = _ids_of(args, kwargs)
+    # Without any the model itself has something to say.
     return cached + (0 if ids is None else int(ids.shape[1]))
+
+
+def _ids_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Token ids or embeddings of a call; None without either."""
+    ids = args[0] if args else kwargs.get("input_ids")
+    return kwargs.get("inputs_embeds") if ids is None else ids
