@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import accelerate
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.training.metrics import LOST, MetricsLog
+from ropewalk.training.metrics import LOST, MetricsLog, tracking
 from tests.disk_cases import files_no_larger_than
 
 STEPS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]
@@ -149,3 +152,19 @@ def test_a_full_disk_while_it_is_rewound_is_one_sentence_and_loses_nothing(log: 
         log.rewind([3], log.path.parent / "earlier" / "metrics.jsonl")
     assert log.path.read_bytes() == content
     assert [path for path in log.path.parent.rglob("*") if path.is_file()] == [log.path]
+
+
+def test_a_tracker_that_logs_through_accelerate_starts_in_a_process_that_has_no_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerate's own tracker for wandb, with a module in wandb's place that takes every call."""
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["wandb"])
+    monkeypatch.setattr(accelerate.PartialState, "_shared_state", {})
+    with tracking(["wandb"], tmp_path, {"steps": 3}) as log:
+        assert log is not None
+        log({"loss": 0.5}, 1)
+    wandb.init.assert_called_once_with(project="ropewalk")
+    wandb.init().log.assert_called_once_with({"loss": 0.5}, step=1)
+    wandb.init().finish.assert_called_once_with()

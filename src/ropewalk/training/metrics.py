@@ -171,9 +171,12 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
     if not names:
         yield None
         return
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     require_trackers(names)
+    # Most trackers write to accelerate's log when they start, which raises before this.
+    PartialState()
     trackers = []
     for name in names:
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
