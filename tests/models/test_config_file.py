@@ -324,8 +324,23 @@ def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "rope_theta is 10000.0 in the config but 1000000.0 in its text_config",
         ),
         ({"model_type": "llava", "text_config": {"model_type": "none of theirs"}}, "LlavaConfig refuses"),
-        ({"model_type": "rag"}, "RagConfig has its decoder's config, .* cannot find"),
-        ({"model_type": "musicgen"}, "has no one decoder"),
+        (
+            {
+                "model_type": "rag",
+                "question_encoder": {"model_type": "dpr"},
+                "generator": {"model_type": "bart"},
+            },
+            "RagConfig has its decoder's config, .* cannot find",
+        ),
+        (
+            {
+                "model_type": "musicgen",
+                "text_encoder": {"model_type": "t5"},
+                "audio_encoder": {"model_type": "encodec"},
+                "decoder": {"model_type": "musicgen_decoder"},
+            },
+            "has no one decoder",
+        ),
     ],
 )
 def test_configs_that_no_rope_can_be_read_from_are_refused(

@@ -86,7 +86,9 @@ def test_operations_are_those_that_torch_counts():
     counted = flops(shape, length, checkpointing=False)
     # Eager attention computes masked pairs, too.
     square = counted.attention * length**2 // visible_pairs(length)
-    assert counter.get_total_flops() == counted.dense + square
+    # transformers 5.17 multiplies positions and frequencies as matrices, later versions elementwise.
+    angles = sum(counter.get_flop_counts().get("LlamaForCausalLM.model.rotary_emb", {}).values())
+    assert counter.get_total_flops() - angles == counted.dense + square
 
 
 def test_dense_operations_keep_the_rule_of_six():
