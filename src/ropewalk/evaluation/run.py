@@ -22,12 +22,13 @@ from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
+from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.measure import Stores, check_evaluation, measured
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.record import EvaluationResult
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.rows import documents_of
-from ropewalk.evaluation.settings import OWN, EvaluationSettings, Serving, Settings, unread
+from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unread
 from ropewalk.evaluation.store import (
     PREDICTIONS,
     RESULT_CACHE,
@@ -496,16 +497,7 @@ class _Run:
     def _served(self, serving: Serving, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         from ropewalk.evaluation.backends import ServerBackend
 
-        backend = ServerBackend(
-            serving.url,
-            serving.model,
-            tokenizer,
-            serving.concurrency,
-            serving.timeout,
-            serving.retries,
-            send=serving.send,
-            extra=serving.extra,
-        )
+        backend = ServerBackend(serving, tokenizer)
         backend.check()
         for note in [*backend.notes, *_notes_on_factors(self.path)]:
             self.context.told.note(note)

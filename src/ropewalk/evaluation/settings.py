@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
-from ropewalk.evaluation.backends.protocol import Send
+from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
@@ -22,7 +21,6 @@ from ropewalk.io.settings import (
     Option,
     Seed,
     Several,
-    pairs,
 )
 from ropewalk.io.settings import Settings as BaseSettings
 
@@ -145,52 +143,6 @@ class Loading(BaseSettings):
     rope: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
         None,
         description="Run MODEL with the factors of this table, from ropewalk search, start tokens included.",
-    )
-
-
-def _json_values(value: Any) -> Any:
-    """Values of a request's further fields, each read as JSON where it was typed."""
-    from ropewalk.evaluation.backends.server import check_extra
-
-    if not isinstance(value, list | tuple):
-        return value
-    found: dict[str, Any] = {}
-    for name, text in pairs(value, example="top_k=1").items():
-        try:
-            found[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ValueError(
-                f"{name}={text}: {text!r} is no JSON value; write a text as {name}='{json.dumps(text)}'"
-            ) from None
-    check_extra(found)
-    return found
-
-
-class Serving(BaseSettings):
-    """Where a model is served and how it is asked."""
-
-    group: ClassVar[str | None] = "Server"
-
-    url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
-        description="Ask this OpenAI-compatible server: http://localhost:8000/v1. The key is read from OPENAI_API_KEY."
-    )
-    model: Annotated[str | None, Option(name="--server-model")] = Field(
-        None, description="Name of the model there; its only one if not given."
-    )
-    concurrency: int = Field(8, ge=1, description="Requests at once.")
-    timeout: float = Field(600.0, gt=0, description="Seconds that an answer may take.")
-    retries: int = Field(4, ge=0, description="Times that a failed request is repeated.")
-    send: Send = Field(
-        "auto",
-        description="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text "
-        "where the server refuses ids.",
-    )
-    extra: Annotated[
-        dict[str, Any],
-        BeforeValidator(_json_values),
-        Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
-    ] = Field(
-        {}, description="Send this field with every request, its value as JSON: top_k=1; may be repeated."
     )
 
 

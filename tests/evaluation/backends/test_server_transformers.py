@@ -15,6 +15,7 @@ import pytest
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.evaluation.backends import GenerationRequest, InMemoryBackend, ServerBackend
+from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.models.load import load_model
 from tests.completion_server import free_port
@@ -87,7 +88,7 @@ def requests(tokenizer: Any) -> list[GenerationRequest]:
 
 def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    served = ServerBackend(url, str(folder), tokenizer)
+    served = ServerBackend(Serving(url=url, model=str(folder)), tokenizer)
     asked = requests(tokenizer)
     found = {each.index: each for each in served.answers(asked)}
     memory = InMemoryBackend(load_model(str(folder)), tokenizer)
@@ -98,13 +99,15 @@ def test_answers_are_those_of_the_model_in_memory(url: str, folder: Path) -> Non
     assert served.description["left_out"] == ["repetition_penalty"]
     assert len(served.notes) == 2
     # The penalty of the served folder would have made other answers.
-    penalised = ServerBackend(url, str(folder), tokenizer, extra={"frequency_penalty": 4.0})
+    penalised = ServerBackend(
+        Serving(url=url, model=str(folder), extra={"frequency_penalty": 4.0}), tokenizer
+    )
     assert {each.text for each in penalised.answers(asked)} != {each.text for each in found.values()}
 
 
 def test_the_prompt_is_read_as_its_own_tokens(url: str, folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    served = ServerBackend(url, str(folder), tokenizer)
+    served = ServerBackend(Serving(url=url, model=str(folder)), tokenizer)
     served.check()
     (request,) = requests(tokenizer)[:1]
     body = {

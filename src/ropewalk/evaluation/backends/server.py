@@ -15,11 +15,14 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, get_args
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Send
+from ropewalk.io.settings import Option, Settings, pairs
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
@@ -65,69 +68,103 @@ class RefusalError(Exception):
         self.status, self.named = status, named
 
 
+def _json_values(value: Any) -> Any:
+    """Values of a request's further fields, each read as JSON where it was typed."""
+    if isinstance(value, Mapping):
+        check_extra(value)
+    if not isinstance(value, list | tuple):
+        return value
+    found: dict[str, Any] = {}
+    for name, text in pairs(value, example="top_k=1").items():
+        try:
+            found[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(
+                f"{name}={text}: {text!r} is no JSON value; write a text as {name}='{json.dumps(text)}'"
+            ) from None
+    check_extra(found)
+    return found
+
+
+class Serving(Settings):
+    """Where a model is served and how it is asked.
+
+    Attributes:
+        url: the server's address with its path.
+        model: the name under which it serves the model; None takes the only one.
+        concurrency: most requests at once.
+        timeout: seconds without a word from the server after which an attempt has failed.
+        retries: further attempts a prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an answer that
+            is none.
+        send: ``ids`` sends the prompt's token ids, with our BOS and nothing else. ``text``, for servers that take no
+            ids, sends a text that the tokenizer reads as these ids: without BOS where it puts one in front by itself,
+            else with BOS written out. ``auto`` sends ids, or text where the server refuses ids.
+        extra: further fields of every request, JSON values.
+    """
+
+    group: ClassVar[str | None] = "Server"
+
+    url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
+        description="Ask this OpenAI-compatible server: http://localhost:8000/v1. The key is read from OPENAI_API_KEY."
+    )
+    model: Annotated[str | None, Option(name="--server-model")] = Field(
+        None, description="Name of the model there; its only one if not given."
+    )
+    concurrency: int = Field(8, ge=1, description="Requests at once.")
+    timeout: float = Field(600.0, gt=0, description="Seconds that an answer may take.")
+    retries: int = Field(4, ge=0, description="Times that a failed request is repeated.")
+    send: Send = Field(
+        "auto",
+        description="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text "
+        "where the server refuses ids.",
+    )
+    extra: Annotated[
+        dict[str, Any],
+        BeforeValidator(_json_values),
+        Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
+    ] = Field(
+        {}, description="Send this field with every request, its value as JSON: top_k=1; may be repeated."
+    )
+
+
 class ServerBackend:
     """Greedy answers of a server.
 
     Args:
-        base_url: the server's address with its path, as ``http://localhost:8000/v1``.
-        model: the name under which it serves the model; None takes the only one.
+        serving: where the model is served and how it is asked. Fields of ``extra`` are never left out, and go before
+            ``GREEDY``.
         tokenizer: the model's own; needed to send text. The server's is taken to be the same.
-        concurrency: most requests at once.
-        timeout: seconds without a word from the server after which an attempt has failed.
-        retries: further attempts a prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an
-            answer that is none.
         api_key: for servers that ask for one; ``OPENAI_API_KEY`` of the environment if None. It is shown
             nowhere.
-        send: ``ids`` sends the prompt's token ids, with our BOS and nothing else. ``text``, for servers that
-            take no ids, sends a text that this tokenizer reads as these ids: without BOS where it puts one in
-            front by itself, else with BOS written out. ``auto`` sends ids, or text where the server refuses ids.
         backoff: seconds before the second attempt, twice as many before each one after it, up to 8.
-        extra: further fields of every request, JSON values; they are never left out, and go before ``GREEDY``.
 
     Raises:
         RopewalkError: if the openai package is missing, or an argument is not what it should be.
     """
 
     def __init__(
-        self,
-        base_url: str,
-        model: str | None = None,
-        tokenizer: Any = None,
-        concurrency: int = 8,
-        timeout: float = 600.0,
-        retries: int = 4,
-        api_key: str | None = None,
-        send: Send = "auto",
-        backoff: float = 0.5,
-        extra: Mapping[str, Any] | None = None,
+        self, serving: Serving, tokenizer: Any = None, api_key: str | None = None, backoff: float = 0.5
     ) -> None:
-        for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
-            if value < least:
-                raise RopewalkError(f"{name} must be {least} or more, got {value}")
-        if not 0 < timeout < math.inf or not 0 <= backoff < math.inf:
-            raise RopewalkError(f"timeout and backoff are seconds, got {timeout} and {backoff}")
-        if send not in get_args(Send):
-            raise RopewalkError(
-                f"unknown way {send!r} to send prompts; choose one of {', '.join(get_args(Send))}"
-            )
-        if send == "text" and tokenizer is None:
+        if not 0 <= backoff < math.inf:
+            raise RopewalkError(f"backoff is seconds, got {backoff}")
+        if serving.send == "text" and tokenizer is None:
             raise RopewalkError("sending text needs the tokenizer; give it, or send ids")
-        check_extra(extra or {})
         self._openai = _openai()
-        self.address = public_address(base_url)
-        self.model = model
+        self.address = public_address(serving.url)
+        self.model = serving.model
         self.tokenizer = tokenizer
-        self.concurrency, self.timeout, self.retries, self.backoff = concurrency, timeout, retries, backoff
-        self.extra = dict(extra or {})
+        self.concurrency, self.timeout, self.retries = serving.concurrency, serving.timeout, serving.retries
+        self.backoff = backoff
+        self.extra = serving.extra
         self.notes: list[str] = []
         """What is to be known of the answers, in sentences; complete after :meth:`check`."""
-        self._auto = send == "auto"
-        self._text_sent = send == "text"
+        self._auto = serving.send == "auto"
+        self._text_sent = serving.send == "text"
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
         self._left_out: list[str] = []
         self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
         self._tokenizer_lock = threading.Lock()
-        self._base_url = base_url
+        self._base_url = serving.url
         self._api_key = _key(api_key)
         self._checked = False
 
