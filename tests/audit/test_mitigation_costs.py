@@ -11,7 +11,7 @@ from torch import nn
 from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.audit import mitigation_costs as cost
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.mitigation_costs import Cost, mitigation_costs, peak_bytes
+from ropewalk.audit.mitigation_costs import Cost, TimeLimit, mitigation_costs, peak_bytes
 from ropewalk.audit.mitigations import anchored, changes, separated
 from ropewalk.audit.passes import Runner
 from ropewalk.models import mitigated_attention
@@ -253,7 +253,7 @@ def test_model_that_takes_no_attention_function(monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False)
     costs = mitigation_costs(
-        model, row(), LAYOUT, torch.bfloat16, ["float32 attention", "fused attention"], rounds=1
+        model, row(), LAYOUT, torch.bfloat16, ["float32 attention", "fused attention"], TimeLimit(1)
     )
     assert costs["float32 attention"] == "LlamaForCausalLM takes no attention function from outside"
     assert isinstance(costs["fused attention"], Cost)
@@ -312,7 +312,7 @@ def test_costs_of_a_model_with_everything():
     model = tiny("llama")
     state = copy.deepcopy(model.state_dict())
     rotary, hooks = rotary_module(model)[2], len(model._forward_pre_hooks)
-    costs = mitigation_costs(model, row(), LAYOUT, torch.bfloat16, MITIGATIONS, rounds=3)
+    costs = mitigation_costs(model, row(), LAYOUT, torch.bfloat16, MITIGATIONS, TimeLimit(3))
     assert tuple(costs) == MITIGATIONS
     assert costs["tf32 attention"] == "this machine's cpu has no TF32"
     measured = {name: value for name, value in costs.items() if isinstance(value, Cost)}
@@ -333,31 +333,31 @@ def test_costs_of_a_model_with_everything():
 def test_rounds_end_with_the_time_but_not_before_the_third(monkeypatch):
     turns = []
     monkeypatch.setattr(cost._Bench, "seconds", lambda bench, name: turns.append(name) or 1.0)
-    mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["fused attention"], rounds=9, seconds=0)
+    mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["fused attention"], TimeLimit(9, 0))
     assert len(turns) == 3
 
 
 def test_reference_is_measured_even_if_nobody_asked_for_it():
-    costs = mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["eager attention"], rounds=1)
+    costs = mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["eager attention"], TimeLimit(1))
     assert list(costs) == ["eager attention"]
     assert costs["eager attention"].memory_ratio > 1
 
 
 def test_eager_attention_is_not_tried_where_its_scores_would_not_fit(monkeypatch):
     monkeypatch.setattr(cost, "EAGER_BYTES", 1000)
-    costs = mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["eager attention"], rounds=1)
+    costs = mitigation_costs(tiny("llama"), row(), LAYOUT, torch.float32, ["eager attention"], TimeLimit(1))
     assert costs["eager attention"].startswith("eager attention would materialise")
 
 
 def test_sliding_window_is_refused_by_the_layout_mends_alone():
-    costs = mitigation_costs(tiny("mistral"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, rounds=1)
+    costs = mitigation_costs(tiny("mistral"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, TimeLimit(1))
     for name in ("anchor layout", "positions reset"):
         assert "sliding window of 20 tokens" in costs[name]
     assert isinstance(costs["split product"], Cost)
 
 
 def test_soft_cap_leaves_eager_attention_to_compare_with():
-    costs = mitigation_costs(tiny("gemma2"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, rounds=1)
+    costs = mitigation_costs(tiny("gemma2"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, TimeLimit(1))
     for name in set(MITIGATIONS) - {"eager attention", "anchor layout", "positions reset"}:
         assert costs[name] == (
             "Gemma2ForCausalLM caps its attention scores at 50, which PyTorch's fused attention cannot do"
@@ -370,14 +370,14 @@ def test_soft_cap_leaves_eager_attention_to_compare_with():
 def test_nothing_to_compare_with(monkeypatch):
     monkeypatch.setattr(cost, "EAGER_BYTES", 1000)
     costs = mitigation_costs(
-        tiny("gemma2"), row(), LAYOUT, torch.bfloat16, ["anchor layout", "eager attention"], rounds=1
+        tiny("gemma2"), row(), LAYOUT, torch.bfloat16, ["anchor layout", "eager attention"], TimeLimit(1)
     )
     assert "nothing to compare with" in costs["anchor layout"]
     assert "would materialise" in costs["eager attention"]
 
 
 def test_a_model_that_rounds_after_its_rotation_has_no_float32_attention():
-    costs = mitigation_costs(tiny("cohere"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, rounds=1)
+    costs = mitigation_costs(tiny("cohere"), row(), LAYOUT, torch.bfloat16, MITIGATIONS, TimeLimit(1))
     for name in ("split product", "float32 attention"):
         assert "CohereForCausalLM round queries and keys to bfloat16" in costs[name]
     assert isinstance(costs["float32 rotation"], Cost)
@@ -388,7 +388,9 @@ def test_what_does_not_fit_is_a_reason(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setitem(mitigated_attention._FUNCTIONS, "float32 attention", full)
-    costs = mitigation_costs(tiny("llama"), row(), LAYOUT, torch.bfloat16, ["float32 attention"], rounds=1)
+    costs = mitigation_costs(
+        tiny("llama"), row(), LAYOUT, torch.bfloat16, ["float32 attention"], TimeLimit(1)
+    )
     assert costs["float32 attention"] == "cpu memory is too small for float32 attention with 96 tokens"
 
 
@@ -410,7 +412,7 @@ def test_layouts_of_the_layout_mends():
 
 def test_real_checkpoint(stories260k: Path):
     model = transformers.AutoModelForCausalLM.from_pretrained(stories260k, dtype=torch.bfloat16).eval()
-    costs = mitigation_costs(model, row(), LAYOUT, torch.bfloat16, MITIGATIONS, rounds=1)
+    costs = mitigation_costs(model, row(), LAYOUT, torch.bfloat16, MITIGATIONS, TimeLimit(1))
     assert [name for name, value in costs.items() if not isinstance(value, Cost)] == ["tf32 attention"]
     runner = Runner(AuditedModel.of(model), LENGTH)
     exact = runner.run(row(), EXACT, torch.arange(LENGTH)).hidden

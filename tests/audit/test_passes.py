@@ -65,7 +65,8 @@ def all_logits(runner, found, **options):
 def drift(runner, arithmetic, first, second, ids=None):
     ids = row() if ids is None else ids
     a, b = (
-        runner.run(ids, arithmetic, shifted(len(ids), shift), keep_layers=True) for shift in (first, second)
+        runner.run(ids, arithmetic, shifted(len(ids), shift), keep=("hidden", "layers"))
+        for shift in (first, second)
     )
     return difference(runner, (1, a), (-1, b)).D
 
@@ -129,7 +130,7 @@ def test_two_runs_of_one_row_at_one_place_do_not_differ_at_all(llama, name, angl
     runner = Runner(llama, 2**20)
     arithmetic = stock_arithmetic(DTYPES[name], angles)
     ids, positions = row(), shifted(LENGTH, 12345)
-    first, second = (runner.run(ids, arithmetic, positions, keep_layers=True) for _ in range(2))
+    first, second = (runner.run(ids, arithmetic, positions, keep=("hidden", "layers")) for _ in range(2))
     assert difference(runner, (1, first), (-1, second)).D == 0.0
     assert torch.equal(first.received, second.received)
     assert torch.equal(first.hidden, second.hidden)
@@ -421,7 +422,7 @@ def test_a_layout_gives_each_document_what_it_has_alone(llama):
 
 def test_what_is_not_kept_is_not_held(llama):
     runner = Runner(llama, LENGTH)
-    found = runner.run(row(), EXACT, shifted(LENGTH, 0), keep_hidden=False)
+    found = runner.run(row(), EXACT, shifted(LENGTH, 0), keep=())
     assert found.hidden.untyped_storage().nbytes() == 0
     assert list(runner.run(row(), EXACT, shifted(LENGTH, 0)).hidden.shape) == [LENGTH, 32]
 

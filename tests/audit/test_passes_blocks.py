@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ropewalk import PackedLayout
 from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
-from ropewalk.audit.passes import block_edges, rotated, streamed_attention
+from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
 from ropewalk.models.intercept import AttentionCall, LayerRotation
 
 EPS = 2.0**-52
@@ -152,7 +152,9 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     call, rotation, layout, seed = case
     length = call.query.shape[1]
     angles = random_angles(seed, length, rotation.rotary_dim)
-    output, trace = streamed_attention(call, *tables(angles), rotation, EXACT, layout, block_bytes)
+    output, trace = streamed_attention(
+        LayerAttention(call, tables(angles), rotation, EXACT, layout), block_bytes
+    )
     expected, weights, scores = dense(call, angles, rotation, layout)
     allowed = weight_error(call, scores)
     largest = float(call.value.abs().max())
@@ -189,7 +191,7 @@ def test_the_size_of_a_block_changes_no_more_than_the_order_of_sums(case, name, 
     length = call.query.shape[1]
     angles = random_angles(seed, length, rotation.rotary_dim)
     (a, one), (b, other) = (
-        streamed_attention(call, *tables(angles), rotation, arithmetic, layout, size)
+        streamed_attention(LayerAttention(call, tables(angles), rotation, arithmetic, layout), size)
         for size in (block_bytes, 2**40)
     )
     allowed = rounding_of(call, arithmetic)
@@ -212,11 +214,10 @@ def test_where_sums_are_exact_no_bit_depends_on_the_size_of_a_block(seed, block_
     call = AttentionCall(0, q, k, v, 0.25, None, None)
     traces = [
         streamed_attention(
-            call,
-            *tables(np.zeros((20, 0))),
-            LayerRotation(None, 0, "halves"),
-            ARITHMETICS[name],
-            block_bytes=size,
+            LayerAttention(
+                call, tables(np.zeros((20, 0))), LayerRotation(None, 0, "halves"), ARITHMETICS[name]
+            ),
+            size,
         )[1]
         for size in (block_bytes, 2**40)
     ]
@@ -231,7 +232,7 @@ def test_a_first_token_out_of_sight_has_no_score(name, hidden):
     layout = PackedLayout.from_lengths([5, 7], "intra_document", 0) if hidden == "documents" else None
     angles = random_angles(0, 12, 4)
     _, trace = streamed_attention(
-        call, *tables(angles), LayerRotation(None, 4, "halves"), ARITHMETICS[name], layout
+        LayerAttention(call, tables(angles), LayerRotation(None, 4, "halves"), ARITHMETICS[name], layout)
     )
     scores = dense(call, angles, LayerRotation(None, 4, "halves"), layout)[2]
     seen = np.array([sees(i, 0, call.window, layout) for i in range(12)])
@@ -284,7 +285,7 @@ def test_scores_are_the_product_that_the_arithmetic_names(product):
     call = random_call(2, 2, 1, 6, 8)
     arithmetic = replace(EXACT, product=product)
     _, trace = streamed_attention(
-        call, *tables(np.zeros((6, 0))), LayerRotation(None, 0, "halves"), arithmetic
+        LayerAttention(call, tables(np.zeros((6, 0))), LayerRotation(None, 0, "halves"), arithmetic)
     )
     expected = inner_products(call.query, call.key, product).double()[..., 0] * call.scale
     # The same products of the same operands, perhaps added in another order.
@@ -302,7 +303,9 @@ def test_scores_are_rounded_after_each_step_as_in_a_tensor_of_their_dtype(dtype,
     q, k = (torch.randint(-15, 16, (2, 30, 8), generator=generator).double() for _ in range(2))
     call = AttentionCall(0, q, k, k, 0.3, softcap, None)
     plain = LayerRotation(None, 0, "halves")
-    _, trace = streamed_attention(call, *tables(np.zeros((30, 0))), plain, stock_arithmetic(dtype))
+    _, trace = streamed_attention(
+        LayerAttention(call, tables(np.zeros((30, 0))), plain, stock_arithmetic(dtype))
+    )
     expected = (q @ k.mT)[..., 0].to(dtype) * 0.3
     if softcap is not None:
         expected = torch.tanh(expected / softcap) * softcap
@@ -315,7 +318,7 @@ def test_weights_are_rounded_to_their_dtype_before_they_are_summed(dtype):
     call = random_call(3, 2, 2, 9, 4)
     arithmetic = replace(EXACT, weights=dtype)
     plain = LayerRotation(None, 0, "halves")
-    _, trace = streamed_attention(call, *tables(np.zeros((9, 0))), plain, arithmetic)
+    _, trace = streamed_attention(LayerAttention(call, tables(np.zeros((9, 0))), plain, arithmetic))
     weights = torch.from_numpy(dense(call, np.zeros((9, 0)), plain, None)[1])
     # A weight next to a tie may round either way; random ones are not.
     torch.testing.assert_close(trace.received, weights.to(dtype).double().sum(1), rtol=0, atol=9 * EPS)
@@ -348,7 +351,9 @@ def held_at_once(length, arithmetic, block_bytes):
     )
     angles = tables(random_angles(0, length, head_dim))
     rotation = LayerRotation(None, head_dim, "halves")
-    peak = peak_bytes(lambda: streamed_attention(call, *angles, rotation, arithmetic, None, block_bytes), CPU)
+    peak = peak_bytes(
+        lambda: streamed_attention(LayerAttention(call, angles, rotation, arithmetic), block_bytes), CPU
+    )
     return peak, 12 * heads * length * head_dim * 8
 
 

@@ -9,7 +9,7 @@ from ropewalk.audit.ablation import ABLATED, ablation_arithmetic
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.mitigations import changes
-from ropewalk.audit.passes import Runner, streamed_attention
+from ropewalk.audit.passes import LayerAttention, Runner, streamed_attention
 from ropewalk.models.intercept import AttentionCall, AuditedModel, LayerRotation
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def test_every_arithmetic_holds_few_blocks_at_once(arithmetic, softcap):
     cos, sin = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
     rotation = LayerRotation(None, dim, "halves")
     held = peak_bytes(
-        lambda: streamed_attention(call, cos, sin, rotation, arithmetic, block_bytes=BLOCK // 4), CPU
+        lambda: streamed_attention(LayerAttention(call, (cos, sin), rotation, arithmetic), BLOCK // 4), CPU
     )
     # Beside the blocks: queries, keys and outputs, six tensors at most while they are rotated.
     assert held <= BLOCKS * BLOCK // 4 + 8 * q.numel() * 8
@@ -118,6 +118,6 @@ def test_every_arithmetic_holds_few_blocks_at_once(arithmetic, softcap):
 def test_a_pass_without_logits_lets_go_of_its_hidden_states():
     of = runner()
     ids = torch.arange(64)
-    kept, dropped = (of.run(ids, EXACT, ids, keep_hidden=keep).hidden for keep in (True, False))
+    kept, dropped = (of.run(ids, EXACT, ids, keep=keep).hidden for keep in (("hidden",), ()))
     assert kept.untyped_storage().nbytes() == 64 * HIDDEN * 8
     assert dropped.untyped_storage().nbytes() == 0

@@ -278,8 +278,8 @@ def test_needles_are_hidden_in_other_documents_where_held_out(checkpoint, text, 
     given = []
     monkeypatch.setattr(needles, "needle_rows", lambda *arguments: given.append(arguments) or [])
     data_of(text, checkpoint, 2048, 256, objective="needle", documents=3, held_out=2)
-    (_, own, length, count, seed, beyond), (_, other, _, held_out, other_seed, _) = given
-    assert beyond == 256
+    (_, own, length, count, seed, hidden), (_, other, _, held_out, other_seed, _) = given
+    assert hidden.beyond == 256
     assert (length, count, held_out) == (2048, 3, 2)
     assert seed != other_seed
     assert own

@@ -78,7 +78,7 @@ def run_shifts(
     found = {}
     for shift in dict.fromkeys(shifts):
         position_ids = shifted(len(row), shift) if layout is None else moved(layout, shift)
-        found[shift] = runner.run(row, arithmetic, position_ids, layout, keep_layers=True)
+        found[shift] = runner.run(row, arithmetic, position_ids, layout, keep=("hidden", "layers"))
     return found
 
 

@@ -178,7 +178,7 @@ class _Rows:
         sweep: bool,
     ) -> None:
         def run(shift: int) -> Pass:
-            return runner.run(row, arithmetic, shifted(len(row), shift), keep_hidden=False, keep_layers=True)
+            return runner.run(row, arithmetic, shifted(len(row), shift), keep=("layers",))
 
         reference = run(self.delta2)
         sink = attention_sink(reference)

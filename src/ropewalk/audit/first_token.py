@@ -181,7 +181,7 @@ def _run(
     position_ids: Tensor,
     apart: tuple[Tensor, Arithmetic] | None = None,
 ) -> Pass:
-    return runner.run(row, arithmetic, position_ids, apart=apart, keep_layers=True)
+    return runner.run(row, arithmetic, position_ids, apart=apart, keep=("hidden", "layers"))
 
 
 def _first_of(terms: Mapping[Shifted, Sequence[Term]]) -> list[Term]:

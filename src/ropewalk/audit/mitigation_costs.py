@@ -67,14 +67,29 @@ class Cost:
     memory_ratio: float
 
 
+@dataclass(frozen=True)
+class TimeLimit:
+    """How long costs are measured.
+
+    Attributes:
+        rounds: at most.
+        seconds: begin no further round, beyond the third, that would not end within as many seconds.
+    """
+
+    rounds: int = 5
+    seconds: float = 20.0
+
+
+FIVE_ROUNDS = TimeLimit()
+
+
 def mitigation_costs(
     model: Any,
     input_ids: Tensor,
     layout: PackedLayout,
     dtype: torch.dtype,
     names: Sequence[str],
-    rounds: int = 5,
-    seconds: float = 20.0,
+    limit: TimeLimit = FIVE_ROUNDS,
 ) -> dict[str, Cost | str]:
     """Time and memory of one forward pass with each mitigation, over that of fused attention.
 
@@ -87,8 +102,7 @@ def mitigation_costs(
         layout: of the row, as :func:`~ropewalk.audit.mitigations.documents_of` gives it.
         dtype: to run in: bfloat16, float16 or float32.
         names: of :func:`~ropewalk.audit.mitigations.changes`.
-        rounds: at most.
-        seconds: begin no further round, beyond the third, that would not end within as many seconds.
+        limit: how long to measure.
 
     Returns:
         By name, in the order asked for: the cost, or in one sentence why there is none.
@@ -122,9 +136,9 @@ def mitigation_costs(
         return {name: reasons.get(name, nothing) for name in names}
     times: list[dict[str, float]] = []
     longest = 0.0
-    while len(times) < rounds:
+    while len(times) < limit.rounds:
         start = time.perf_counter()
-        if len(times) >= FEWEST_ROUNDS and start - began + longest > seconds:
+        if len(times) >= FEWEST_ROUNDS and start - began + longest > limit.seconds:
             break
         times.append({name: bench.seconds(name) for name in memory})
         longest = max(longest, time.perf_counter() - start)

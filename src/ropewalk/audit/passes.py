@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from ropewalk.models.intercept import (
     rotate,
 )
 from ropewalk.models.losses import decoder_of
+
+Kept = Literal["hidden", "layers"]
+"""What of a pass is kept beside its traces: hidden states before the output head, queries and keys of each layer."""
 
 LARGEST_MISMATCH = 0.01
 """Share of rotated values that may come out otherwise than the model's own before it is refused. Elementwise operations
@@ -140,9 +143,8 @@ class Runner:
         arithmetic: Arithmetic,
         position_ids: Tensor,
         layout: PackedLayout | None = None,
-        keep_hidden: bool = True,
         apart: tuple[Tensor, Arithmetic] | None = None,
-        keep_layers: bool = False,
+        keep: Sequence[Kept] = ("hidden",),
     ) -> Pass:
         """One forward pass.
 
@@ -151,9 +153,9 @@ class Runner:
             arithmetic: precision of each step.
             position_ids: int64 ``[length]``, below ``total_length``.
             layout: visibility of the row's tokens; positions are ``position_ids`` all the same.
-            keep_hidden: whether the pass can give logits.
             apart: bool ``[length]`` and an arithmetic: tokens whose queries and keys are rotated and rounded in that
                 one, up to what the product reads.
+            keep: ``hidden`` for a pass that can give logits, ``layers`` for one whose attention is computed again.
 
         Raises:
             RopewalkError: if ids and positions differ in length, or a position is out of range.
@@ -180,17 +182,10 @@ class Runner:
                 tables[rotation] = self._cos_sin(position_ids, rotation, arithmetic)
                 if apart is not None:
                     tokens[rotation] = RoundedTokens(*apart, *self._cos_sin(position_ids, rotation, apart[1]))
-            output, trace = streamed_attention(
-                call,
-                *tables[rotation],
-                rotation,
-                arithmetic,
-                layout,
-                self.block_bytes,
-                tokens.get(rotation),
-            )
+            layer = LayerAttention(call, tables[rotation], rotation, arithmetic, layout, tokens.get(rotation))
+            output, trace = streamed_attention(layer, self.block_bytes)
             traces.append(trace)
-            if keep_layers:
+            if "layers" in keep:
                 nothing = call.value[:, :0].cpu()
                 kept.append(replace(call, query=call.query.cpu(), key=call.key.cpu(), value=nothing))
             return output
@@ -211,12 +206,12 @@ class Runner:
             torch.stack([trace.first_scores for trace in traces]),
             torch.stack([trace.seen_by for trace in traces]),
             torch.stack([trace.even for trace in traces]),
-            hidden if keep_hidden else hidden[:0].clone(),
+            hidden if "hidden" in keep else hidden[:0].clone(),
             arithmetic,
             tuple(kept),
-            tables if keep_layers else {},
+            tables if "layers" in keep else {},
             layout,
-            tokens if keep_layers else {},
+            tokens if "layers" in keep else {},
         )
 
     def prepared(self, found: Pass, layer: int) -> LayerAttention:
@@ -224,9 +219,8 @@ class Runner:
         call = found.layers[layer]
         device, rotation = self.audited_model.device, self.audited_model.layers[layer]
         moved = replace(call, query=call.query.to(device), key=call.key.to(device))
-        cos, sin = found.tables[rotation]
         return LayerAttention(
-            moved, cos, sin, rotation, found.arithmetic, found.layout, found.apart.get(rotation)
+            moved, found.tables[rotation], rotation, found.arithmetic, found.layout, found.apart.get(rotation)
         )
 
     def _cos_sin(
@@ -390,20 +384,28 @@ class RoundedTokens:
 
 
 class LayerAttention:
-    """Queries and keys of one layer, rotated and rounded, from which attention comes block by block."""
+    """Queries and keys of one layer, rotated and rounded, from which attention comes block by block.
+
+    Args:
+        call: queries and keys before rotation, values.
+        table: cos and sin, ``[length, rotary_dim / 2]`` each.
+        rotation: how the layer rotates.
+        arithmetic: the precision of each step.
+        layout: which tokens see each other; None for all earlier ones.
+        apart: tokens that are rotated in another arithmetic than the others.
+    """
 
     def __init__(
         self,
         call: AttentionCall,
-        cos: Tensor,
-        sin: Tensor,
+        table: tuple[Tensor, Tensor],
         rotation: LayerRotation,
         arithmetic: Arithmetic,
         layout: PackedLayout | None = None,
         apart: RoundedTokens | None = None,
     ) -> None:
         self.call, self.arithmetic, self.layout = call, arithmetic, layout
-        q_HTD, k_KTD = (rotated(x, cos, sin, rotation, arithmetic) for x in (call.query, call.key))
+        q_HTD, k_KTD = (rotated(x, *table, rotation, arithmetic) for x in (call.query, call.key))
         if apart is not None:
             q_HTD, k_KTD = apart.among(call.query, q_HTD, rotation), apart.among(call.key, k_KTD, rotation)
         kv_heads = k_KTD.shape[0]
@@ -445,32 +447,18 @@ def block_edges(
     return sorted({*range(0, length, max(1, size)), *(n for n in lengths if n < length), length})
 
 
-def streamed_attention(
-    call: AttentionCall,
-    cos: Tensor,
-    sin: Tensor,
-    rotation: LayerRotation,
-    arithmetic: Arithmetic,
-    layout: PackedLayout | None = None,
-    block_bytes: int | None = None,
-    apart: RoundedTokens | None = None,
-) -> tuple[Tensor, LayerTrace]:
+def streamed_attention(layer: LayerAttention, block_bytes: int | None = None) -> tuple[Tensor, LayerTrace]:
     """Causal attention of one row.
 
     Args:
-        call: queries and keys before rotation, values.
-        cos, sin: ``[length, rotary_dim / 2]``.
-        rotation: how the layer rotates.
-        arithmetic: the precision of each step.
-        layout: which tokens see each other; None for all earlier ones.
+        layer: its queries, keys and values, and the arithmetic.
         block_bytes: size of the scores held at once; what suits the device if None.
-        apart: tokens that are rotated in another arithmetic than the others.
 
     Returns:
         The output ``[heads, length, value_dim]`` in ``arithmetic.rest``, and the trace.
     """
+    call, arithmetic = layer.call, layer.arithmetic
     heads, length, _ = call.query.shape
-    prepared = LayerAttention(call, cos, sin, rotation, arithmetic, layout, apart)
     # Once a layer: every block of queries sees most values.
     v_KTV = call.value.to(_sums_in(arithmetic))
     edges = block_edges(length, heads, arithmetic.wide.itemsize, (), block_bytes, call.query.device)
@@ -478,12 +466,12 @@ def streamed_attention(
     seen_by, even = torch.zeros_like(received[0]), torch.zeros_like(received[0])
     outputs, first_scores = [], []
     for start, end in pairwise(edges):
-        scores, visible = prepared.scores(start, end)
+        scores, visible = layer.scores(start, end)
         # A new tensor, also where the scores are float64: a view would keep the whole block.
         first_scores.append(torch.where(visible[:, 0], scores[..., 0].flatten(0, 1).double(), 0.0))
         seen_by[:end] += visible.sum(0)
         even[:end] += (visible / visible.sum(1, keepdim=True)).sum(0, dtype=torch.float64)
-        weights = prepared.weights(scores, visible)
+        weights = layer.weights(scores, visible)
         # Each block is let go before the next one is made.
         del scores
         received[:, :end] += _summed_over_queries(weights.flatten(0, 1))
@@ -615,7 +603,7 @@ def difference(runner: Runner, *terms: Term, lengths: tuple[int, ...] = ()) -> A
 
     Args:
         runner: that made the passes.
-        terms: factors and passes of one row with ``keep_layers``: ``(1, a), (-1, b)`` for a difference.
+        terms: factors and passes of one row that kept their ``layers``: ``(1, a), (-1, b)`` for a difference.
         lengths: tokens, increasing, for ``sums_at``.
     """
     return differences(runner, {0: terms}, lengths)[0]

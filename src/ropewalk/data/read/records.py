@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,7 +105,8 @@ def read_json_lines(
                 break
             number += 1
             if number > skip:
-                yield _located_record(line, path, spec, stem, offset, number, begin)
+                record = partial(_line_record, line, path, spec, stem, offset)
+                yield _located_record(record, path, offset, number, begin)
             offset += len(line)
         if stop is not None and offset < stop:
             raise RopewalkError(
@@ -192,23 +194,23 @@ def first_line_is_record(path: Path, spec: SourceSpec) -> bool:
 
 
 def _located_record(
-    line: bytes, path: Path, spec: SourceSpec, stem: str, offset: int, number: int, begin: int
+    record: Callable[[str], Record], path: Path, offset: int, number: int, begin: int
 ) -> Record:
     """The record in a line; where the stretch begins inside the file, only an error is told its line number.
 
     Args:
-        line, path, spec, stem: as in read_json_lines.
+        record: reads the line, of which messages say where it stands.
+        path: the file.
         offset: the line's first byte.
         number: the line's number in the stretch, from 1.
         begin: the first byte of the stretch's first line.
     """
     if not begin:
-        return _line_record(line, path, spec, stem, offset, f"{path}:{number}")
+        return record(f"{path}:{number}")
     try:
-        return _line_record(line, path, spec, stem, offset, f"{path}:byte {offset}")
+        return record(f"{path}:byte {offset}")
     except RopewalkError:
-        origin = f"{path}:{_count_lines(path, begin) + number}"
-        return _line_record(line, path, spec, stem, offset, origin)
+        return record(f"{path}:{_count_lines(path, begin) + number}")
 
 
 def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: int, origin: str) -> Record:
