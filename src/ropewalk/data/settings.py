@@ -487,18 +487,6 @@ SHARDS = "must be i/n with i from 0 to n-1, such as 0/4"
 """What a machine's part must be, after its name."""
 
 
-def check_shard(shard: tuple[int, int]) -> tuple[int, int]:
-    """A machine's part, (number from 0, of how many).
-
-    Raises:
-        ValueError: if there is no such machine; the message goes on from the setting's name.
-    """
-    number, machines = shard
-    if not 0 <= number < machines:
-        raise ValueError(SHARDS)
-    return shard
-
-
 class WorkSettings(Settings):
     """Who does the work, and where intermediate files lie; nothing of it changes a row.
 
@@ -535,7 +523,10 @@ class WorkSettings(Settings):
     @field_validator("shard")
     @classmethod
     def _one_of_them(cls, shard: tuple[int, int]) -> tuple[int, int]:
-        return check_shard(shard)
+        number, machines = shard
+        if not 0 <= number < machines:
+            raise ValueError(SHARDS)
+        return shard
 
 
 class PackSettings(Settings):

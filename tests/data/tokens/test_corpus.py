@@ -16,11 +16,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.input_splits import InputSplit
-from ropewalk.data.settings import SourceSpec
+from ropewalk.data.settings import SourceSpec, WorkSettings
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.data.tokens import token_shards as token_shards
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
@@ -145,7 +146,7 @@ def test_the_corpus_is_what_reading_and_tokenising_one_by_one_gives(
         reader.splits,
         tokenizer,
         tmp_path,
-        workers=workers,
+        work=WorkSettings(workers=workers),
         progress=lambda *totals: calls.append(totals),
         read=reader,
     )
@@ -216,7 +217,9 @@ def test_any_records_by_any_shard_are_as_one_by_one(
     inputs = [*inputs, [text("so that there is one")]]
     reader = Reader(inputs)
     for index in order.sample(range(shards), shards):
-        corpus = tokenise_splits(reader.splits, tokenizer, folder, shard=(index, shards), read=reader)
+        corpus = tokenise_splits(
+            reader.splits, tokenizer, folder, work=WorkSettings(shard=(index, shards), workers=1), read=reader
+        )
         check(corpus, naive(inputs, tokenizer))
     assert sorted(n for n, _ in reader.asked) == list(range(len(inputs)))
 
@@ -229,7 +232,13 @@ def test_shards_in_one_folder_and_in_two_give_one_run_s_bytes(
     for folders in (("both", "both"), ("first", "second")):
         reader.asked.clear()
         for index, name in enumerate(folders):
-            part = tokenise_splits(reader.splits, tokenizer, tmp_path / name, shard=(index, 2), read=reader)
+            part = tokenise_splits(
+                reader.splits,
+                tokenizer,
+                tmp_path / name,
+                work=WorkSettings(shard=(index, 2), workers=1),
+                read=reader,
+            )
             assert part.digest == whole.digest
             assert part.sources == whole.sources
             assert content(tmp_path / name) == content(tmp_path / "whole")
@@ -247,7 +256,13 @@ def test_portions_that_another_machine_makes_meanwhile_are_taken_over(
             for count, record in enumerate(super().__call__(split, skip)):
                 if self.asked == [(0, 0)] and count == 3:
                     self.asked.append((-1, 0))
-                    tokenise_splits(self.splits, tokenizer, tmp_path, shard=(1, 2), read=Reader(INPUTS))
+                    tokenise_splits(
+                        self.splits,
+                        tokenizer,
+                        tmp_path,
+                        work=WorkSettings(shard=(1, 2), workers=1),
+                        read=Reader(INPUTS),
+                    )
                 yield record
 
     reader = Overtaken(INPUTS)
@@ -255,7 +270,7 @@ def test_portions_that_another_machine_makes_meanwhile_are_taken_over(
         reader.splits,
         tokenizer,
         tmp_path,
-        shard=(0, 2),
+        work=WorkSettings(shard=(0, 2), workers=1),
         progress=lambda *totals: calls.append(totals),
         read=reader,
     )
@@ -321,7 +336,7 @@ def test_a_damaged_block_stops_the_run_before_it_begins(
 def test_a_portion_given_twice_is_tokenised_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     reader = Reader(INPUTS)
     twice = [split(0), split(1), split(0)]
-    corpus = tokenise_splits(twice, tokenizer, tmp_path, workers=2, read=reader)
+    corpus = tokenise_splits(twice, tokenizer, tmp_path, work=WorkSettings(workers=2), read=reader)
     check(corpus, naive([INPUTS[0], INPUTS[1], INPUTS[0]], tokenizer))
     assert corpus.splits == 3
     assert reader.asked == [(0, 0), (1, 0)]
@@ -344,7 +359,9 @@ def test_a_source_without_documents_is_refused(
     message = r"^no documents in bad \(2 empty documents, 1 binary files passed over\)$"
     for _ in range(2):
         with pytest.raises(RopewalkError, match=message):
-            tokenise_splits(splits, tokenizer, tmp_path, shard=shard, read=Reader(inputs))
+            tokenise_splits(
+                splits, tokenizer, tmp_path, work=WorkSettings(shard=shard, workers=1), read=Reader(inputs)
+            )
     with pytest.raises(RopewalkError, match=r"^no documents in nothing$"):
         tokenise_splits([split(0, "nothing")], tokenizer, tmp_path / "other", read=Reader([[]]))
 
@@ -352,12 +369,12 @@ def test_a_source_without_documents_is_refused(
 def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     reader = Reader(INPUTS)
     for shard in ((1, 1), (-1, 2), (0, 0)):
-        with pytest.raises(RopewalkError, match=rf"shard must be .*got \({shard[0]}, {shard[1]}\)"):
-            tokenise_splits(reader.splits, tokenizer, tmp_path, shard=shard, read=reader)
+        with pytest.raises(ValidationError, match=r"shard\n.*must be i/n with i from 0 to n-1"):
+            WorkSettings(shard=shard)
     with pytest.raises(RopewalkError, match="no documents: give at least one"):
         tokenise_splits([], tokenizer, tmp_path, read=reader)
-    with pytest.raises(RopewalkError, match="workers must be 1 or more, got 0"):
-        tokenise_splits(reader.splits, tokenizer, tmp_path, workers=0, read=reader)
+    with pytest.raises(ValidationError, match=r"workers\n.*greater than or equal to 0"):
+        WorkSettings(workers=-1)
     for wrong in (-1, 258):
         foreign = Reader([[Record((tokens(0, 257, wrong, 7),))]])
         with pytest.raises(
@@ -421,7 +438,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ropewalk.data.tokens import token_shards
 from ropewalk.data.tokens.corpus import tokenise_splits
-from ropewalk.data.settings import SourceSpec
+from ropewalk.data.settings import SourceSpec, WorkSettings
 from ropewalk.data.read.input_splits import plan_input_splits
 from ropewalk.errors import RopewalkError
 if __name__ == "__main__":
@@ -433,7 +450,7 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     print("begin", flush=True)
     try:
-        corpus = tokenise_splits(splits, make_tokenizer(), Path(output), workers=int(workers))
+        corpus = tokenise_splits(splits, make_tokenizer(), Path(output), work=WorkSettings(workers=int(workers)))
     except RopewalkError as error:
         sys.exit(f"refused: {error}")
     print(corpus.digest, len(corpus), corpus.lengths.sum())
@@ -509,6 +526,8 @@ def test_a_text_of_megabytes_is_one_document(stories260k: Path, tmp_path: Path) 
     tokenizer = load_tokenizer(str(stories260k))
     words = "Once upon a time there was a little dog. "
     inputs = [[text("short"), text(words * 40_000), text("end")]]
-    corpus = tokenise_splits([split(0)], tokenizer, tmp_path, workers=2, read=Reader(inputs))
+    corpus = tokenise_splits(
+        [split(0)], tokenizer, tmp_path, work=WorkSettings(workers=2), read=Reader(inputs)
+    )
     check(corpus, naive(inputs, tokenizer))
     assert corpus.characters[1] == len(words) * 40_000

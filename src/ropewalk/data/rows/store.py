@@ -34,7 +34,7 @@ from ropewalk.data.rows.stored import (
     row_files,
     rows_file,
 )
-from ropewalk.data.settings import PackConfig, SourceSpec, processes
+from ropewalk.data.settings import PackConfig, SourceSpec
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.split import hold_out
@@ -190,8 +190,7 @@ def _pack(
             job.splits,
             tokenizer,
             tokens,
-            shard=config.work.shard,
-            workers=processes(config.work.workers),
+            work=config.work,
             progress=progress,
         )
         if inputs_identity(config.sources) != job.depends["inputs"]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, is_blank, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, no_documents
-from ropewalk.data.settings import SourceSpec, check_shard
+from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.token_shards import (
     FORMAT,
@@ -47,6 +47,9 @@ OPEN_SHARDS = 256
 """Shards that a corpus keeps open at a time: file descriptors, of which a process has few."""
 
 _THREADS = 8
+
+ALONE = WorkSettings(workers=1)
+"""One machine, one process."""
 
 Reader = Callable[[InputSplit, int], Iterator[Record]]
 """The records of a split without the first few, as ``read_input_split``."""
@@ -153,8 +156,7 @@ def tokenise_splits(
     tokenizer: Any,
     folder: Path,
     *,
-    shard: tuple[int, int] = (0, 1),
-    workers: int = 1,
+    work: WorkSettings = ALONE,
     progress: Progress | None = None,
     read: Reader = read_input_split,
 ) -> Corpus:
@@ -171,20 +173,17 @@ def tokenise_splits(
         splits: in reading order, at least one.
         tokenizer: a transformers tokenizer with a fast backend, or the folder or hub name of one.
         folder: of the splits' folders; made where it is missing.
-        shard: (this machine, number of machines): split k, counted from 0, is machine k % number's.
-        workers: processes that tokenise, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
+        work: its ``shard``, this machine and the number of machines: split k, counted from 0, is machine k % number's;
+            and its ``workers``, processes that tokenise, as in :func:`ropewalk.data.tokens.tokenise.encode_batches`.
         progress: called with the documents and tokens so far, those found on disk among them.
         read: gives a split's records.
 
     Raises:
-        RopewalkError: if the shard is out of range, a source gives no document at all, token ids do not fit
+        RopewalkError: if a source gives no document at all, token ids do not fit
             the tokenizer, a shard is damaged or cannot be written; and as reading does. What was written
             stays, and the next run goes on from there.
     """
-    try:
-        index, machines = check_shard(shard)
-    except ValueError as error:
-        raise RopewalkError(f"shard {error}, got {shard}") from error
+    index, machines = work.shard
     if not splits:
         raise RopewalkError(NO_DOCUMENTS)
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -192,19 +191,19 @@ def tokenise_splits(
     folders = [
         folder / digest([FORMAT, tokenizers.__version__, identity, split.identity])[:32] for split in splits
     ]
-    work = _Work(dict(zip(folders, splits, strict=True)), progress)
+    made = _Work(dict(zip(folders, splits, strict=True)), progress)
     own = folders[index::machines]
     order = dict.fromkeys([*own, *reversed(folders)])
-    steps = _with_documents(_steps(order, work, read), len(tokenizer))
+    steps = _with_documents(_steps(order, made, read), len(tokenizer))
     batches = in_batches(steps, BATCH_DOCUMENTS, BATCH_CHARACTERS)
-    with closing(encode_batches(batches, tokenizer, workers)) as encoded:
+    with closing(encode_batches(batches, tokenizer, processes(work.workers))) as encoded:
         for entries, batch in encoded:
             texts = zip(batch.documents(), batch.hashes.tolist(), strict=True)
             for path, record in entries:
-                work.add(path, record, texts)
-            work.tell()
-    shards = deque(shard for path in folders for shard in work.shards[path])
-    work.shards.clear()
+                made.add(path, record, texts)
+            made.tell()
+    shards = deque(shard for path in folders for shard in made.shards[path])
+    made.shards.clear()
     return Corpus(shards, len(splits))
 
 
