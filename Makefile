@@ -8,8 +8,9 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LOWEST := .venv-lowest
 
-.PHONY: demo test test-slow lint wheel format docs benchmarks clean
+.PHONY: demo test test-slow test-lowest lint wheel format docs benchmarks clean
 
 demo: $(READY)
 	@rm -rf demo
@@ -27,6 +28,10 @@ test: $(READY)
 # What would keep a person waiting: long runs, training, and sweeps of which 'make test' has the representative part.
 test-slow: $(READY)
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+# All tests with the lowest versions that pyproject.toml allows. Python 3.11: some have no wheels for later ones.
+test-lowest: $(LOWEST)/.ready
+	@env -u PYTHONDONTWRITEBYTECODE $(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -60,7 +65,7 @@ docs: $(READY)
 	@$(BIN)/python scripts/recipe_reference.py
 
 clean:
-	rm -rf $(VENV) build demo
+	rm -rf $(VENV) $(LOWEST) build demo
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
@@ -68,4 +73,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
 		--editable '.[dev]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
+	@touch $@
+
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+	@echo "Setting up $(LOWEST): the lowest versions that pyproject.toml allows (some minutes on the first run)"
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+		--constraint constraints-lowest.txt --editable '.[dev]'
 	@touch $@

@@ -9,6 +9,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from ropewalk.cli.app import SUMMARIES
 from tests.places import ROOT
@@ -224,3 +227,23 @@ def test_tests_lie_where_their_modules_do(path):
     stem = path.stem.removeprefix("test_")
     there = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
     assert any(stem == name or stem.startswith(f"{name}_") for name in there)
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [
+        *project["dependencies"],
+        *chain.from_iterable(extras[name] for name in ("server", "lm-eval", "dev")),
+    ]
+    declared = [each for line in lines if (each := Requirement(line)).name != project["name"]]
+    pinned = {
+        canonicalize_name(each.name): each.specifier
+        for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()
+        if not line.startswith("#") and (each := Requirement(line))
+    }
+    for requirement in declared:
+        (floor,) = requirement.specifier
+        (pin,) = pinned[canonicalize_name(requirement.name)]
+        assert (floor.operator, pin.operator) == (">=", "==")
+        assert Version(pin.version) == Version(floor.version), requirement.name
