@@ -73,6 +73,16 @@ def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):
     assert message in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [("inspect", "MODEL"), ("verify", "RECIPE"), ("eval compare", "A B"), ("data stats", "PATHS")],
+)
+def test_a_help_calls_arguments_by_their_own_names(command, arguments, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert usage.startswith(f"Usage: ropewalk {command} [OPTIONS] {arguments}")
+
+
 @pytest.mark.parametrize("group", [[], ["rope"], ["data"]])
 def test_a_missing_command_is_status_2_with_the_help(group, capsys):
     assert main(group) == 2

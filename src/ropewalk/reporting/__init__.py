@@ -1,6 +1,8 @@
 """Showing results: figures, tables for the terminal, and one HTML page. Nothing here computes a result.
 
-Functions of ``figures`` make a :class:`~ropewalk.reporting.primitives.Figure` of plain values, and ``draw`` writes it.
+The modules that bear the name of a room (``audit``, ``search``, ...) take its results: ``describe_...`` yields what a
+terminal shows of one, ``..._figure`` is a figure of it. Functions of ``figures`` make a
+:class:`~ropewalk.reporting.primitives.Figure` of plain values, and ``draw`` writes it.
 matplotlib takes a second to import, so names are imported on first use.
 """
 

@@ -151,7 +151,7 @@ def test_notes_and_report_say_who_won_and_by_how_much(finished):
 
 def test_a_finished_run_resumed_keeps_its_choice(finished, monkeypatch):
     values, summary, _ = finished
-    monkeypatch.setattr(choice, "probe", None)
+    monkeypatch.setattr(choice, "probe_model", None)
     assert extend(recipe_of(values), resume=True)["stages"] == summary["stages"]
 
 
@@ -192,7 +192,7 @@ def test_killed_and_resumed_it_is_the_same_run(finished, auto_values, tmp_path, 
     file.write_text(yaml.safe_dump(auto_values))
     result = run_program(KILL_AT + ROPEWALK, "extend", file)
     assert result.returncode == -9, result.stderr
-    monkeypatch.setattr(choice, "probe", None)
+    monkeypatch.setattr(choice, "probe_model", None)
     assert_goes_on_as(finished, auto_values)
 
 
@@ -224,7 +224,7 @@ def test_cut_off_and_resumed_it_is_the_same_run(finished, auto_values, monkeypat
             extend(recipe_of(auto_values))
     assert (Path(auto_values["output"]) / "rope-choices.json").exists() == (moment != "while probing")
     if moment != "while probing":
-        monkeypatch.setattr(choice, "probe", None)
+        monkeypatch.setattr(choice, "probe_model", None)
     assert_goes_on_as(finished, auto_values)
 
 
