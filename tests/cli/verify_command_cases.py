@@ -25,7 +25,7 @@ def run_with_a_cast(planned, case):
     Only RoPE as loaded can tell, and only that is computed: of the others a run without the cast has the results.
     """
     if planned.kind != "rope":
-        return Check(planned.name, planned.compared, 1.25e-16, 2.5e-15, True, 0.25)
+        return Check(1.25e-16, 2.5e-15, True, name=planned.name, compared=planned.compared, seconds=0.25)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(effective_rope, "cast_parameters", lambda model, dtype: model.to(dtype))
         return run_planned(planned, case)

@@ -131,7 +131,7 @@ def test_a_check_that_raises_has_failed_and_the_others_still_run():
             raise RankFailure(
                 "rank 0: Traceback:\n  line\nropewalk.errors.RopewalkError: the disk is full\nrank 1: late"
             )
-        return Check(each.name, "", 0.0, 0.0, True, 0.0)
+        return Check(0.0, 0.0, True, name=each.name, compared="", seconds=0.0)
 
     checks = run_checks(planned, call)
     assert [check.passed for check in checks] == [False, False, True]
@@ -167,7 +167,7 @@ def test_no_number_is_within_a_budget():
         )
         assert not Outcome.within(error, 1.0, "good", "bad").passed
     assert Outcome.within(1.0, 1.0, "good", "bad").passed
-    assert Check("", "", math.inf, 0.0, False, 0.0).to_json()["error"] is None
+    assert Check(math.inf, 0.0, False, name="", compared="", seconds=0.0).to_json()["error"] is None
 
 
 def test_a_difference_is_relative_and_sees_what_is_no_number():

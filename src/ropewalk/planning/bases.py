@@ -162,26 +162,35 @@ def bases_for_halves(result: BasesResult, context: RunContext | None = None) -> 
 
 
 @dataclass(frozen=True)
-class ThetaResult(Result):
-    """The base for a longer context by a rule.
+class LongerContext(Result):
+    """RoPE for a longer context.
 
     Attributes:
-        before, after: unscaled RoPE with the present base and with the new one.
+        before, after: RoPE of the model, and for the target.
         trained_length, target_length: tokens.
+        context_bound: of the second, tokens.
+    """
+
+    before: RopeMethod
+    after: RopeMethod
+    trained_length: int
+    target_length: int
+    context_bound: int
+
+
+@dataclass(frozen=True)
+class ThetaResult(LongerContext):
+    """The base for a longer context by a rule; RoPE is unscaled before and after.
+
+    Attributes:
         rule: that gave the base; the one that the recommended base follows, where that was asked for.
         reason: why that one; None where the rule was named.
-        context_bound: of the new base, tokens.
         critical_dimension: rotary dimensions that complete a turn within the trained length.
         origin: formula, source and caveat of the rule.
     """
 
-    before: Default
-    after: Default
-    trained_length: int
-    target_length: int
     rule: str
     reason: str | None
-    context_bound: int
     critical_dimension: int
     origin: Origin
 
@@ -233,33 +242,25 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
         after,
         trained_length,
         target_length,
+        bound_at(after, target_length),
         rule,
         reason,
-        bound_at(after, target_length),
         critical_dimension(dim, base, trained_length),
         origin_of(rule, current),
     )
 
 
 @dataclass(frozen=True)
-class FrequenciesResult(Result):
+class FrequenciesResult(LongerContext):
     """The frequencies of a method for a target length.
 
     Attributes:
         name: of the method, as it was asked for.
-        before, after: RoPE of the model, and for the target.
-        trained_length, target_length: tokens.
-        frequencies: of the second at the target length.
-        context_bound: of them, tokens.
+        frequencies: of the second method at the target length.
     """
 
     name: str
-    before: RopeMethod
-    after: RopeMethod
-    trained_length: int
-    target_length: int
     frequencies: RopeFrequencies
-    context_bound: int
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``inv_freq`` in rad/token."""
@@ -299,7 +300,7 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
         after = method_for_target(name, current, trained_length, target_length, parameters=given)
     frequencies = after.frequencies(target_length)
     bound = bound_at(after, target_length)
-    return FrequenciesResult(name, current, after, trained_length, target_length, frequencies, bound)
+    return FrequenciesResult(current, after, trained_length, target_length, bound, name, frequencies)
 
 
 def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -36,29 +36,25 @@ class Outcome:
         return cls(None, None, None, reason)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report.
+@dataclass(frozen=True, kw_only=True)
+class Check(Outcome):
+    """One line of the report: an outcome, and what it is of.
 
     Attributes:
         name: what should hold.
         compared: what with what.
-        error, budget, passed, note: as of :class:`Outcome`.
         seconds: it took.
     """
 
     name: str
     compared: str
-    error: float | None
-    budget: float | None
-    passed: bool | None
     seconds: float
-    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; an error that is no number is None."""
+        """Plain values, the name first; an error that is no number is None."""
         finite = self.error is not None and math.isfinite(self.error)
-        return {**asdict(self), "error": self.error if finite else None}
+        own = {"name": self.name, "compared": self.compared}
+        return {**own, **asdict(self), "error": self.error if finite else None}
 
 
 @dataclass(frozen=True)

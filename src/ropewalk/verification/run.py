@@ -241,9 +241,7 @@ def _stopped(error: BaseException) -> Outcome:
 
 
 def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
-    return Check(
-        planned.name, planned.compared, outcome.error, outcome.budget, outcome.passed, seconds, outcome.note
-    )
+    return Check(**vars(outcome), name=planned.name, compared=planned.compared, seconds=seconds)
 
 
 def reason_of(error: BaseException) -> str:
