@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import Discriminator, Field, Tag
 
-from ropewalk.io.settings import CommaList, ExistingPath, Lengths, Option, Seed
+from ropewalk.io.settings import CommaList, Count, ExistingPath, Lengths, Option, Seed
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class BenchmarkSettings(BaseSettings):
         description="Run these tasks of the suites that they belong to (niah_single_1, sliding, hellaswag).",
     )
     exclude: CommaList = Field((), description="Leave these tasks out (niah_multikey_3,cwe).")
-    samples: int = Field(20, ge=1, description="Prompts a task and length; for the needle grid, a depth.")
-    rows: int = Field(16, ge=1, description="Most rows or documents a length, for perplexity.")
+    samples: Count = Field(20, ge=1, description="Prompts a task and length; for the needle grid, a depth.")
+    rows: Count = Field(16, ge=1, description="Most rows or documents a length, for perplexity.")
     seed: Seed = Field(
         0,
         description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",

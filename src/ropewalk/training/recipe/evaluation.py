@@ -6,6 +6,7 @@ A suite that is new in ``evaluation.tasks.registry`` can be named here at once, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from pydantic import (
@@ -22,7 +23,7 @@ from ropewalk.evaluation import settings as evaluation
 from ropewalk.evaluation.settings import OWN, SuiteName, unread
 from ropewalk.evaluation.tasks.registry import BY_NAME, chosen_tasks
 from ropewalk.evaluation.tasks.suite import LikelihoodSuite, Suite
-from ropewalk.io.settings import Count, Length, OnResume, Settings, explain
+from ropewalk.io.settings import Length, OnResume, Settings, explain
 
 DECIDES_RESULTS = OnResume(
     "fixed",
@@ -30,8 +31,10 @@ DECIDES_RESULTS = OnResume(
 )
 ROWS = ("perplexity", "perplexity")
 """The suite and its task that read rows of documents."""
-SHARED = ("tasks", "exclude", "chat")
+SHARED = ("rows", "samples", "tasks", "exclude", "chat")
 """Settings of every evaluation that mean the same in a recipe."""
+DEFAULTS = {"samples": 10}
+"""Of these what a recipe has by default where that is not what ``ropewalk eval`` has."""
 
 
 class _Measured(Settings):
@@ -40,10 +43,6 @@ class _Measured(Settings):
     suites: list[SuiteName] = Field(
         ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
     )
-    rows: Count = Field(
-        16, ge=1, description="validation rows of the target length for perplexity by position"
-    )
-    samples: Count = Field(10, ge=1, description="prompts a task and length")
     lengths: list[Length] | None = Field(
         None, description="lengths of prompts; the trained length and the target if not given"
     )
@@ -53,12 +52,21 @@ def _composed() -> dict[str, Any]:
     """The fields that an evaluation's settings have too, and each suite's own settings under the name that they have
     there."""
     shared = evaluation.Settings.model_fields
-    fields: dict[str, Any] = {name: (shared[name].annotation, shared[name]) for name in SHARED}
+    fields: dict[str, Any] = {}
+    for name in SHARED:
+        field = copy(shared[name])
+        field.default = DEFAULTS.get(name, field.default)
+        fields[name] = (field.annotation, field)
     return fields | {name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()}
 
 
 if TYPE_CHECKING:
-    _Suites = _Measured
+
+    class _Suites(_Measured):
+        """The names that this room reads, for type checkers."""
+
+        rows: int = 0
+        samples: int = 0
 else:
     _Suites = create_model("_Suites", __base__=_Measured, **_composed())
 
@@ -120,7 +128,7 @@ class Evaluation(_Suites):
         Raises:
             RopewalkError: if the settings do not go together.
         """
-        said = {name: getattr(self, name) for name in ("rows", "samples", *SHARED, *OWN)}
+        said = {name: getattr(self, name) for name in (*SHARED, *OWN)}
         found = {
             **said,
             "suites": tuple(self.suites if suites is None else suites),
