@@ -86,10 +86,12 @@ class Evaluation(_Suites):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the settings that no suite of the recipe reads, which are as they are by default."""
-        read = {name for suite in self.chosen for name in suite.settings}
+        """As recipes were written before there were these keys, where they are as they are by default."""
+        fields = type(self).model_fields
+        later = (*(name for name in SHARED if name not in ("rows", "samples")), *OWN)
+        silent = {name for name in later if getattr(self, name) == fields[name].get_default()}
         said: dict[str, Any] = handler(self)
-        return {key: value for key, value in said.items() if key in read or key not in OWN}
+        return {key: value for key, value in said.items() if key not in silent}
 
     @property
     def chosen(self) -> list[Suite]:
