@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
+from ropewalk.models.load import ModelSetup
 from ropewalk.rope import Default
 from ropewalk.training.recipe.recipe import Optimizer
 from ropewalk.verification import Case
@@ -77,17 +78,13 @@ def made(
         rows.append(Row(ids, next_token_labels(ids, layout), layout))
     return Case(
         model=str(folder),
-        rope=Default(8, 80000.0),
-        context=CONTEXT,
+        setup=ModelSetup(Default(8, 80000.0), CONTEXT),
         rows=tuple(rows),
         trained=(torch.ones(LENGTH, dtype=torch.bool),) * len(rows),
         num_heads=4,
         head_dim=8,
         value_dim=None,
         softcap=None,
-        engine="auto",
-        exact_rope=True,
-        trust_remote_code=False,
         seed=0,
         optimizer=Optimizer(),
         precision="float32",

@@ -88,7 +88,7 @@ def test_a_token_that_must_not_be_a_target_is_none(case):
 
 def test_the_precision_casts_parameters_alone(case, monkeypatch):
     """ropewalk's own module has no buffer to round; that of transformers keeps its frequencies, as in a run."""
-    stock = replace(case, exact_rope=False, precision="bfloat16")
+    stock = replace(case, setup=replace(case.setup, exact_rope=False), precision="bfloat16")
     assert rope_as_loaded(stock).passed
     assert rope_as_loaded(replace(case, precision="bfloat16")).passed
     OTHER_FAULTS["whole model cast"](monkeypatch)

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -52,15 +52,13 @@ class Case:
 
     Attributes:
         model: folder of the model, or of its first layers.
-        rope: RoPE method of the recipe's first stage.
-        context: tokens that the stage trains for; the config says as many.
+        setup: how the recipe's first stage runs it: with which RoPE, for which context, over which engine.
         rows: packed rows of one length.
         trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
         num_heads: attention heads, which decide how rows may be cut.
         head_dim, value_dim: widths of one; None where values are as wide.
         softcap: soft cap of attention scores, or None.
-        engine: the recipe's attention engine, or ``auto``.
-        exact_rope, trust_remote_code, seed, optimizer, precision: as the recipe or its plan say.
+        seed, optimizer, precision: as the recipe or its plan say.
         rows_per_batch: rows of one forward pass; the stage's, and at least 2.
         gradient_checkpointing, offload_activations: as the stage says.
         device: where one process computes.
@@ -69,17 +67,13 @@ class Case:
     """
 
     model: str
-    rope: RopeMethod
-    context: int
+    setup: ModelSetup
     rows: tuple[Row, ...]
     trained: tuple[Tensor, ...]
     num_heads: int
     head_dim: int
     value_dim: int | None
     softcap: float | None
-    engine: str
-    exact_rope: bool
-    trust_remote_code: bool
     seed: int
     optimizer: Optimizer
     precision: str
@@ -101,9 +95,17 @@ class Case:
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
         return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap)
 
-    def setup(self, engine: str = "auto") -> ModelSetup:
-        """How the model runs as the recipe's first stage has it, over an engine."""
-        return ModelSetup(self.rope, self.context, engine, self.exact_rope, self.trust_remote_code)
+    @property
+    def rope(self) -> RopeMethod:
+        """RoPE method of the stage."""
+        assert self.setup.rope is not None
+        return self.setup.rope
+
+    @property
+    def context(self) -> int:
+        """Tokens that the stage trains for; the config says as many."""
+        assert self.setup.max_position_embeddings is not None
+        return self.setup.max_position_embeddings
 
     def batches(self, mesh: Mesh) -> list[tuple[Row, ...]]:
         """This rank's rows in the micro-batches of a run; the last may hold fewer."""
@@ -152,7 +154,8 @@ def prepare(
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, there, layers)
     # Weights that cannot be read end it here, not in every check anew.
-    load_model(model, ModelSetup(method, stage.context, "auto", recipe.exact_rope, recipe.trust_remote_code))
+    setup = ModelSetup(method, stage.context, recipe.engine, recipe.exact_rope, recipe.trust_remote_code)
+    load_model(model, replace(setup, engine="auto"))
     if stage.rows_per_batch > rows:
         remarks.append(f"micro-batches of {rows} rows, where the stage has {stage.rows_per_batch}")
     tokens = _row_length(parameters, stage.context, length, rows)
@@ -174,17 +177,13 @@ def prepare(
     attention = attention_spec(config, resolved.device, torch.float32)
     case = Case(
         model=model,
-        rope=method,
-        context=stage.context,
+        setup=setup,
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
         num_heads=config.num_heads,
         head_dim=attention.head_dim,
         value_dim=attention.value_dim,
         softcap=attention.softcap,
-        engine=recipe.engine,
-        exact_rope=recipe.exact_rope,
-        trust_remote_code=recipe.trust_remote_code,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
         precision=resolved.precision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -57,7 +57,11 @@ def _widened(model: LossModel) -> AbstractContextManager[Any]:
 
 def engine_for(case: Case, dtype: torch.dtype) -> str:
     """The recipe's engine where it computes in a dtype; some are for 16 bits only, and segments is for all."""
-    return "segments" if dtype == torch.float64 and case.engine in ("auto", "varlen", "flex") else case.engine
+    return (
+        "segments"
+        if dtype == torch.float64 and case.setup.engine in ("auto", "varlen", "flex")
+        else case.setup.engine
+    )
 
 
 def load_whole(
@@ -71,7 +75,7 @@ def load_whole(
         engine: attention engine; the recipe's if None.
         stored: dtype that weights are rounded to before; ``dtype`` if None.
     """
-    setup = case.setup(engine or engine_for(case, dtype))
+    setup = replace(case.setup, engine=engine or engine_for(case, dtype))
     model = load_model(case.model, setup, stored or dtype, case.device)
     # As in a run: the frequencies of transformers' own rotary module keep their dtype.
     cast_parameters(model, dtype)
@@ -82,7 +86,7 @@ def load_on(
     case: Case, mesh: Mesh, world: World, dtype: torch.dtype, compute: torch.dtype | None = None
 ) -> LossModel:
     """The model sharded over a mesh, as a run loads it; every rank calls this."""
-    setup = case.setup(engine_for(case, compute or dtype))
+    setup = replace(case.setup, engine=engine_for(case, compute or dtype))
     return as_in_a_run(load_sharded(case.model, mesh, world, setup, dtype, compute).train(), case)
 
 

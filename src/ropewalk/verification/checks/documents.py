@@ -33,7 +33,7 @@ def packed_equals_separate(case: Case) -> Outcome:
         return Outcome.not_run(
             "not applicable: under pattern full every token sees all before it, so nothing is apart"
         )
-    if case.rope.length_dependent and not case.exact_rope:
+    if case.rope.length_dependent and not case.setup.exact_rope:
         return Outcome.not_run(
             f"not applicable: transformers' own {case.rope.name} takes other frequencies for a shorter sequence"
         )

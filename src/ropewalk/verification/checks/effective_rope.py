@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
-from ropewalk.models.load import ModelSetup, cast_parameters, load_model, read_config, rotary_module
+from ropewalk.models.load import cast_parameters, load_model, read_config, rotary_module
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
 from ropewalk.rope import Default, RotaryEmbedding
@@ -47,7 +47,7 @@ class Applied:
 def rope_as_loaded(case: Case) -> Outcome:
     """As a run loads the model, and as it casts it for its precision."""
     dtype = case.attention.dtype
-    model = load_model(case.model, case.setup(), torch.float32, case.device)
+    model = load_model(case.model, replace(case.setup, engine="auto"), torch.float32, case.device)
     if case.precision == "bfloat16":
         cast_parameters(model, dtype)
     return _held(case, {f"in {str(dtype).removeprefix('torch.')}": _in_row(case, _losses(model))})
@@ -67,12 +67,12 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     folder = saved_folder(case, mesh, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
-    setup = ModelSetup(exact_rope=case.exact_rope, trust_remote_code=case.trust_remote_code)
+    setup = replace(case.setup, rope=None, max_position_embeddings=None, engine="auto")
     ours = load_model(folder, setup, torch.float32, case.device)
     found = {"loaded by ropewalk": _in_row(case, _losses(ours))}
     plain = (
         AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=case.trust_remote_code
+            folder, dtype=torch.float32, trust_remote_code=case.setup.trust_remote_code
         )
         .to(case.device)
         .eval()
@@ -94,7 +94,7 @@ def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
     """The model with the recipe's RoPE, written from its shards as a run writes its result; once a case."""
 
     def save() -> Path:
-        dtype = getattr(torch, read_config(case.model, case.trust_remote_code).dtype or "float32")
+        dtype = getattr(torch, read_config(case.model, case.setup.trust_remote_code).dtype or "float32")
         folder = Path(case.scratch) / f"saved-{case.key}"
         model = load_on(case, mesh, world, torch.float32)
         export_model(model, folder, None, world, dtype)

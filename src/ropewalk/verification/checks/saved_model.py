@@ -30,10 +30,10 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     if not world.is_rank_0:
         return Outcome.not_run("")
     ids = case.rows[0].input_ids[None].to(case.device)
-    ours, stock = (_logits(case, exact, torch.float64) for exact in (case.exact_rope, False))
-    narrow = _logits(case, case.exact_rope, torch.float32)
+    ours, stock = (_logits(case, exact, torch.float64) for exact in (case.setup.exact_rope, False))
+    narrow = _logits(case, case.setup.exact_rope, torch.float32)
     saved = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", trust_remote_code=case.trust_remote_code
+        folder, dtype="auto", trust_remote_code=case.setup.trust_remote_code
     )
     saved = saved.to(case.device, torch.float64).eval()
     with torch.no_grad():
@@ -53,7 +53,7 @@ def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tenso
     """Through ropewalk's attention, the whole row one sequence."""
     model: Any = load_model(
         case.model,
-        replace(case.setup("segments"), exact_rope=exact_rope),
+        replace(case.setup, engine="segments", exact_rope=exact_rope),
         device=case.device,
     ).to(dtype)
     layout = PackedLayout.from_lengths([case.length], "full", anchor_length=0)

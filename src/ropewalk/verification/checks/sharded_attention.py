@@ -53,7 +53,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
         error,
         budget,
         f"output and gradients of attention in {counted(layers, 'layer')} and {len(case.rows)} rows, engine "
-        f"{case.engine}, {what}",
+        f"{case.setup.engine}, {what}",
         f"in {where} attention over {mesh.shape} is further from exact attention than plain attention of one process "
         f"in {what} is: its rounds lose digits, or shards see what they should not; do not train on this mesh",
     )
@@ -61,7 +61,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
 
 def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
     try:
-        check_engine(case.engine, replace(case.attention, device=device, ring=mesh.shape.ring > 1))
+        check_engine(case.setup.engine, replace(case.attention, device=device, ring=mesh.shape.ring > 1))
     except EngineError as refusal:
         return str(refusal)
     return None
@@ -96,7 +96,7 @@ def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
         _take(sharded, x) for x in (whole.query[mine], whole.key[mine], whole.value[mine], cotangents)
     )
     run = partial(
-        sharded_attend, sharded=sharded, engine=case.engine, scale=whole.scale, softcap=whole.softcap
+        sharded_attend, sharded=sharded, engine=case.setup.engine, scale=whole.scale, softcap=whole.softcap
     )
     return values_in(case.precision, run, tuple(inputs), cotangent)
 
