@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_a_missing_command_is_status_2_with_the_help(group, capsys):
 
 def test_an_unexpected_error_is_one_sentence_and_debug_shows_more(monkeypatch, capsys):
     from ropewalk.planning import inspection
+
+    # What imports the function while it is broken would keep it.
+    import_module("ropewalk.planning.run")
 
     def broken(model, given_length):
         raise ZeroDivisionError("a defect")
