@@ -10,12 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from ropewalk.audit import Runner, measure_drift
+from ropewalk.audit import Runner, measure_drift, stock_arithmetic
 from ropewalk.audit.drift import DriftFindings
 from ropewalk.audit.passes import longest
 from tests.places import SHARED
 
 STORIES = SHARED / "models" / "stories260k"
+
 
 SHARP = 6.0
 """Factor on the query weights of a random model: attention as peaked as training makes it."""
@@ -87,3 +88,18 @@ def drift_of_model(
     return measure_drift(
         Runner(audited_model, longest([*shifts, delta2], length)), rows, series, shifts, delta2
     )
+
+
+FAR = 1_000_000
+LENGTH = 64
+
+
+FLOAT64_FLOOR = 1e-7
+"""Float64 angles at a million are off by 1e6 · 1e-16 = 1e-10 rad; times 64 queries, and scores of ten."""
+
+
+LOW = stock_arithmetic(torch.bfloat16)
+
+
+def changed(settings, **values):
+    return settings.model_copy(update=values)

@@ -1,4 +1,4 @@
-"""Drift, ablation, mitigations and first-token experiment: their definitions, what they must find and must not."""
+"""Drift: its definition, what it must find and what it must not."""
 
 import math
 from dataclasses import replace
@@ -8,24 +8,14 @@ import pytest
 import torch
 import transformers
 
-from ropewalk import PackedLayout, RopewalkError
-from ropewalk.audit import (
-    EXACT,
-    STEPS,
-    AuditedModel,
-    Runner,
-    Series,
-    ablate_steps,
-    dominant_step,
-    first_token_effects,
-    measure_mitigations,
-    stock_arithmetic,
-)
-from ropewalk.audit.ablation import moved
+from ropewalk import RopewalkError
+from ropewalk.audit import AuditedModel, Runner, Series
 from ropewalk.audit.drift import SHIFTS_AT_ONCE, cut_lengths
-from ropewalk.audit.first_token import placements
-from ropewalk.audit.mitigations import changes, documents_of
 from tests.audit.audit_cases import (
+    FAR,
+    FLOAT64_FLOOR,
+    LENGTH,
+    LOW,
     STORIES,
     dense_attention,
     dense_received,
@@ -34,28 +24,6 @@ from tests.audit.audit_cases import (
     stories,
     token_rows,
 )
-
-FAR = 1_000_000
-LENGTH = 64
-FLOAT64_FLOOR = 1e-7
-"""Float64 angles at a million are off by 1e6 · 1e-16 = 1e-10 rad; times 64 queries, and scores of ten."""
-
-LOW = stock_arithmetic(torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def audited_model():
-    return AuditedModel.of(sharp_llama())
-
-
-@pytest.fixture(scope="module")
-def rows():
-    return token_rows(3, LENGTH)
-
-
-@pytest.fixture(scope="module")
-def runner(audited_model):
-    return Runner(audited_model, FAR + LENGTH)
 
 
 def drift_of(found, dtype, delta1, angles="model"):
@@ -312,204 +280,7 @@ def test_an_unknown_dtype_is_refused():
         Series("int8")
 
 
-# The ablation
-
-
-def test_all_steps_together_are_the_audited_arithmetic(runner, rows, audited_model):
-    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, LOW, [0])}
-    found = drift_of_model(audited_model, rows, [Series("bfloat16")], [0])
-    assert pytest.approx(found.drift[0].D, rel=1e-9) == ablations["all"].D
-    assert ablations["none"].D < FLOAT64_FLOOR
-    assert ablations["none"].logit_error == 0
-    assert set(ablations) == {"none", *STEPS, "all"}
-    # Their errors are independent, so that the whole is between the largest of them and their sum.
-    singles = [ablations[step].D for step in STEPS]
-    assert max(singles) < 1.5 * ablations["all"].D
-    assert 1.5 * sum(singles) > ablations["all"].D
-
-
-def test_what_the_shift_does_not_touch_does_not_drift(runner, rows):
-    """Rounding what is the same at both shifts gives the same; it is an error all the same, and the logits say so."""
-    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, LOW, [0])}
-    for step in ("softmax", "rest"):
-        assert ablations[step].D < FLOAT64_FLOOR
-        assert ablations[step].logit_error > 1e-5
-        assert ablations[step].kl > 0
-
-
-PLANTED = {
-    # Exact but for one step, which is coarse: the ablation must name that step, and no other may show.
-    "cos_sin": replace(EXACT, cos_sin=torch.bfloat16),
-    "rotation": replace(EXACT, rotation=torch.bfloat16),
-    "product": replace(EXACT, product="bfloat16", scores=torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("step", PLANTED)
-def test_a_planted_error_is_named(runner, rows, step):
-    ablations = ablate_steps(runner, rows, PLANTED[step], [0])
-    assert dominant_step(ablations, 0).step == step
-    assert all(ablated.D < FLOAT64_FLOOR for ablated in ablations if ablated.step in set(STEPS) - {step})
-
-
-def test_bfloat16_angles_of_the_model_itself_are_named():
-    """What an engine does that rounds positions or inv_freq: the model's own rotary module is what is audited."""
-    model = sharp_llama()
-    rotary = model.model.rotary_emb
-
-    def rounded(x, position_ids):
-        angles = (position_ids[..., None].bfloat16() * rotary.inv_freq.bfloat16()).float()
-        both = torch.cat((angles, angles), dim=-1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
-
-    rows = token_rows(2, 128)
-    healthy = ablate_steps(Runner(AuditedModel.of(model), 1000), rows, LOW, [300])
-    assert dominant_step(healthy, 300).step != "angles"
-    rotary.forward = rounded
-    planted = ablate_steps(Runner(AuditedModel.of(model), 1000), rows, LOW, [300])
-    assert dominant_step(planted, 300).step == "angles"
-
-
-def test_a_ladder_answers_for_its_own_shifts_alone(runner, rows):
-    with pytest.raises(RopewalkError, match="shift of 5"):
-        dominant_step(ablate_steps(runner, rows[:1], LOW, [0]), 5)
-
-
-# The mitigations
-
-
-@pytest.fixture(scope="module")
-def mitigations(runner, rows):
-    layouts = [PackedLayout.from_lengths([20, 30, 14], "full", 0)] * len(rows)
-    return {
-        mitigation.name: mitigation
-        for mitigation in measure_mitigations(runner, rows, layouts, LOW, (0, FAR))
-    }
-
-
-def test_each_mend_of_arithmetic_drifts_less_than_the_one_before(mitigations):
-    order = ["fused attention", "float32 rotation", "tf32 attention", "float32 attention"]
-    drifts = [mitigations[name].D for name in order]
-    assert drifts == sorted(drifts, reverse=True)
-    assert drifts[-1] < drifts[0] / 5
-    errors = [mitigations[name].logit_error for name in ("fused attention", "float32 attention")]
-    assert errors[0] > errors[1]
-
-
-def test_positions_that_restart_cannot_drift(mitigations):
-    reset = mitigations["positions reset"]
-    assert reset.D == reset.far_D == 0
-    # They are as wrong as any, only the same everywhere.
-    assert reset.logit_error > mitigations["float32 attention"].logit_error
-
-
-def test_what_the_anchor_truly_changes_is_not_called_drift(runner, rows):
-    """Documents move and the anchor does not: relative positions change, in float64 too."""
-    layout = changes(LOW, PackedLayout.from_lengths([30, 34], "full", 0))["anchor layout"].layout
-    exact = [runner.run(rows[0], EXACT, moved(layout, shift), layout).received.mean(1) for shift in (0, 16)]
-    true_change = float((exact[0] - exact[1]).abs().sum(-1).mean())
-    row_layouts = [PackedLayout.from_lengths([30, 34], "full", 0)]
-    (anchor,) = [
-        m
-        for m in measure_mitigations(runner, rows[:1], row_layouts, stock_arithmetic(torch.float32), (0, 100))
-        if m.name == "anchor layout"
-    ]
-    assert true_change > 0.1
-    assert true_change / 100 > anchor.D
-
-
-def test_moved_layouts():
-    anchor = PackedLayout.from_lengths([2, 3], "anchor", 1)
-    assert moved(anchor, 10).tolist() == [0, 11, 12, 13, 14, 15]
-    full = PackedLayout.from_lengths([2, 3], "full", 0)
-    assert moved(full, 10).tolist() == [10, 11, 12, 13, 14]
-    reset = PackedLayout.from_lengths([2, 3], "intra_document", 0, "reset")
-    assert moved(reset, 10).tolist() == [0, 1, 0, 1, 2]
-
-
-def test_float32_needs_no_float32_attention():
-    layout = PackedLayout.from_lengths([2, 3], "full", 0)
-    assert "float32 attention" not in changes(stock_arithmetic(torch.float32), layout)
-    assert "split product" not in changes(stock_arithmetic(torch.float16), layout)
-    assert len(changes(LOW, layout)) == 9
-
-
-def test_a_row_of_one_document_is_laid_out_as_four():
-    one = PackedLayout.from_lengths([11], "full", 0)
-    assert documents_of(one).cu_seqlens.tolist() == [0, 2, 4, 6, 11]
-    with pytest.raises(RopewalkError, match="7 tokens"):
-        documents_of(PackedLayout.from_lengths([7], "full", 0))
-
-
-# The first token
-
-
-def test_parts_of_the_first_token_and_the_others_make_the_whole(runner, rows):
-    first, others, whole = first_token_effects(runner, rows, LOW)
-    assert (first.shifted, others.shifted, whole.shifted) == ("first", "others", "all")
-    assert first.share_of_D + others.share_of_D == pytest.approx(1)
-    assert first.share_of_logits + others.share_of_logits == pytest.approx(1)
-    assert whole.share_of_D == whole.share_of_logits == pytest.approx(1)
-    assert whole.D_exact < FLOAT64_FLOOR
-    assert pytest.approx(whole.D_arithmetic, rel=1e-6) == whole.D
-    # Moving a part changes relative positions, also where arithmetic is exact.
-    assert min(first.D_exact, others.D_exact) > 0.1
-
-
-def test_exact_arithmetic_has_no_part_in_it(runner, rows):
-    for effect in first_token_effects(runner, rows[:1], EXACT):
-        # Four terms that cancel, but for the order of adding them.
-        assert effect.D_arithmetic < 1e-12
-        assert effect.logit_arithmetic == 0
-        # Two shifts in float64.
-        assert effect.D_rounding < FLOAT64_FLOOR
-
-
-def test_an_error_of_the_first_token_alone_is_ascribed_to_it(rows):
-    """A module that turns position 1 a little too far where it is the row's first: moving that is what drifts."""
-    model = sharp_llama(rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    rotary = model.model.rotary_emb
-
-    def broken(x, position_ids):
-        # In float64 up to the error that is planted.
-        angles = (position_ids[..., None] * rotary.inv_freq.double())[0]
-        if position_ids[0, 0] == 1:
-            angles[0] += 0.01
-        both = torch.cat((angles, angles), dim=-1)[None]
-        return both.cos(), both.sin()
-
-    audited_model = AuditedModel.of(model)
-    rotary.forward = broken
-    planted = replace(EXACT, angles="model")
-    first, others, whole = first_token_effects(Runner(audited_model, 1000), rows, planted, 0, 1)
-    assert whole.D > 1e-3
-    assert first.D_rounding == pytest.approx(whole.D, rel=1e-4)
-    assert first.share_of_D == pytest.approx(1, abs=1e-4)
-    assert first.share_of_logits == pytest.approx(1, abs=1e-4)
-    # inv_freq is held in float32, the same at both shifts: what is left of it is at the first token's distance.
-    assert others.D_rounding < 1e-4 * whole.D
-
-
-def test_rounding_all_tokens_is_rounding_the_rotation(runner, rows):
-    _, _, whole = first_token_effects(runner, rows, LOW)
-    rotation_alone = replace(
-        LOW, scores=torch.float64, softmax=torch.float64, weights=torch.float64, rest=torch.float64
-    )
-    ablations = {ablated.step: ablated for ablated in ablate_steps(runner, rows, rotation_alone, [0])}
-    # The same but for the sums of q·k, which run in float32 there.
-    assert whole.D_rounding == pytest.approx(ablations["all"].D, rel=1e-3)
-
-
-def test_placements():
-    found = placements(4, 0, 16)
-    assert found["none"].tolist() == [0, 1, 2, 3]
-    assert found["first"].tolist() == [16, 1, 2, 3]
-    assert found["others"].tolist() == [0, 17, 18, 19]
-    assert found["all"].tolist() == [16, 17, 18, 19]
-
-
 # A real checkpoint
-
 
 TABLE = {
     # D of stored stories against a shift of 16, measured with transformers' output_attentions on 8 rows of 512.
