@@ -1,10 +1,6 @@
 """Input splits one after the other are the sources, whatever they are cut into, and wherever reading begins."""
 
-import gzip
-import hashlib
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +13,17 @@ from hypothesis import strategies as st
 from ropewalk.data.read import input_splits as module
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
 from ropewalk.data.read.embedded import embedded_documents
-from ropewalk.data.read.identity import file_digests, inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, is_blank, plan_input_splits, read_input_split
 from ropewalk.data.read.readers import ReadingCounts, read_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from tests.data.cases import refusal
+from tests.data.read.split_cases import lines, texts
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("splits")
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPLIT_BYTES", 100)
-
-
-def lines(texts: list[str]) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
 def plain(record: Record) -> tuple[object, ...]:
@@ -51,36 +38,6 @@ def plain(record: Record) -> tuple[object, ...]:
 def read(path: object, **fields: object) -> list[tuple[object, ...]]:
     planned = plan_input_splits([SourceSpec(path=str(path), **fields)])
     return [plain(record) for split in planned for record in read_input_split(split)]
-
-
-def texts(split: InputSplit) -> list[str]:
-    return [d.text for r in read_input_split(split) for d in r.documents if isinstance(d, Document)]
-
-
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
-    """A folder with every kind of file, some larger than 100 bytes."""
-    corpus = tmp_path / "mixed"
-    for name, content in {
-        "a.txt": b"first",
-        "b.md": b"second" * 20,
-        "c.jsonl": lines([f"row {n}" for n in range(20)]) + b"\n" + lines(["last"])[:-1],
-        "d.txt": b" ",
-        "e.bin": b"\0\1",
-        "f.json": b'{"size": 1}',
-        "g.json": lines(["json row 1", "json row 2"]),
-        "h.json": lines([f"long json row {n}" for n in range(12)]),
-        "i.jsonl.gz": gzip.compress(lines([f"packed {n}" for n in range(30)])),
-        "j.tar.gz": b"never opened",
-        "l.jsonl": b'{"input_ids": [1, 2, 3], "source": [{"start": 0, "end": 1}, {"start": 1, "end": 3}]}\n',
-        "sub/m.py": b"print()",
-        "sub/n.txt": b"end",
-    }.items():
-        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
-        (corpus / name).write_bytes(content)
-    rows = pyarrow.table({"text": [f"table {n}" for n in range(13)], "n": list(range(13))})
-    pyarrow.parquet.write_table(rows, corpus / "k.parquet", row_group_size=3)
-    return corpus
 
 
 def test_the_portions_of_a_folder_are_the_folder(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,97 +274,6 @@ def test_the_embedded_corpus_is_one_split() -> None:
     for skip in (0, 7):
         records = list(read_input_split(split, skip))
         assert [(d.text, d.source) for (d,) in (r.documents for r in records)] == wanted[skip:]
-
-
-def identities(spec: SourceSpec) -> list[str]:
-    return [
-        json.dumps(split.identity, sort_keys=True, allow_nan=False) for split in plan_input_splits([spec])
-    ]
-
-
-def test_machines_that_share_a_folder_agree(
-    mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
-) -> None:
-    monkeypatch.setattr("ropewalk.data.read.identity.HASHED_BYTES", 20)
-    found = []
-    for name in ("one", "two"):
-        there = tmp_path / name / "mixed"
-        for path in sorted(mixed.rglob("*.*")):
-            copy = there / path.relative_to(mixed)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-            os.utime(copy, ns=(1, 10**18))
-        monkeypatch.chdir(there.parent)
-        found.append((identities(SourceSpec(path="mixed")), inputs_identity([SourceSpec(path="mixed")])))
-    assert found[0] == found[1]
-    splits, _ = found[0]
-    assert len(set(splits)) == len(splits)
-    assert not any(str(tmp_path) in each for each in splits)
-
-
-def test_an_identity_is_of_all_that_the_records_depend_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(lines(["one", "two"]))
-    spec = SourceSpec(path=str(path))
-    changes = [
-        SourceSpec(path=str(path), name="x"),
-        SourceSpec(path=str(path), text_field="n"),
-        SourceSpec(path=str(path), source_field="n"),
-        SourceSpec(path=str(path), source_field=None),
-        SourceSpec(path=str(path), max_documents=1),
-        SourceSpec(path=str(tmp_path)),
-    ]
-    seen = [identities(each)[0] for each in (spec, *changes)]
-    assert len(set(seen)) == len(seen)
-    assert identities(spec) == seen[:1]
-    before, status = inputs_identity([spec]), path.stat()
-    path.write_bytes(lines(["one", "owt"]))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert identities(spec) != seen[:1]
-    assert inputs_identity([spec]) != before
-    monkeypatch.setattr("ropewalk.data.read.identity.HASHED_BYTES", 1)
-    large = identities(spec), inputs_identity([spec])
-    path.write_bytes(lines(["one", "two"]))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert (identities(spec), inputs_identity([spec])) == large
-    os.utime(path, ns=(1, 1))
-    assert identities(spec) != large[0]
-    assert inputs_identity([spec]) != large[1]
-
-
-def test_the_embedded_corpus_is_known_by_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = (identities(SourceSpec(path=f"embedded:{split}")) for split in ("train", "validation"))
-    assert one != two
-    assert one == identities(SourceSpec(path="embedded:train"))
-
-    def changed(split: str) -> Iterator[Document]:
-        for document in embedded_documents("train"):
-            yield Document(document.text + " ", document.source, document.origin)
-
-    monkeypatch.setattr("ropewalk.data.read.embedded.embedded_documents", changed)
-    assert identities(SourceSpec(path="embedded:train")) != one
-
-
-def test_digests_of_all_files(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(mixed.parent)
-    big = mixed.parent / "big.txt"
-    big.write_bytes(b"0123456789abcdef" * 200_000)
-    specs = [
-        SourceSpec(path="mixed/"),
-        SourceSpec(path=str(big)),
-        SourceSpec(path="mixed", text_field="n"),
-        SourceSpec(path="embedded"),
-    ]
-    found = file_digests(specs)
-    assert [entry["path"] for entry in found[:2]] == ["mixed/a.txt", "mixed/b.md"]
-    assert found[-1]["path"] == str(big)
-    paths = {os.path.relpath(path, mixed.parent) for path in mixed.rglob("*.*")} | {str(big)}
-    assert sorted(str(entry["path"]) for entry in found) == sorted(paths)
-    for entry in found:
-        content = Path(str(entry["path"])).read_bytes()
-        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:

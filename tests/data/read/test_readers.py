@@ -1,12 +1,9 @@
 """Every format gives the same documents; every fault is one sentence with the file and the place."""
 
 import gzip
-import json
 import sys
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -14,24 +11,8 @@ from ropewalk.data import ReadingCounts, SourceSpec, read_documents
 from ropewalk.data.read.documents import Document
 from ropewalk.data.read.input_splits import plan_input_splits, refuse_duplicates
 from ropewalk.errors import RopewalkError
+from tests.data.read.read_cases import jsonl, read, texts, write_parquet
 from tests.data.tiny_tokenizer import TEXTS
-
-
-def jsonl(texts: list[str], **fields: object) -> bytes:
-    return b"".join(json.dumps({"id": 1, "text": text, **fields}).encode() + b"\n" for text in texts)
-
-
-def read(path: object, counts: ReadingCounts | None = None, **fields: object) -> list[Document]:
-    return list(read_documents([SourceSpec(path=str(path), **fields)], counts))
-
-
-def texts(documents: list[Document]) -> list[str]:
-    return [document.text for document in documents]
-
-
-def write_parquet(path: Path, columns: dict[str, list], row_group_size: int = 2) -> Path:
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=row_group_size)
-    return path
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL.gz", "a.jsonl.zst", "a.json", "a.ndjson", "a.parquet"])
@@ -50,81 +31,6 @@ def test_every_record_format_gives_the_same_documents(tmp_path: Path, name: str)
     assert texts(documents) == TEXTS
     assert {document.source for document in documents} == {"a"}
     assert len({document.origin for document in documents}) == 4
-
-
-def test_hugging_face_dataset_streams_a_local_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "train.jsonl").write_bytes(jsonl(TEXTS))
-    documents = read(f"hf:{folder}")
-    assert texts(documents) == TEXTS
-    assert {document.source for document in documents} == {"corpus"}
-    with pytest.raises(RopewalkError, match="no text field 'body'; the fields are id, text"):
-        read(f"hf:{folder}@train", text_field="body")
-    with pytest.raises(RopewalkError, match=r"cannot load hf:.*@dev"):
-        read(f"hf:{folder}@dev")
-
-
-def test_hugging_face_name_carries_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    calls = []
-
-    def load_dataset(*arguments: object, **options: object) -> list[dict[str, str]]:
-        calls.append((arguments, options))
-        return [{"text": "one"}]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (document,) = read("hf:owner/name:20231101.en@validation")
-    assert document.source == "name"
-    ((arguments, options),) = calls
-    assert arguments == ("owner/name", "20231101.en")
-    assert options["split"] == "validation"
-    assert options["streaming"] is True
-    assert not options.get("trust_remote_code")
-
-
-@pytest.mark.parametrize("path", ["hf:", "hf:owner/name@", "hf:owner/name:"])
-def test_incomplete_dataset_names_are_refused(path: str) -> None:
-    with pytest.raises(RopewalkError, match="names no dataset"):
-        read(path)
-
-
-def test_folder_is_read_in_order_and_skips_binary_and_hidden(tmp_path: Path) -> None:
-    folder = tmp_path / "my.corpus"
-    for name, content in {
-        "b.md": b"\xef\xbb\xbfwith a mark",
-        "a.txt": b"line\r\nline\r\n",
-        "sub/z.py": b"print()",
-        "sub/a.unknown": "größer".encode(),
-        "rows.jsonl": jsonl(["from a row"], source="named"),
-        "settings.json": b'{"a": 1}',
-        "lines.json": jsonl(["from json"]),
-        "old.txt.gz": gzip.compress(b"compressed"),
-        "blob.bin": b"\0\1\2",
-        "latin.unknown": b"gr\xf6\xdfer",
-        "archive.tar.gz": b"never opened",
-        ".hidden.txt": b"secret",
-        ".git/config": b"secret",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    (folder / "dangling.txt").symlink_to(folder / "nothing")
-    (folder / "sub" / "loop").symlink_to(folder)
-    counts = ReadingCounts()
-    documents = read(folder, counts)
-    assert [(Path(d.origin.split(":")[0]).name, d.text) for d in documents] == [
-        ("a.txt", "line\r\nline\r\n"),
-        ("b.md", "with a mark"),
-        ("lines.json", "from json"),
-        ("old.txt.gz", "compressed"),
-        ("rows.jsonl", "from a row"),
-        ("settings.json", '{"a": 1}'),
-        ("a.unknown", "größer"),
-        ("z.py", "print()"),
-    ]
-    assert {document.source for document in documents} == {"my.corpus", "named"}
-    assert counts == ReadingCounts(documents=8, binary_files=3, hidden_entries=2)
 
 
 def test_source_is_the_name_then_the_field_then_the_stem(tmp_path: Path) -> None:
@@ -213,63 +119,6 @@ def test_fault_is_one_sentence(tmp_path: Path, fault: str) -> None:
     with pytest.raises(RopewalkError, match=message) as caught:
         read(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-def test_folder_without_documents_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"\0")
-    (tmp_path / ".b").write_bytes(b"x")
-    with pytest.raises(RopewalkError, match=r"\(1 binary files, 1 hidden files or folders passed over\)"):
-        read(tmp_path)
-    with pytest.raises(RopewalkError, match="give at least one"):
-        list(read_documents([]))
-
-
-def test_parquet_faults_name_columns_and_rows(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", {"body": ["x", "y", None]})
-    with pytest.raises(RopewalkError, match="no text field 'text'; the fields are body"):
-        read(path)
-    with pytest.raises(RopewalkError, match=r"a\.parquet:row 2: the field 'body' must be a string, got null"):
-        read(path, text_field="body")
-    content = path.read_bytes()
-    path.write_bytes(content[:8] + b"\xff" * 20 + content[28:])
-    with pytest.raises(RopewalkError, match="cannot be read as Parquet near row 0"):
-        read(path, text_field="body")
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (52, r"a\.parquet is damaged: its footer counts 53 rows, and 52 by row groups"),
-        (54, r"a\.parquet is damaged: its footer counts 53 rows, and 54 by row groups"),
-    ],
-)
-def test_a_footer_that_counts_other_rows_is_refused(tmp_path: Path, rows: int, message: str) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 53}), path)
-    content = path.read_bytes()
-    # Thrift writes a count as twice itself, here in one byte; one of those with 53 is the row group's.
-    for place in [place for place in range(len(content)) if content[place] == 2 * 53]:
-        path.write_bytes(content[:place] + bytes([2 * rows]) + content[place + 1 :])
-        if pyarrow.parquet.read_metadata(path).row_group(0).num_rows == rows:
-            break
-    with pytest.raises(RopewalkError, match=message):
-        read(path)
-
-
-def test_row_groups_that_end_early_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 53}), path)
-    content = path.read_bytes()
-    counts = [place for place in range(len(content)) if content[place] == 2 * 53]
-    for first, second in ((a, b) for a in counts for b in counts if a < b):
-        changed = bytearray(content)
-        changed[first] = changed[second] = 2 * 54
-        path.write_bytes(changed)
-        metadata = pyarrow.parquet.read_metadata(path)
-        if metadata.num_rows == metadata.row_group(0).num_rows == 54:
-            break
-    with pytest.raises(RopewalkError, match=r"row group 0 ends at row 53, and its footer says 54|near row 0"):
-        read(path)
 
 
 def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """Rows on disk are the rows that packing made; they are found again for the same inputs and no others."""
 
-import json
 import os
 import resource
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -20,35 +18,11 @@ from ropewalk.data import (
     open_rows,
     packed_statistics,
     read_documents,
-    tokenizer_identity,
 )
-from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
 from tests.data.cases import Job, changed
-from tests.data.tiny_tokenizer import make_tokenizer
-
-SETTINGS = PackingSettings(context=64, pattern="anchor", positions="reset")
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    path = tmp_path / "corpus.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for number, length in enumerate(random.integers(1, 300, 60)):
-            record = {"text": f"[{number}] ".ljust(length, "ab"[number % 2]), "source": "ab"[number % 2]}
-            file.write(json.dumps(record) + "\n")
-    return path
-
-
-def prepare(
-    corpus: Path, tokenizer: object, settings: PackingSettings = SETTINGS, **options: object
-) -> PackedRows:
-    options.setdefault("cache_dir", corpus.parent / "packed")
-    cache, runs = options.pop("cache_dir"), {"workers", "progress"}
-    run = {name: options.pop(name) for name in runs & options.keys()}
-    return Job.of([SourceSpec(path=str(corpus))], tokenizer, settings, **options).prepare(cache, **run)
+from tests.data.rows.rows_cases import SETTINGS, prepare
 
 
 def folders(corpus: Path) -> list[str]:
@@ -75,18 +49,6 @@ def test_stored_rows_are_the_packed_rows(
     assert torch.equal(rows[-1].input_ids, rows[len(rows) - 1].input_ids)
     with pytest.raises(IndexError):
         rows[len(rows)]
-
-
-def test_manifest_tells_how_the_rows_came_to_be(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = prepare(corpus, tokenizer, validation=ValidationSettings(documents=4))
-    manifest = json.loads((rows.folder / "manifest.json").read_text())
-    packing = manifest["counts"]["packing"]
-    assert packing["rows"] == len(rows)
-    assert imbalance(token_account(manifest["counts"])) == (0, 0)
-    assert sum(source["tokens"] for source in manifest["sources"].values()) == packing["document_tokens"]
-    assert sum(source["documents"] for source in manifest["sources"].values()) == 56
-    assert manifest["tokenizer"]["bos_token_id"] == tokenizer.bos_token_id
-    assert manifest["counts"]["reading"]["documents"] == 60
 
 
 def test_validation_documents_are_stored_and_never_trained_on(
@@ -216,51 +178,6 @@ def test_impossible_places_and_corpora_are_refused(
     prepare(corpus, tokenizer)
     with pytest.raises(RopewalkError, match="packed already"):
         prepare(tmp_path / "packed", tokenizer, cache_dir=tmp_path / "elsewhere")
-
-
-def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = prepare(corpus, tokenizer)
-    table, path = rows.folder / "rows-00000.arrow", rows.folder / "manifest.json"
-    content, manifest = table.read_bytes(), json.loads(path.read_text())
-    del rows
-    for damaged in (content[: len(content) // 2], content[:10], b""):
-        table.unlink()
-        table.write_bytes(damaged)
-        with pytest.raises(RopewalkError, match=r"rows-00000\.arrow has \d+ bytes where its manifest says"):
-            prepare(corpus, tokenizer)
-    table.unlink()
-    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is missing"):
-        prepare(corpus, tokenizer)
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    table.write_bytes(flipped)
-    with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is damaged: its digest"):
-        open_rows(table.parent, verify=True)
-    table.unlink()
-    table.write_bytes(content)
-    open_rows(table.parent, verify=True)
-    for change, message in (
-        ({"format_version": 99}, "format version 99"),
-        ({"counts": {}}, "is damaged"),
-        ({"settings": {"colour": 1}}, "is damaged"),
-    ):
-        path.write_text(json.dumps(manifest | change))
-        with pytest.raises(RopewalkError, match=message):
-            open_rows(table.parent)
-    with pytest.raises(RopewalkError, match="holds no packed rows"):
-        open_rows(tmp_path / "nowhere")
-
-
-def test_rows_of_another_tokenizer_or_setting_are_refused(
-    corpus: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rows = prepare(corpus, tokenizer)
-    open_rows(rows.folder, tokenizer=tokenizer_identity(tokenizer), settings=SETTINGS)
-    other = tokenizer_identity(make_tokenizer(bos="<begin>"))
-    with pytest.raises(RopewalkError, match=r"packed with another tokenizer .*sha256"):
-        open_rows(rows.folder, tokenizer=other)
-    with pytest.raises(RopewalkError, match=r"was packed with positions reset, not continuous"):
-        open_rows(rows.folder, settings=changed(SETTINGS, positions="continuous"))
 
 
 def test_packed_statistics_count_what_training_sees(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,34 @@
+"""Packing runs of one small corpus, in one folder and in several parts."""
+
+from pathlib import Path
+
+from ropewalk.data import PackedRows, PackingSettings, SourceSpec
+from tests.data.cases import Job
+
+SETTINGS = PackingSettings(context=64, pattern="anchor", positions="reset")
+
+
+def prepare(
+    corpus: Path, tokenizer: object, settings: PackingSettings = SETTINGS, **options: object
+) -> PackedRows:
+    options.setdefault("cache_dir", corpus.parent / "packed")
+    cache, runs = options.pop("cache_dir"), {"workers", "progress"}
+    run = {name: options.pop(name) for name in runs & options.keys()}
+    return Job.of([SourceSpec(path=str(corpus))], tokenizer, settings, **options).prepare(cache, **run)
+
+
+SHARD_SETTINGS = PackingSettings(context=64, pattern="anchor")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def job(
+    corpus_folder: Path, tokenizer: object, packing: PackingSettings = SHARD_SETTINGS, **options: object
+) -> Job:
+    return Job.of([SourceSpec(path=str(corpus_folder))], tokenizer, packing, **options)
