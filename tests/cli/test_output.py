@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,14 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from ropewalk.cli import output, progress
+from ropewalk.cli import output
 from ropewalk.cli.app import main
-from ropewalk.cli.output import Terminal, print_json, print_whole
+from ropewalk.cli.output import print_json, print_whole
 from ropewalk.cli.progress import ConsoleReporter
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.reporting.tables import ResultTable
-
-EVIL = "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\ \x9b31m\u202eevil\u2066 [red]x[/red] :bomb: \udcff"
-ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b\x07\x9b\x9d\r\n\u202e\u2028[]:"), max_size=30)
-
-
-def acting(printed: str) -> list[str]:
-    """Characters that a terminal acts on, or that hide or turn text."""
-    kinds, allowed = ("Cc", "Cf", "Cs", "Zl", "Zp"), "\n\u200c\u200d"
-    return [each for each in printed if unicodedata.category(each) in kinds and each not in allowed]
-
-
-def printed_by(show: Any, **options: Any) -> str:
-    out = io.StringIO()
-    show(Terminal(file=out, width=200, **options))
-    return out.getvalue()
+from tests.cli.output_cases import ANY, EVIL, acting, printed_by
 
 
 def table_of(text: Any) -> Table:
@@ -58,34 +43,6 @@ def test_no_way_of_printing_lets_a_control_character_through(text: str) -> None:
         lambda console: ConsoleReporter(console).note(text),
     ):
         assert acting(printed_by(show).replace("\t", " ")) == []
-
-
-@given(ANY)
-def test_a_line_stays_one_line_and_its_text_is_no_markup(text: str) -> None:
-    for show in (
-        lambda console: console.say(text),
-        lambda console: ConsoleReporter(console).note(text),
-    ):
-        printed = printed_by(show)
-        assert printed.endswith("\n")
-        assert printed.count("\n") == 1
-    plain = "".join(each for each in text if each.isalnum() or each in "[]:/")
-    assert printed_by(lambda console: console.say(plain)) == plain + "\n"
-
-
-def test_a_bar_moves_the_cursor_and_its_texts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(console: Terminal) -> None:
-        with ConsoleReporter(console).bar(f"stage {EVIL}", 2) as advance:
-            advance(1, EVIL)
-
-    drawn = printed_by(draw, force_terminal=True)
-    # The bar's own: it hides the cursor.
-    assert "\x1b[?25l" in drawn
-    for command in ("\x1b[2J", "\x1b]", "\x9b", "\u202e", "\x07"):
-        assert command not in drawn
-    assert "[red]x[/red] :bomb: \\udcff" in drawn
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
-    assert acting(printed_by(draw)) == []
 
 
 @given(st.recursive(ANY, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(ANY, inner, max_size=2)))
