@@ -1,6 +1,6 @@
 """Every benchmark is one value, and whatever asks for benchmarks finds all of it there."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -9,19 +9,14 @@ from ropewalk.cli.eval import evaluate as command
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.run import check_together
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings
-from ropewalk.evaluation.tasks.registry import BY_NAME, METRICS, SUITES, chosen_tasks
-from ropewalk.evaluation.tasks.suite import (
-    FORCED,
-    Figure,
-    GeneratedSuite,
-    HarnessSuite,
-    LikelihoodSuite,
-    Suite,
-)
+from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES
+from ropewalk.evaluation.tasks.suite import Suite
 from ropewalk.reporting.evaluation import BENCHMARKS
 
 NAMES = {"lm_eval": {"harness_names": ("mine",)}}
 """What a suite needs to be asked for."""
+
+
 OTHERS = {
     "compat": "nvidia",
     "squad": "hub",
@@ -49,28 +44,6 @@ def suites() -> list[Any]:
 
 def test_names_are_distinct_and_stand_in_the_order_of_tables() -> None:
     assert [*BY_NAME] == [suite.name for suite in SUITES] == [*BENCHMARKS]
-
-
-def test_a_suite_without_tasks_cannot_be_made() -> None:
-    with pytest.raises(TypeError, match="abstract method"):
-        Suite(name="none")  # type: ignore[abstract]
-
-
-@pytest.mark.parametrize("suite", suites())
-def test_a_suite_runs_what_it_knows(suite: Suite) -> None:
-    settings = asked(suite)
-    known = suite.known(settings)
-    assert len(known) == len(set(known)) > 0
-    assert chosen_tasks(settings)[suite.name] == list(suite.default or known)
-    assert set(suite.default) <= set(known)
-    assert suite.sharded in (None, FORCED, *known)
-    assert suite.figure in (None, *get_args(Figure))
-    # A teacher-forced task has the samples of the first one.
-    if isinstance(suite, GeneratedSuite):
-        assert next(iter(suite.tasks(settings).values())).suite == suite.name
-        assert set(suite.metrics) <= set(METRICS)
-    else:
-        assert isinstance(suite, LikelihoodSuite | HarnessSuite)
 
 
 @pytest.mark.parametrize("suite", suites())

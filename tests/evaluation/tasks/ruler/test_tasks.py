@@ -14,7 +14,6 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.tasks.haystack_sources import sentence_ends
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.evaluation.tasks.ruler import niah, word_counting
-from ropewalk.evaluation.tasks.ruler.niah import DEPTHS, depth_of, hide_in_lines, hide_in_sentences
 from ropewalk.evaluation.tasks.ruler.tasks import EMBEDDED, PUBLISHED, RULER, ruler_tasks
 from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE
 from ropewalk.evaluation.tasks.words import KeyNames, listed_words, words_unavailable
@@ -84,24 +83,6 @@ def test_all_tasks_of_the_paper_come_in_its_order_and_then_the_embedded_ones():
         "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
         "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("niah_single_1", ("noise", "words", "numbers", 1, 1, 1)),
-        ("niah_single_2", ("essay", "words", "numbers", 1, 1, 1)),
-        ("niah_single_3", ("essay", "words", "uuids", 1, 1, 1)),
-        ("niah_multikey_1", ("essay", "words", "numbers", 4, 1, 1)),
-        ("niah_multikey_2", ("needle", "words", "numbers", 1, 1, 1)),
-        ("niah_multikey_3", ("needle", "uuids", "uuids", 1, 1, 1)),
-        ("niah_multivalue", ("essay", "words", "numbers", 1, 4, 1)),
-        ("niah_multiquery", ("essay", "words", "numbers", 4, 1, 4)),
-    ],
-)
-def test_needle_tasks_are_the_papers(name, fields):
-    task = RULER[name]
-    assert (task.haystack, task.key_kind, task.value_kind, task.keys, task.values, task.queries) == fields
 
 
 @pytest.mark.parametrize(
@@ -233,12 +214,6 @@ def test_essays_are_their_first_words_with_needles_between_sentences(tasks):
         assert set(positions) <= {0, *sentence_ends(words[: positions[-1]])}
 
 
-def test_depths_of_essays_are_forty_whole_percents():
-    assert len(set(DEPTHS)) == 40
-    assert DEPTHS[:5] == (0, 3, 5, 8, 10)
-    assert DEPTHS[-3:] == (95, 97, 100)
-
-
 def test_depths_reach_both_ends(tasks):
     depths = [s.details["depths"][0] for s in first_samples(tasks["niah_single_1"], 4096, 60)]
     assert min(depths) < 0.1
@@ -259,49 +234,6 @@ def test_keys_of_one_prompt_are_distinct(monkeypatch, tasks):
     monkeypatch.setattr(niah, "key_names", lambda: names)
     draft = tasks["niah_multiquery"].draft(random.Random(0), 50)
     assert sorted(draft.details["keys"]) == ["old-a", "old-b", "old-c", "old-d"]
-
-
-def naive_lines(lines, hidden, positions):
-    found = list(lines)
-    for line, position in sorted(zip(hidden, positions, strict=True), key=lambda pair: -pair[1]):
-        found.insert(position, line)
-    return "\n".join(found)
-
-
-@pytest.mark.parametrize("positions", [(), (0,), (5,), (0, 1, 5), (2, 4)])
-def test_lines_are_hidden_before_those_that_are_named(positions):
-    lines, hidden = list("abcdef"), list("XYZ")[: len(positions)]
-    assert hide_in_lines(lines, hidden, positions) == naive_lines(lines, hidden, positions)
-
-
-def test_sentences_are_hidden_at_their_share_of_the_text():
-    sentences = [f"S{number}." for number in range(10)]
-
-    def stretch(start, end):
-        return " ".join(sentences[start:end])
-
-    assert hide_in_sentences(stretch, 10, ["X", "Y"], [58, 31]) == (
-        "S0. S1. S2. X S3. S4. Y S5. S6. S7. S8. S9."
-    )
-    assert hide_in_sentences(stretch, 10, ["X"], [0]) == " X " + " ".join(sentences)
-    assert hide_in_sentences(stretch, 10, ["X"], [100]) == " ".join(sentences) + " X "
-    assert depth_of("X", "aaaX") == 0.75
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"haystack": "hay"},
-        {"key_kind": "letters"},
-        {"value_kind": "letters"},
-        {"queries": 2},
-        {"values": 0},
-        {"keys": 41},
-    ],
-)
-def test_needle_tasks_that_cannot_be_are_refused(fields):
-    with pytest.raises(RopewalkError, match=r"own cannot ask|own has no"):
-        niah.NeedleTask(**{"name": "own", "haystack": "noise", **fields})
 
 
 # Variable tracking

@@ -11,7 +11,6 @@ from ropewalk.evaluation.tasks.ruler.templates import (
     needle_line,
     niah_prompt,
 )
-from ropewalk.evaluation.tasks.ruler.vt import answered, chain_statements, tracking_prompt
 from ropewalk.evaluation.tasks.ruler.word_counting import answered_example, numbered
 
 
@@ -59,27 +58,6 @@ def test_needles_speak_of_the_plural_even_alone():
 
 def test_lists_have_the_comma_before_and():
     assert [listed(list("abcd")[:n]) for n in (1, 2, 3)] == ["a", "a, and b", "a, b, and c"]
-
-
-def test_variable_tracking():
-    text, prefix = tracking_prompt("NOISE", "12345", 5)
-    assert text == (
-        "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\nNOISE\n"
-        "Question: Find all variables that are assigned the value 12345 in the text above."
-    )
-    assert prefix == (
-        " Answer: According to the chain(s) of variable assignment in the text above, 5 variables are assigned the "
-        "value 12345, they are: "
-    )
-    assert answered("TEXT", "PREFIX: ", ["AAA", "BBB"]) == "TEXTPREFIX:  AAA BBB"
-
-
-def test_statements_after_the_first_end_in_a_space():
-    assert chain_statements(["ABCDE", "FGHIJ", "KLMNO"], "12345") == [
-        "VAR ABCDE = 12345",
-        "VAR FGHIJ = VAR ABCDE ",
-        "VAR KLMNO = VAR FGHIJ ",
-    ]
 
 
 def test_common_words():

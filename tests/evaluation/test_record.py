@@ -1,0 +1,96 @@
+"""The record of an evaluation: JSON has all of it, answers are judged again, and two folders are compared."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation import CompareSettings, EvaluationResult, TaskResult, compare_folders, rescore
+from ropewalk.evaluation.aggregate import task_result
+from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.results import SAMPLES
+from ropewalk.evaluation.store import PREDICTIONS, RESULTS, PredictionLog, read_record
+from tests.evaluation.core_cases import answered, asked_sample, byte_tokenizer, percent_result
+
+
+def record_of(results: list[TaskResult], model: str = "of-mine") -> EvaluationResult:
+    record = {"format": 1, "model": model, "settings": {"threshold": 85.6}, "summary": {}}
+    return EvaluationResult({**record, "results": [each.to_json() for each in results]}, tuple(results))
+
+
+def answers(folder: Path, said: list[str]) -> list[Any]:
+    """The predictions of samples whose answers are their indices, as a run writes them."""
+    encoder = PromptEncoder(byte_tokenizer())
+    predictions = [answered(asked_sample(encoder, index), text) for index, text in enumerate(said)]
+    log = PredictionLog(folder / PREDICTIONS)
+    for each in predictions:
+        log.add(each)
+    return predictions
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    result = EvaluationResult({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}}, ())
+    assert result.to_json() == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+    result.write(tmp_path)
+    assert json.loads((tmp_path / RESULTS).read_text(), parse_constant=pytest.fail) == result.to_json()
+
+
+def test_each_checkpoint_of_a_mean_has_a_record_of_its_own_beside_it(tmp_path: Path) -> None:
+    own = {"step-1": percent_result([0, 100]), "step-2": percent_result([100, 100])}
+    mean = record_of([percent_result([50, 100])], "runs/7")
+    checkpoints = tuple(({"name": name, "weight": 0.5}, (each,)) for name, each in own.items())
+    replace(mean, checkpoints=checkpoints).write(tmp_path)
+    assert read_record(tmp_path)[1] == list(mean.results)
+    for name, each in own.items():
+        record, results = read_record(tmp_path / name)
+        assert results == [each]
+        assert (record["model"], record["weight"]) == (f"runs/7/{name}", 0.5)
+        assert "checkpoints" not in record
+
+
+def test_answers_are_judged_again_from_what_was_said_and_not_from_what_was_scored(tmp_path: Path) -> None:
+    predictions = answers(tmp_path, [" 0", " 7", " 2", " 3"])
+    right = task_result(predictions, {"of_the_run": "stays"})
+    assert right.score == 75
+    wrong = replace(right, score=12.0, ci95=(1.0, 20.0))
+    other = percent_result([0, 100], task="passkey", suite="passkey")
+    record_of([wrong, other]).write(tmp_path)
+    before = (tmp_path / RESULTS).read_bytes()
+    again = rescore(tmp_path)
+    # Results without predictions stay as they are, and so does the folder.
+    assert list(again.results) == [right, other]
+    assert again.record["results"] == [right.to_json(), other.to_json()]
+    assert (tmp_path / RESULTS).read_bytes() == before
+
+
+def test_answers_that_are_not_all_or_not_the_results_own_are_refused(tmp_path: Path) -> None:
+    result = task_result(answers(tmp_path, [" 0", " 1"]), {})
+    record_of([replace(result, n=3)]).write(tmp_path)
+    with pytest.raises(RopewalkError, match=r"niah at 64 tokens has 2 predictions and was made of 3"):
+        rescore(tmp_path)
+    others = replace(result, details={**result.details, SAMPLES: "of others"})
+    record_of([others]).write(tmp_path)
+    with pytest.raises(RopewalkError, match="the predictions of niah at 64 tokens are of other samples"):
+        rescore(tmp_path)
+    (tmp_path / PREDICTIONS).unlink()
+    with pytest.raises(RopewalkError, match=r"holds no predictions to score again"):
+        rescore(tmp_path)
+
+
+def test_b_is_compared_against_a(tmp_path: Path) -> None:
+    for name, scores in (("a", [0, 0, 100, 100]), ("b", [100, 100, 100, 0])):
+        (tmp_path / name).mkdir()
+        record_of([percent_result(scores)], f"model-{name}").write(tmp_path / name)
+    there = compare_folders(CompareSettings(a=tmp_path / "a", b=tmp_path / "b", seed=3))
+    back = compare_folders(CompareSettings(a=tmp_path / "b", b=tmp_path / "a", seed=3))
+    assert (there.a, there.b, there.seed) == (
+        {"path": str(tmp_path / "a"), "model": "model-a"},
+        {"path": str(tmp_path / "b"), "model": "model-b"},
+        3,
+    )
+    assert [each.difference for each in there.differences] == [25]
+    assert [each.difference for each in back.differences] == [-25]
