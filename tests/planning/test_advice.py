@@ -1,62 +1,19 @@
 """Advice: each rule's setting with its bound, a recommendation that follows from them, stages that a recipe takes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
-from ropewalk.planning import advise, compare_settings, plan_stages, recipe_stages
+from ropewalk.planning import advise, compare_settings, plan_stages
 from ropewalk.planning.advice import explained
-from ropewalk.rope import (
-    Default,
-    DynamicNtk,
-    Linear,
-    Llama3,
-    LongRope,
-    RopeMethod,
-    Yarn,
-    bound_at,
-    candidates,
-    method_for_target,
-    replace_methods,
-)
-from ropewalk.rope.theory import SEARCH_LIMIT, context_bound, recommended_theta
-from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.stage_rope import stage_ropes
-from ropewalk.training.stage_rope.base import bounds_of
+from ropewalk.rope import Default, DynamicNtk, Linear, LongRope, RopeMethod, bound_at, replace_methods
+from tests.planning.planning_cases import DEEPSEEK_CODER, LLAMA_2, LLAMA_3, LLAMA_3_1, QWEN_YARN
 
-LLAMA_2 = Default(128, 1e4)
-LLAMA_3 = Default(128, 5e5)
-LLAMA_3_1 = Llama3(128, 5e5, 8.0, 1.0, 4.0, 8192)
-QWEN_YARN = Yarn(128, 1e6, 4.0, 32768)
-DEEPSEEK_CODER = Linear(128, 1e5, 4.0)
 PHI_3 = LongRope(96, 1e4, (1.0,) * 48, tuple(1.0 + i for i in range(48)), 1.19, 4096)
-
-
-def possible_methods(recipe, checkpoint):
-    """The methods of each stage with the smallest and the largest base that it may get."""
-    return [(each.low, each.high) for each in bounds_of(stage_ropes(recipe), checkpoint)]
-
-
-def test_every_rule_says_what_it_sets_or_why_not_and_where_it_comes_from() -> None:
-    settings = compare_settings(LLAMA_2, 4096, 16384)
-    assert {setting.rule for setting in settings} == set(candidates()) - {"recommended", "lower-bound"}
-    for setting in settings:
-        assert (setting.method is None) == (setting.reason is not None)
-        assert setting.formula
-        assert setting.source
-        assert setting.caveat
-        if setting.method is not None:
-            bound = context_bound(setting.method.frequencies(16384).inv_freq)
-            assert setting.context_bound == (SEARCH_LIMIT if bound is None else bound)
-            assert setting.reaches_target == (setting.context_bound >= 16384)
-    assert json.loads(json.dumps([setting.to_json() for setting in settings]))[0]["rule"] == "current"
 
 
 def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
@@ -200,67 +157,6 @@ def test_advice_is_json() -> None:
     assert said["recommendation"]["rope_theta"] == said["stages"][-1]["rope_theta"]
     assert len(said["exposure_now"]) == len(said["exposure_then"]) == 64
     assert {"context", "method", "rope_theta", "reason"} <= set(said["stages"][0])
-
-
-def test_stages_compose_and_each_says_whether_its_bound_covers_it() -> None:
-    stages = plan_stages(LLAMA_3, 8192, 2**20)
-    assert [stage.context for stage in stages] == [65536, 262144, 1048576]
-    assert [round(stage.method.rope_theta) for stage in stages] == [22443169, 283461213, 3580165449]
-    for stage in stages:
-        assert stage.context_bound == bound_at(stage.method, stage.context)
-        assert ("covers the stage" in stage.reason) == (stage.context_bound >= stage.context)
-
-
-def test_an_explicit_rule_is_never_ignored() -> None:
-    with pytest.raises(RopewalkError, match="this checkpoint is yarn-scaled"):
-        plan_stages(QWEN_YARN, 131072, 2**20, "ntk")
-    stages = plan_stages(QWEN_YARN, 131072, 2**20, "theta=1e8")
-    assert stages[-1].method == Yarn(128, 1e8, 4.0, 32768)
-
-
-@pytest.mark.parametrize(
-    ("method", "trained"),
-    [(LLAMA_2, 4096), (LLAMA_3, 8192), (LLAMA_3_1, 131072), (QWEN_YARN, 131072), (DEEPSEEK_CODER, 16384)],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_stages_fit_into_a_recipe_and_mean_the_same_there(method, trained: int) -> None:
-    stages = plan_stages(method, trained, 16 * trained)
-    assert len(stages) == 2
-    text = yaml.safe_load(recipe_stages(stages))
-    recipe = Recipe.model_validate({"model": "x", "output": "y", "data": {"sources": ["z"]}, **text})
-    for ours, (low, high) in zip(stages, possible_methods(recipe, (method, trained)), strict=True):
-        assert low == high
-        # A recipe holds the base with ten digits.
-        assert low.frequencies().inv_freq.numpy() == pytest.approx(
-            ours.method.frequencies().inv_freq.numpy(), rel=1e-9
-        )
-
-
-@pytest.mark.parametrize(
-    ("method", "trained", "target"),
-    [(LLAMA_2, 4096, 32768), (LLAMA_2, 4096, 2**20), (LLAMA_3, 8192, 2**20), (Default(8, 1e4), 512, 2048)],
-    ids=["llama-2 to 32k", "llama-2 to 1M", "llama-3 to 1M", "stories to 2k"],
-)
-def test_inspect_plan_and_extend_take_the_same_bases(method, trained: int, target: int) -> None:
-    """One decision: what advice says, what a plan's stages are, and what a recipe that names no base trains with."""
-    stages = plan_stages(method, trained, target)
-    values = [{"context": stage.context, "steps": 1, "rope": {"method": "theta"}} for stage in stages]
-    given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
-    trained_with = possible_methods(Recipe.model_validate(given), (method, trained))
-    assert [(stage.method, stage.method) for stage in stages] == trained_with
-    advice = advise(method, trained, target)
-    assert advice.recommendation.rope_theta == advice.chosen.method.rope_theta == stages[-1].method.rope_theta
-    assert method_for_target("theta", method, trained, target) == stages[-1].method
-
-
-def test_a_base_that_the_recipe_names_is_what_later_stages_build_on() -> None:
-    values = [
-        {"context": 32768, "steps": 1, "rope": {"method": "theta", "rope_theta": 5e6}},
-        {"context": 131072, "steps": 1},
-    ]
-    given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
-    (_, (last, _)) = possible_methods(Recipe.model_validate(given), (LLAMA_2, 4096))
-    assert last.rope_theta == recommended_theta(5e6, 32768, 131072).rope_theta
 
 
 def test_the_layers_with_full_attention_are_planned_for() -> None:

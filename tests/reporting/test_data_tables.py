@@ -1,14 +1,11 @@
 """Tables of a corpus say what was counted, whoever named the sources."""
 
-import math
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.reporting import data_tables
-from ropewalk.reporting.style import share_text
 from tests.reporting.data_reports import AFTER, BEFORE, report
 
 
@@ -82,13 +79,6 @@ def test_a_bar_is_as_long_as_its_part_to_an_eighth(part: float) -> None:
     assert abs(eighths - 240 * part) <= (0.5 if part > 1 / 240 else 1)
     assert (eighths > 0) == (part > 0)
     assert set(drawn[:-1]) <= {"█"}
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0.0 %"), (1e-5, "< 0.1 %"), (0.123456, "12.3 %"), (math.nan, "–"), (None, "–")]
-)
-def test_a_small_share_is_not_nothing(share: float | None, text: str) -> None:
-    assert share_text(share) == text
 
 
 def test_attention_in_words() -> None:

@@ -1,7 +1,5 @@
 """Methods to test with: hypothesis strategies, published checkpoints, and transformers run in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, modeling_rope_utils
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 from ropewalk.rope import Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, RopeMethod, Yarn
@@ -140,3 +139,20 @@ def transformers_in_float64() -> Iterator[None]:
     double.float = double.float32 = torch.float64
     with patch.object(modeling_rope_utils, "torch", double), patch.object(modeling_llama, "torch", double):
         yield
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float) -> None:
+    torch.testing.assert_close(actual, expected.double(), rtol=relative, atol=0)
+
+
+def oracle(
+    method: RopeMethod,
+    parameters: dict[str, Any],
+    max_length: int = 131072,
+    sequence_length: int | None = None,
+) -> tuple[torch.Tensor, float]:
+    """transformers' function of the same rope type on parameters written out here."""
+    parameters = {"rope_type": method.name, "rope_theta": method.rope_theta, **parameters}
+    config = llama_config(method, max_length, rope_parameters=parameters)
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[method.name](config, None, seq_len=sequence_length)
+    return inv_freq, attention_factor

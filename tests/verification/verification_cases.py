@@ -3,6 +3,8 @@
 import functools
 import inspect
 import json
+import uuid
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ import ropewalk.verification.computing as computing
 import ropewalk.verification.run as running
 from ropewalk.attention import api
 from ropewalk.attention.engines.reference import plain_attention
-from ropewalk.attention.layout import IGNORED, next_token_labels
+from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.rope import RotaryEmbedding
@@ -357,3 +359,11 @@ def shifted_rows(rows):
         assert not torch.equal(labels, next_token_labels(row.input_ids, row.layout))
         found.append(replace(row, labels=labels))
     return tuple(found)
+
+
+def with_layouts(case, layouts):
+    rows = [
+        Row(r.input_ids, next_token_labels(r.input_ids, at), at)
+        for r, at in zip(case.rows, layouts, strict=True)
+    ]
+    return replace(case, rows=tuple(rows), key=uuid.uuid4().hex)

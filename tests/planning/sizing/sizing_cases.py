@@ -5,11 +5,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import transformers
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ropewalk import PackedLayout
-from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, sharded_attend
+from ropewalk.models.config import ModelConfig
+from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, row_shards, sharded_attend
+from ropewalk.parallel.ring.plan import ring_plan
+from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
 from ropewalk.planning.sizing.model_shape import ModelShape
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
@@ -118,3 +122,25 @@ def saved_by_a_layer(places):
         layer(x, position_embeddings=angles, attention_mask=None)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(size for where, size in storages.items() if where not in known) / places
+
+
+MESHES = st.builds(
+    MeshShape,
+    replicate=st.integers(1, 3),
+    shard=st.integers(1, 4),
+    ring=st.integers(1, 4),
+    sequence=st.sampled_from([1, 2, 4, 8]),
+)
+
+
+def sent_in_a_pass(layout, ring, balance="auto", checkpointing=True):
+    """Bytes that the busiest ring rank sends by its plan: one layer of SMALL in bfloat16."""
+    row = row_shards(layout, ring, 1, balance)
+    sent = [
+        planned_ring_bytes(ring_plan((layout,), (row,), rank), 2, 6, 6, torch.bfloat16)
+        for rank in range(ring)
+    ]
+    return max((2 if checkpointing else 1) * forward + backward for forward, backward in sent)
+
+
+ONE_LAYER = ModelShape.from_config(ModelConfig({**SMALL, "num_hidden_layers": 1}))

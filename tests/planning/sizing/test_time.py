@@ -8,60 +8,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropewalk import PackedLayout, RopewalkError
+from ropewalk import PackedLayout
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun, numel
+from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
 from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_those_of_a_transformers_model(tied):
-    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
-    model = transformers.LlamaForCausalLM(config)
-    shape = ModelShape.from_config(ModelConfig.of(config))
-    assert shape.parameters == sum(p.numel() for p in model.parameters())
-    assert sorted(shape.layer_sizes) == sorted(tuple(p.shape) for p in model.model.layers[0].parameters())
-    matrices = [p.numel() for p in model.model.layers.parameters() if p.dim() == 2]
-    assert shape.layer_matrices == sum(matrices)
-    assert shape.head_parameters == model.lm_head.weight.numel()
-
-
-def test_parameters_are_the_published_ones():
-    assert round(LLAMA_8B.parameters / 1e9, 2) == 8.03
-    assert round(LLAMA_70B.parameters / 1e9, 1) == 70.6
-
-
-def test_what_a_config_leaves_out_is_what_transformers_takes():
-    config = {key: SMALL[key] for key in SMALL if key not in ("num_key_value_heads", "head_dim")}
-    shape = ModelShape.from_config(ModelConfig(config))
-    assert (shape.kv_heads, shape.head_dim) == (4, 6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"num_local_experts": 8},
-            r"this one has num_local_experts 8; give the degrees of parallel one by one",
-        ),
-        ({"hidden_size": None}, r"has no hidden_size, which an estimate needs"),
-        ({"num_hidden_layers": 0}, r"layers of a model must be a whole number from 1 on, got 0"),
-        ({"num_attention_heads": [4, 8]}, r"heads of a model must be a whole number from 1 on, got \[4, 8\]"),
-    ],
-)
-def test_a_config_that_cannot_be_estimated_is_refused(change, message):
-    with pytest.raises(RopewalkError, match=message):
-        ModelShape.from_config(ModelConfig({**SMALL, **change}))
-
-
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
-def test_padding_makes_the_first_dimension_a_multiple(first, ranks, other):
-    padded = numel(((first, other),), ranks)
-    assert padded == sum(chunk.numel() for chunk in torch.zeros(padded // other, other).chunk(ranks))
-    assert padded % (ranks * other) == 0
-    assert 0 <= padded - first * other < ranks * other
 
 
 @given(st.integers(1, 60), st.integers(1, 70))
@@ -171,22 +123,3 @@ def test_no_more_than_the_peak_is_expected(exponent, degree):
     assert 0 < expected.model_flops_utilisation < 0.55
     documents = estimate_step(run(2**degree, 2**exponent), 1, document_length=1024)
     assert documents.seconds <= expected.seconds
-
-
-def test_rows_that_do_not_divide_are_refused():
-    with pytest.raises(RopewalkError, match=r"rows_per_step 3 is not a multiple of 4, the rows of one pass"):
-        estimate_step(run(mesh=MeshShape(shard=2, sequence=2), rows_per_batch=2), 3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"length": 0}, r"row_length must be 1 or more, got 0"),
-        ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
-        ({"dtype": "int8"}, r"unknown dtype 'int8'; choose one of bfloat16, float16, float32"),
-        ({"offload": True, "checkpointing": False}, r"checkpointing is off; set gradient_checkpointing"),
-    ],
-)
-def test_an_impossible_run_is_refused(change, message):
-    with pytest.raises(RopewalkError, match=message):
-        run(**change)

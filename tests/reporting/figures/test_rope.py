@@ -10,7 +10,7 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.reporting.figures import rope
 from ropewalk.reporting.primitives import Area, Boxes, Figure
-from ropewalk.reporting.style import base_text, length_text
+from ropewalk.reporting.style import base_text
 from tests.reporting.specification_cases import (
     boxes,
     lines,
@@ -128,12 +128,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(make: Any, changes: dict[st
     with pytest.raises(RopewalkError, match=words) as refusal:
         make(**changes)
     assert "\n" not in str(refusal.value)
-
-
-def test_texts_of_lengths_and_bases() -> None:
-    lengths = (8, 8192, 131072, 2**20, 1536, 5437)
-    assert [length_text(n) for n in lengths] == ["8", "8k", "128k", "1M", "1.5k", "5,437"]
-    assert [base_text(b) for b in (1e4, 5e5, 1e6, 1.25e6)] == ["1e4", "5e5", "1e6", "1.25e6"]
 
 
 def test_feasible_bands_are_boxes_that_leave_holes_blank() -> None:

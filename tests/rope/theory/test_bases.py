@@ -1,7 +1,5 @@
 """The feasible bases: every interval against the definition, inside and just outside."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.theory import FeasibleBases, bases, feasible_bases, safe_base, smallest_base
 from ropewalk.rope.theory.bases import DIGITS, RESOLUTION
-from ropewalk.rope.theory.published import LOWER_BOUNDS
 from tests.rope.theory.theory_cases import reaches
 
 # Ends are rounded inward to nine digits: by less than 1e-8 of their value.
@@ -86,13 +83,6 @@ def test_infimum_agrees_with_a_scan_in_steps_of_0_6_percent(length: int, infimum
     found = feasible_bases(length, 128, 1e6).infimum
     assert found is not None
     assert found * 0.998 <= infimum <= found * 1.011
-
-
-def test_published_lower_bounds_are_no_infimum() -> None:
-    for length in (2048, 16384):
-        found = feasible_bases(length, 128, 1e6).infimum
-        assert found is not None
-        assert found < 0.8 * LOWER_BOUNDS[length]
 
 
 @pytest.mark.parametrize("rotary_dim", [64, 128])
