@@ -1,0 +1,48 @@
+"""Attention over rows that are cut: a rank alone computes attend itself, and padding is no token."""
+
+import pytest
+import torch
+
+from ropewalk import PackedLayout, RopewalkError, attend
+from ropewalk.parallel import ShardedLayouts, sharded_attend
+from ropewalk.parallel.mesh import SequenceGroups
+
+LAYOUT = PackedLayout.from_lengths([5, 9, 3], "anchor", 1)
+
+
+def tensors(length, heads=4, kv_heads=2):
+    torch.manual_seed(0)
+    return tuple(torch.randn(1, n, length, 8) for n in (heads, kv_heads, kv_heads))
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"softcap": 2.0}, {"engine": "reference"}])
+def test_a_rank_alone_computes_attend_to_the_last_bit(options):
+    q, k, v = tensors(17)
+    sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
+    options = {"engine": "segments", **options}
+    if "softcap" in options:
+        options["engine"] = "reference"
+    assert torch.equal(sharded_attend(q, k, v, sharded, **options), attend(q, k, v, [LAYOUT], **options))
+
+
+def test_the_scale_is_that_of_the_heads_where_none_is_given():
+    q, k, v = tensors(17)
+    sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
+    given = sharded_attend(q, k, v, sharded, "segments", scale=8**-0.5)
+    assert torch.equal(sharded_attend(q, k, v, sharded, "segments"), given)
+
+
+def test_places_after_the_row_change_nothing_and_are_zero():
+    q, k, v = tensors(20)
+    sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
+    output = sharded_attend(q, k, v, sharded, "segments")
+    whole = attend(*(x[:, :, :17] for x in (q, k, v)), [LAYOUT], "segments")
+    assert torch.equal(output[:, :, :17], whole)
+    assert torch.count_nonzero(output[:, :, 17:]) == 0
+
+
+def test_rows_that_contradict_their_layouts_are_refused():
+    q, k, v = tensors(17)
+    sharded = ShardedLayouts.of([LAYOUT, LAYOUT], SequenceGroups())
+    with pytest.raises(RopewalkError):
+        sharded_attend(q, k, v, sharded, "segments")

@@ -1,0 +1,28 @@
+"""What results say of the software is what is installed."""
+
+import platform
+import tomllib
+from importlib.metadata import version
+
+import ropewalk
+from ropewalk.versions import LIBRARIES, VERSION, software_versions
+from tests.places import ROOT
+
+
+def test_the_version_is_the_packages_own():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert ropewalk.__version__ == VERSION
+    assert project.get("version", VERSION) == VERSION
+
+
+def test_versions_are_those_of_what_is_installed():
+    found = software_versions()
+    assert list(found) == ["ropewalk", "python", *LIBRARIES]
+    assert found["ropewalk"] == VERSION
+    assert found["python"] == platform.python_version()
+    assert {name: found[name] for name in LIBRARIES} == {name: version(name) for name in LIBRARIES}
+
+
+def test_what_is_changed_in_one_result_does_not_reach_the_next():
+    software_versions()["torch"] = "another"
+    assert software_versions()["torch"] == version("torch")
