@@ -17,7 +17,7 @@ def tensors(length, heads=4, kv_heads=2):
 
 @pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"softcap": 2.0}, {"engine": "reference"}])
 def test_a_rank_alone_computes_attend_to_the_last_bit(options):
-    q, k, v = tensors(17)
+    q, k, v = tensors(18)
     sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
     options = {"engine": "segments", **options}
     if "softcap" in options:
@@ -26,23 +26,23 @@ def test_a_rank_alone_computes_attend_to_the_last_bit(options):
 
 
 def test_the_scale_is_that_of_the_heads_where_none_is_given():
-    q, k, v = tensors(17)
+    q, k, v = tensors(18)
     sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
     given = sharded_attend(q, k, v, sharded, "segments", scale=8**-0.5)
     assert torch.equal(sharded_attend(q, k, v, sharded, "segments"), given)
 
 
 def test_places_after_the_row_change_nothing_and_are_zero():
-    q, k, v = tensors(20)
+    q, k, v = tensors(21)
     sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
     output = sharded_attend(q, k, v, sharded, "segments")
-    whole = attend(*(x[:, :, :17] for x in (q, k, v)), [LAYOUT], "segments")
-    assert torch.equal(output[:, :, :17], whole)
-    assert torch.count_nonzero(output[:, :, 17:]) == 0
+    whole = attend(*(x[:, :, :18] for x in (q, k, v)), [LAYOUT], "segments")
+    assert torch.equal(output[:, :, :18], whole)
+    assert torch.count_nonzero(output[:, :, 18:]) == 0
 
 
 def test_rows_that_contradict_their_layouts_are_refused():
-    q, k, v = tensors(17)
+    q, k, v = tensors(18)
     sharded = ShardedLayouts.of([LAYOUT, LAYOUT], SequenceGroups())
     with pytest.raises(RopewalkError):
         sharded_attend(q, k, v, sharded, "segments")
