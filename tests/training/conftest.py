@@ -2,11 +2,14 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import torch
 import transformers
 
+from tests.training.resume_cases import recipe_of
+from tests.training.run_cases import extend
 from tests.training.tiny import WORDS, save_tokenizer
 
 
@@ -58,3 +61,28 @@ def recipe_values(tiny_checkpoint, tiny_documents, tmp_path):
         "checkpoints": {"every": 2, "keep": 2},
         "evaluation": {"suites": ["perplexity"], "rows": 2},
     }
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, tiny_checkpoint, tiny_documents):
+    """A finished run of one stage, to be copied, and its recipe."""
+    folder = tmp_path_factory.mktemp("done")
+    documents = folder / "documents.jsonl"
+    shutil.copy(tiny_documents, documents)
+    values = {
+        "model": str(tiny_checkpoint),
+        "output": str(folder / "run"),
+        "data": {"sources": [str(documents)], "validation_documents": 20},
+        "stages": [{"context": 64, "steps": 4, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "full"}],
+        "checkpoints": {"every": 2, "keep": 2},
+        "evaluation": {"suites": ["perplexity"], "rows": 2},
+    }
+    return values, extend(recipe_of(values))
+
+
+@pytest.fixture
+def finished(done, tmp_path):
+    """A copy of the finished run, as its recipe names it."""
+    values, summary = done
+    output = shutil.copytree(values["output"], tmp_path / "run")
+    return {**values, "output": str(output)}, summary

@@ -14,26 +14,9 @@ import ropewalk.data.rows.store as store
 import ropewalk.training.checkpoint.writing as checkpointing
 from ropewalk import RopewalkError
 from ropewalk.cli.app import main
-from ropewalk.io.lock import locked
-from ropewalk.io.settings import Settings, model_in
 from ropewalk.training.checkpoint.files import EXPORT_RECORD
-from ropewalk.training.recipe.changes import Progress, changes, is_group, on_resume, said_on_resume
-from ropewalk.training.recipe.file import parse_recipe
-from ropewalk.training.recipe.recipe import Recipe
+from tests.training.resume_cases import Notes, recipe_of, refused, weights_of, with_stage, write
 from tests.training.run_cases import extend
-
-HEX = "0123456789abcdef" * 2
-
-
-def recipe_of(values, **changed) -> Recipe:
-    return parse_recipe(yaml.safe_dump({**values, **changed}), "test")
-
-
-def with_stage(values, number=0, **changed):
-    """The recipe with other keys in one stage."""
-    stages = list(values["stages"])
-    stages[number] = {**stages[number], **changed}
-    return {**values, "stages": stages}
 
 
 def metrics_of(output) -> list[tuple]:
@@ -45,50 +28,6 @@ def metrics_of(output) -> list[tuple]:
 def rates_of(output) -> list[float]:
     lines = (Path(output) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["learning_rate"] for line in lines]
-
-
-def weights_of(output) -> bytes:
-    return (Path(output) / "model" / "model.safetensors").read_bytes()
-
-
-class Notes:
-    """A reporter that keeps what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def note(self, line):
-        self.told.append(line)
-
-    def bar(self, label, total):
-        from ropewalk.io.progress import Silent
-
-        return Silent().bar(label, total)
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory, tiny_checkpoint, tiny_documents):
-    """A finished run of one stage, to be copied, and its recipe."""
-    folder = tmp_path_factory.mktemp("done")
-    documents = folder / "documents.jsonl"
-    shutil.copy(tiny_documents, documents)
-    values = {
-        "model": str(tiny_checkpoint),
-        "output": str(folder / "run"),
-        "data": {"sources": [str(documents)], "validation_documents": 20},
-        "stages": [{"context": 64, "steps": 4, "rows_per_step": 2, "learning_rate": 1e-2, "pattern": "full"}],
-        "checkpoints": {"every": 2, "keep": 2},
-        "evaluation": {"suites": ["perplexity"], "rows": 2},
-    }
-    return values, extend(recipe_of(values))
-
-
-@pytest.fixture
-def finished(done, tmp_path):
-    """A copy of the finished run, as its recipe names it."""
-    values, summary = done
-    output = shutil.copytree(values["output"], tmp_path / "run")
-    return {**values, "output": str(output)}, summary
 
 
 @pytest.fixture
@@ -107,21 +46,6 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def write(path: Path, values) -> str:
-    path.write_text(yaml.safe_dump(values))
-    return str(path)
-
-
-def refused(capsys, tmp_path, values, *options: str) -> str:
-    """The one sentence of a refused resume, with exit status 2."""
-    status = main(["extend", write(tmp_path / "recipe.yaml", values), "--resume", *options])
-    errors = capsys.readouterr().err
-    assert status == 2, errors
-    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, errors
-    return lines[0]
 
 
 # The result.
@@ -278,24 +202,6 @@ def test_steps_that_are_trained_again_keep_what_the_log_said_of_them(done, cut):
     assert any("step 3 of stage 1 to step 4 of stage 1" in line and str(kept) in line for line in notes.told)
 
 
-@pytest.mark.parametrize("checkpoints", [True, False])
-def test_a_file_in_the_models_place_is_moved_aside_or_refused(done, finished, tmp_path, capsys, checkpoints):
-    values, summary = finished
-    model = Path(values["output"]) / "model"
-    shutil.rmtree(model)
-    model.write_text("notes")
-    if checkpoints:
-        assert extend(recipe_of(values), resume=True)["after"] == summary["after"]
-        assert weights_of(values["output"]) == weights_of(done[0]["output"])
-        kept = Path(values["output"]) / "earlier" / "stage0-step000004" / "model"
-        assert kept.read_text() == "notes"
-    else:
-        shutil.rmtree(Path(values["output"]) / "checkpoints")
-        said = refused(capsys, tmp_path, values)
-        assert f"the model in {model} is damaged (it is not a folder), and there is no checkpoint" in said
-        assert model.read_text() == "notes"
-
-
 def test_a_checkpoint_under_another_steps_name_is_refused(cut, tmp_path, capsys):
     folder = Path(cut["output"]) / "checkpoints"
     (folder / "stage0-step000002").rename(folder / "stage0-step000003")
@@ -402,32 +308,6 @@ def test_rows_that_another_run_has_packed_are_checked_before_training(done, tmp_
 
 
 # What may change.
-
-
-def keys_of(model: type[Settings], holder=None):
-    for name, field in model.model_fields.items():
-        if not is_group(field):
-            yield model, name, holder
-        inner = model_in(field.annotation)
-        if inner is not None:
-            yield from keys_of(inner, said_on_resume(model, name, holder))
-
-
-def test_every_key_says_what_resume_does_with_it():
-    found = {
-        (model.__name__, name): on_resume(model, name, holder) for model, name, holder in keys_of(Recipe)
-    }
-    assert len(found) > 70
-    assert {rule.kind for rule in found.values()} == {"free", "same", "onward", "fixed"}
-    assert all(rule.why for rule in found.values() if rule.kind == "fixed")
-
-
-def test_a_new_key_that_does_not_say_it_is_our_mistake():
-    class More(Settings):
-        key: int = 0
-
-    with pytest.raises(TypeError, match=r"More\.key does not say what --resume does with it"):
-        on_resume(More, "key")
 
 
 def test_a_run_with_more_steps_is_the_longer_run_to_the_last_bit(done, finished, tmp_path):
@@ -574,84 +454,7 @@ def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_pa
     assert "nothing tells that they are the same" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
 
 
-def plain(**changed):
-    stage = {"context": 64, "steps": 10}
-    return Recipe.model_validate(
-        {"model": "m", "output": "o", "data": {"sources": ["a"]}, "stages": [stage], **changed}
-    )
-
-
-@pytest.mark.parametrize(
-    ("new", "progress", "why"),
-    [
-        ({"learning_rate": 1e-6}, Progress(0, 10, 1), "all steps of stage 1 are done, and none is left"),
-        ({"learning_rate": 1e-6}, Progress(1, 3, 2), "stage 1 is done"),
-        ({"steps": 12}, Progress(1, 3, 2), "stage 1 is done"),
-    ],
-)
-def test_a_change_that_comes_too_late_is_refused(new, progress, why):
-    two = [{"context": 64, "steps": 10}, {"context": 128, "steps": 10}]
-    with pytest.raises(RopewalkError, match=why):
-        changes(plain(stages=two), plain(stages=[{**two[0], **new}, two[1]]), progress)
-
-
-def test_a_stage_that_has_not_begun_may_become_another_or_go():
-    two = [{"context": 64, "steps": 10}, {"context": 128, "steps": 10}]
-    other = plain(stages=[two[0], {"context": 256, "steps": 5, "rope": "yarn"}])
-    found = changes(plain(stages=two), other, Progress(0, 4, 1))
-    assert {change.key for change in found.onward} == {
-        "stages.1.context",
-        "stages.1.rope.method",
-        "stages.1.steps",
-    }
-    assert found.stages == (1,)
-    assert changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1)).stages == (1,)
-    with pytest.raises(RopewalkError, match="stage 2 has begun, and is no longer there"):
-        changes(plain(stages=two), plain(stages=two[:1]), Progress(1, 0, 2))
-    steps = changes(plain(stages=two), plain(stages=[two[0], {**two[1], "steps": 11}]), Progress(0, 4, 1))
-    assert steps.stages == ()
-
-
-def test_more_steps_of_a_decaying_schedule_say_what_becomes_of_the_rate():
-    linear = {"context": 64, "steps": 10, "learning_rate": 1.0, "schedule": "linear"}
-    old, new = plain(stages=[linear]), plain(stages=[{**linear, "steps": 20}])
-    told = changes(old, new, Progress(0, 10, 1)).sentences(old, new)
-    assert told[1] == (
-        "the learning rate of stage 1 is 0.1 in step 10, and 0.5 in step 11; linear, it is 0.05 in the last step, 20"
-    )
-    constant = {**linear, "schedule": "constant"}
-    old, new = plain(stages=[constant]), plain(stages=[{**constant, "steps": 20}])
-    assert len(changes(old, new, Progress(0, 10, 1)).sentences(old, new)) == 1
-
-
-def test_names_of_the_users_own_in_a_recipe_belong_to_the_key_above_them():
-    weighted = [plain(data={"sources": ["a"], "mixture": {"weights": {"a.b": w}}}) for w in (1.0, 2.0)]
-    with pytest.raises(
-        RopewalkError, match=r"data\.mixture\.weights\.a\.b 1\.0 -> 2\.0: it decides the rows"
-    ):
-        changes(*weighted, Progress(0, 1, 1))
-    assert changes(plain(), plain(parallel={"shard": 2}), Progress(0, 1, 1)).onward[0].key == "parallel"
-
-
-def test_the_history_of_another_run_is_left_behind(done, tmp_path):
-    values, _ = done
-    change = {"key": "stages.0.steps", "old": 2, "new": 4, "stage": 0, "step": 2}
-    notes = Notes()
-    recipe = recipe_of(values, output=str(tmp_path / "new"), history=[change])
-    assert extend(recipe, reporter=notes)["history"] == []
-    assert any("history is of another run" in line for line in notes.told)
-
-
 # One run a folder.
-
-
-def test_a_folder_that_another_process_writes_to_is_refused_by_its_number(finished, tmp_path, capsys):
-    values, _ = finished
-    with locked(Path(values["output"])):
-        said = refused(capsys, tmp_path, values)
-        assert f"process {os.getpid()} on " in said
-        assert "give another output" in said
-    extend(recipe_of(values), resume=True)
 
 
 def test_a_run_holds_its_folder_until_its_end(done, cut, monkeypatch):
@@ -668,33 +471,6 @@ def test_a_run_holds_its_folder_until_its_end(done, cut, monkeypatch):
     extend(recipe_of(cut), resume=True)
     assert len(seen) == 1
     assert not (Path(cut["output"]) / ".lock").exists()
-
-
-def test_what_killed_processes_left_is_removed_by_the_run_that_holds_the_folder(finished):
-    values, _ = finished
-    output = Path(values["output"])
-    left = [
-        output / f".model.{HEX}.partial",
-        output / f".summary.{HEX}.json",
-        output / "checkpoints" / f".stage0-step000006.{HEX}.partial",
-        output / "checkpoints" / f".stage0-step000002.{HEX}.deleted",
-        output / "checkpoints" / ".stage0-step000006.partial",
-    ]
-    for path in left:
-        path.mkdir() if path.suffix != ".json" else path.write_text("")
-    own = output / ".notes.old"
-    own.write_text("of the user")
-    # Killed while a checkpoint was replaced: the old one comes back.
-    (output / "checkpoints" / "stage0-step000002").rename(
-        output / "checkpoints" / f".stage0-step000002.{HEX}.old"
-    )
-    with locked(output), pytest.raises(RopewalkError):
-        extend(recipe_of(values), resume=True)
-    assert all(path.exists() for path in left)
-    extend(recipe_of(values), resume=True)
-    assert not any(path.exists() for path in left)
-    assert own.read_text() == "of the user"
-    assert (output / "checkpoints" / "stage0-step000002").is_dir()
 
 
 # The order of checks.
@@ -751,16 +527,6 @@ def test_a_run_that_was_killed_while_it_packed_goes_on_with_resume_too(done, tmp
     extend(recipe_of(cut_off), resume=True, reporter=notes)
     assert any("was cut off before it began to train, and goes on" in line for line in notes.told)
     assert metrics_of(cut_off["output"]) == metrics_of(values["output"])
-
-
-def test_resume_where_no_run_lies_is_refused_and_leaves_nothing(done, tmp_path, capsys):
-    values, _ = done
-    nowhere = {**values, "output": str(tmp_path / "nowhere")}
-    assert "nothing to resume" in refused(capsys, tmp_path, nowhere)
-    assert not (tmp_path / "nowhere").exists()
-    (tmp_path / "nowhere").mkdir()
-    (tmp_path / "nowhere" / "thesis.tex").write_text("")
-    assert "it holds no recipe.yaml" in refused(capsys, tmp_path, nowhere)
 
 
 def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monkeypatch, capsys):
@@ -835,23 +601,3 @@ def test_a_run_does_not_go_on_with_a_base_that_another_version_would_choose(
     saved.write_text(yaml.safe_dump({**yaml.safe_load(saved.read_text()), "stages": given["stages"]}))
     extend(recipe_of(given), resume=True)
     assert len(metrics_of(cut["output"])) == 4
-
-
-def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, monkeypatch, capsys):
-    """A finished run that is to train on, and whose base another version would choose: it is refused as it lies."""
-    from ropewalk.rope import target
-    from ropewalk.rope.theory import recommended_theta
-
-    values, _ = done
-    output = shutil.copytree(values["output"], tmp_path / "run")
-    there = {path.relative_to(output) for path in output.rglob("*")}
-
-    def doubled(base, *lengths):
-        found = recommended_theta(base, *lengths)
-        return dataclasses.replace(found, rope_theta=2 * found.rope_theta)
-
-    monkeypatch.setattr(target, "recommended_theta", doubled)
-    longer = with_stage(values, steps=2 * values["stages"][0]["steps"])
-    error = refused(capsys, tmp_path, {**longer, "output": str(output)})
-    assert "was trained with default of rope_theta" in error
-    assert {path.relative_to(output) for path in output.rglob("*")} == there

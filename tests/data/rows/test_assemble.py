@@ -1,9 +1,6 @@
 """No token is lost, repeated or moved; every row is full; the policies put exactly the tokens they name."""
 
-import json
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +9,7 @@ from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.rows.assemble import PADDING
 from ropewalk.data.rows.training_rows import training_row
 from ropewalk.data.settings import InterleaveSettings, PackingSettings
-from ropewalk.io.settings import choices_in
-from tests.data.cases import changed, refusal
+from tests.data.cases import changed
 from tests.data.rows.assemble_cases import BOS, EOS, SPECIAL, lengths, numbered, packed
 
 patterns = st.sampled_from(PATTERNS)
@@ -186,58 +182,3 @@ def test_every_option_accounts_for_every_token(
     if policy == "split" and settings.remainder == "pad":
         assert sum(map(len, found.values())) == sum(sizes), "nothing is left out"
         assert counts.remainder_tokens == 0
-
-
-def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
-    refused = refusal(PackingSettings, context=8, pattern="full", bos="row", interleave=True)
-    assert "interleaving would move it" in refused
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        "{name}: ",
-        "{source",
-        "{}",
-        "",
-        "{source.x}",
-        "{0}",
-        "{source:d}",
-        "{source:{x}}",
-        "{source!z}",
-        "{source!r}",
-    ],
-)
-def test_a_tag_that_is_no_template_is_refused(tag: str) -> None:
-    assert refusal(PackingSettings, context=8, tag=tag).startswith("tag: the tag ")
-
-
-def test_settings_survive_json() -> None:
-    settings = PackingSettings(
-        context=8,
-        tag="{source}: ",
-        interleave=InterleaveSettings(min_length=2, max_length=5, parts=(2,), cut_points=(0.1, 0.5), seed=7),
-    )
-    assert PackingSettings(**json.loads(json.dumps(settings.model_dump()))) == settings
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 1}, "context must be 2 or more, got 1"),
-        ({"pattern": "causal"}, "unknown pattern 'causal'"),
-        ({"positions": "fresh"}, "unknown positions 'fresh'"),
-        ({"bos": "yes", "pattern": "full"}, "unknown bos 'yes'"),
-        ({"long_documents": "cut"}, "unknown long_documents 'cut'"),
-        ({"bos": "none"}, "bos must be auto or row, got none"),
-        ({"bos": "document"}, "bos must be auto or row, got document"),
-    ],
-)
-def test_contradictory_settings_are_refused(options: dict, message: str) -> None:
-    assert message in refusal(PackingSettings, **{"context": 8, **options})
-
-
-def test_choices_are_those_of_the_layout() -> None:
-    fields = PackingSettings.model_fields
-    assert choices_in(fields["pattern"].annotation) == [*PATTERNS]
-    assert choices_in(fields["positions"].annotation) == [*POSITIONS]

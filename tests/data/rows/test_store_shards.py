@@ -19,10 +19,9 @@ from ropewalk.data import (
 )
 from ropewalk.data.rows.manifest import imbalance, token_account
 from ropewalk.data.rows.store import Part
-from ropewalk.data.settings import WorkSettings
 from ropewalk.data.tokens import corpus as corpus_module
 from ropewalk.errors import RopewalkError
-from tests.data.cases import Job, changed, refusal
+from tests.data.cases import Job, changed
 from tests.data.rows.rows_cases import SHARD_SETTINGS, job, tree
 from tests.programs import Program
 
@@ -303,8 +302,3 @@ def test_a_tag_is_tokenised_by_what_the_identity_is_of(
     with pytest.raises(RopewalkError, match=r"holds a BOS or EOS token for the source 'a'"):
         job(corpus_folder, tokenizer_folder, tagged).pack(tmp_path / "out")
     job(corpus_folder, tokenizer_folder, changed(SHARD_SETTINGS, tag="{source}: ")).pack(tmp_path / "out")
-
-
-@pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
-def test_no_such_shard(shard: tuple[int, int]) -> None:
-    assert refusal(WorkSettings, shard=shard).startswith("shard must be i/n with i from 0")

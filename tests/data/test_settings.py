@@ -1,0 +1,150 @@
+"""Settings of the data room: they survive JSON, are read as people write them, and contradictions are refused."""
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from ropewalk.attention.layout import PATTERNS, POSITIONS
+from ropewalk.data.settings import InterleaveSettings, MixtureSettings, PackingSettings, WorkSettings
+from ropewalk.io.settings import choices_in
+from tests.data.cases import refusal
+
+
+def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
+    refused = refusal(PackingSettings, context=8, pattern="full", bos="row", interleave=True)
+    assert "interleaving would move it" in refused
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "{name}: ",
+        "{source",
+        "{}",
+        "",
+        "{source.x}",
+        "{0}",
+        "{source:d}",
+        "{source:{x}}",
+        "{source!z}",
+        "{source!r}",
+    ],
+)
+def test_a_tag_that_is_no_template_is_refused(tag: str) -> None:
+    assert refusal(PackingSettings, context=8, tag=tag).startswith("tag: the tag ")
+
+
+def test_settings_survive_json() -> None:
+    settings = PackingSettings(
+        context=8,
+        tag="{source}: ",
+        interleave=InterleaveSettings(min_length=2, max_length=5, parts=(2,), cut_points=(0.1, 0.5), seed=7),
+    )
+    assert PackingSettings(**json.loads(json.dumps(settings.model_dump()))) == settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 1}, "context must be 2 or more, got 1"),
+        ({"pattern": "causal"}, "unknown pattern 'causal'"),
+        ({"positions": "fresh"}, "unknown positions 'fresh'"),
+        ({"bos": "yes", "pattern": "full"}, "unknown bos 'yes'"),
+        ({"long_documents": "cut"}, "unknown long_documents 'cut'"),
+        ({"bos": "none"}, "bos must be auto or row, got none"),
+        ({"bos": "document"}, "bos must be auto or row, got document"),
+    ],
+)
+def test_contradictory_settings_are_refused(options: dict, message: str) -> None:
+    assert message in refusal(PackingSettings, **{"context": 8, **options})
+
+
+def test_choices_are_those_of_the_layout() -> None:
+    fields = PackingSettings.model_fields
+    assert choices_in(fields["pattern"].annotation) == [*PATTERNS]
+    assert choices_in(fields["positions"].annotation) == [*POSITIONS]
+
+
+@pytest.mark.parametrize(
+    ("changed", "as_is"),
+    [
+        ({}, True),
+        ({"seed": 3, "max_epochs": 2, "shortage": "cap"}, True),
+        ({"shuffle": True}, False),
+        ({"tokens": 5}, False),
+        ({"weights": {}}, False),
+        ({"shares": {"a": 1}}, False),
+        ({"length_shares": [(0, 1)]}, False),
+        ({"long_from": 5, "long_factor": 2}, False),
+    ],
+)
+def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: bool) -> None:
+    assert MixtureSettings(**changed).as_is is as_is
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": {"a": -1}}, r"^weights\.a must be 0 or more, got -1$"),
+        ({"weights": {"a": 1e7}}, r"^weights\.a must be 1000000 or less, got 10000000\.0$"),
+        ({"weights": {"a": math.nan}}, r"^weights\.a must be a finite number, got nan$"),
+        ({"weights": {"a": True}}, r"^weights: 'a' must have a number, got True$"),
+        ({"weights": "a=1,b"}, r"^weights must be name=number with commas between them, got 'a=1,b'$"),
+        ({"weights": "a=1,a=2"}, r"^weights: names 'a' twice"),
+        ({"shares": {"a": math.inf}}, r"^shares\.a must be a finite number, got inf$"),
+        ({"shares": {"a": "x"}}, r"^shares\.a must be a number, got 'x'$"),
+        ({"shares": {"a": 0}}, r"^shares must hold a share above 0"),
+        ({"shares": {}}, r"^shares must hold a share above 0"),
+        ({"weights": {"a": 1}, "shares": {"a": 1}}, r"weights or shares, not both"),
+        ({"tokens": 0}, r"^tokens must be 1 or more, got 0$"),
+        ({"tokens": 1.5}, r"^tokens must be a whole number, got 1\.5$"),
+        ({"long_from": 0, "long_factor": 2}, r"^long_from must be 1 or more, got 0$"),
+        ({"long_factor": 2}, r"got long_from None, long_factor 2"),
+        ({"long_share": 0.5}, r"got long_from None, .* long_share 0\.5"),
+        ({"long_from": 5}, r"long_from goes with one of"),
+        ({"long_from": 5, "length_shares": ((0, 1),)}, r"long_from goes with one of"),
+        ({"long_from": 5, "long_factor": 0}, r"^long_factor must be more than 0"),
+        ({"long_from": 5, "long_factor": math.nan}, r"got nan"),
+        ({"long_from": 5, "long_share": 0}, r"^long_share must be more than 0"),
+        ({"long_from": 5, "long_share": 1.0}, r"^long_share must be less than 1"),
+        ({"long_from": 5, "long_share": 1.1}, r"got 1\.1"),
+        ({"long_from": 5, "long_share": 0.5, "long_factor": 2}, r"got long_factor and long_share"),
+        ({"length_shares": ((0, 1),), "long_from": 5, "long_factor": 2}, r"and length_shares"),
+        ({"length_shares": ()}, r"must begin with length 0"),
+        ({"length_shares": ((1, 1),)}, r"must begin with length 0"),
+        ({"length_shares": ((0, 1), (9, 1), (9, 1))}, r"ascend, got first lengths \[0, 9, 9\]"),
+        ({"length_shares": ((0, 1), (9, 1), (3, 1))}, r"ascend, got first lengths \[0, 9, 3\]"),
+        ({"length_shares": ((0, 0), (9, 0))}, r"must hold a share above 0"),
+        ({"length_shares": ((0, -1), (9, 2))}, r"got -1"),
+        ({"length_shares": ((0, 1, 2),)}, r"^length_shares\.0: .*at most 2"),
+        ({"length_shares": "0=1,4x=2"}, r"^length_shares: '4x' is no length"),
+        ({"per": "document"}, r"unknown per 'document'; choose from source, corpus"),
+        ({"per": "corpus", "weights": {"a": 1}}, r"per corpus takes no weights"),
+        ({"per": "corpus", "shares": {"a": 1}}, r"per corpus takes no shares"),
+        (
+            {"per": "corpus"},
+            r"per corpus has no meaning without long_from or length_shares; choose per source",
+        ),
+        ({"per": "corpus", "tokens": 5, "shuffle": True}, r"per corpus has no meaning without"),
+        ({"shortage": "pad"}, r"unknown shortage 'pad'"),
+        ({"max_epochs": 0.5}, r"^max_epochs must be 1 or more, got 0\.5$"),
+        ({"max_epochs": math.inf}, r"got inf"),
+        ({"seed": -1}, r"^seed must be 0 or more, got -1$"),
+    ],
+)
+def test_impossible_settings_are_refused(values: dict[str, Any], message: str) -> None:
+    assert re.search(message, refusal(MixtureSettings, **values))
+
+
+def test_settings_are_read_as_the_command_line_has_them() -> None:
+    typed = MixtureSettings(shares="books=0.3, web=0.7", tokens="1M", length_shares="0=0.3,4k=0.3,32k=0.4")
+    shares = ((0, 0.3), (4096, 0.3), (32768, 0.4))
+    assert typed == MixtureSettings(shares={"books": 0.3, "web": 0.7}, tokens=2**20, length_shares=shares)
+
+
+@pytest.mark.parametrize("shard", [(0, 0), (2, 2), (-1, 2), (1, 1)])
+def test_no_such_shard(shard: tuple[int, int]) -> None:
+    assert refusal(WorkSettings, shard=shard).startswith("shard must be i/n with i from 0")
