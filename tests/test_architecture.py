@@ -247,3 +247,30 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
         (pin,) = pinned[canonicalize_name(requirement.name)]
         assert (floor.operator, pin.operator) == (">=", "==")
         assert Version(pin.version) == Version(floor.version), requirement.name
+
+
+WITHOUT_TESTS_OF_ITS_NAME = {
+    "attention/choices.py": "names alone; tests/data/test_settings.py holds settings to them",
+    "attention/engines/capabilities.py": "what engines can do; tests/attention/test_api.py",
+    "attention/engines/flex.py": "tests/attention/test_api.py holds every engine to one oracle",
+    "attention/engines/reference.py": "tests/attention/test_api.py holds every engine to one oracle",
+    "attention/engines/segments.py": "tests/attention/test_api.py holds every engine to one oracle",
+    "attention/engines/varlen.py": "tests/attention/test_api.py holds every engine to one oracle",
+    "models/attention_hooks.py": "tests/models/test_attention_hooks_prepared.py and test_load.py",
+    "parallel/ring/traffic.py": "formulas; tests/planning/sizing/test_traffic.py holds them to a ring's plans",
+    "planning/settings.py": "declarations; tests/cli asks for each",
+    "verification/settings.py": "declarations; tests/cli/test_verify.py asks for each",
+}
+"""Modules whose tests lie elsewhere, and why."""
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if not Path(p.id).name.startswith("__")])
+def test_each_module_has_tests_of_its_name(path):
+    """``tests/x/test_y.py`` for ``src/ropewalk/x/y.py``, beside which ``test_y_aspect.py`` may lie."""
+    module = path.relative_to(PACKAGE)
+    there = (ROOT / "tests" / module.parent / f"test_{module.name}").exists()
+    assert there != (module.as_posix() in WITHOUT_TESTS_OF_ITS_NAME)
+
+
+def test_every_exception_is_a_module():
+    assert {PACKAGE / each for each in WITHOUT_TESTS_OF_ITS_NAME} <= set(PACKAGE.rglob("*.py"))

@@ -1,0 +1,52 @@
+"""How packed rows are shown: every token of a preview, and histograms of what was counted."""
+
+from pathlib import Path
+
+from ropewalk.data.row_preview import Chunk, RowPreview, Span
+from ropewalk.data.run import DataPreview, PackResult
+from ropewalk.reporting.data import describe_packed, describe_stats, preview_lines, stats_figure
+from ropewalk.reporting.tables import ResultTable
+from tests.reporting.data_reports import AFTER, BEFORE, EVIL
+
+
+def test_parts_that_are_missing_are_said_with_what_puts_them_together():
+    result = PackResult(
+        Path("out"), reused=False, rows=3, total=1200, missing=("rows-00001.arrow",), manifest=None
+    )
+    said = [str(each) for each in describe_packed(result)]
+    assert said[0].startswith("3 of 1,200 rows are there")
+    assert "`ropewalk data merge`" in said[0]
+    assert said[-1] == "out"
+
+
+def test_a_report_is_shown_by_source_and_a_mixture_only_where_it_changed_something():
+    unmixed = {**BEFORE, "mixture": None}
+    tables = [part for part in describe_stats(unmixed) if isinstance(part, ResultTable)]
+    assert {row[0] for row in tables[0].rows} == {"web", "books", "all"}
+    still = {**unmixed, "mixture": {"as_is": True}}
+    assert len(list(describe_stats(still))) == len(list(describe_stats(unmixed)))
+
+
+def test_a_figure_has_what_was_before_only_where_a_mixture_changed_something():
+    assert stats_figure({**BEFORE, "mixture": None}).title == "Document lengths"
+    mixed = {**AFTER, "corpus": BEFORE, "mixture": {"as_is": False}}
+    assert stats_figure(mixed).title == "Document lengths before and after the mixture"
+
+
+def test_a_preview_shows_each_span_once_with_its_mark_and_no_text_commands_the_terminal():
+    spans = (
+        Span("special", 1, 2, "<s>", True, ("<s>",)),
+        Span("text", 2, 5, "one \x1b[2J", False, ()),
+        Span("left_out", 5, 90, None, False, ()),
+    )
+    chunk = Chunk(
+        document=0, number=7, source=EVIL, start=1, stop=90, part=2, parts=3, continues=True, spans=spans
+    )
+    row = RowPreview(anchor=None, chunks=(chunk,))
+    result = DataPreview(Path("out"), "a tokenizer", context=96, pattern="full", total=12, rows=(row,))
+    said = "\n".join(line.plain for line in preview_lines(result))
+    assert "row 0 of 12: 96 tokens, 1 document, pattern full" in said
+    assert "chunk 2 of 3" in said
+    assert "⟦«<s>»⟧" in said
+    assert " … 85 tokens … " in said
+    assert "\x1b" not in said

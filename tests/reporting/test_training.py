@@ -1,0 +1,41 @@
+"""How a run is shown: its results before and after, and a report of nothing but a finished run."""
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.reporting.training import run_results, run_tables, write_run_report
+from ropewalk.training.run_folder import SUMMARY
+from tests.reporting.reporting_cases import AFTER, BEFORE, passkey
+
+SUMMARY_VALUES = {
+    "before": [BEFORE.to_json(), passkey(1024, 12).to_json()],
+    "after": [AFTER.to_json(), passkey(1024, 20).to_json()],
+}
+
+
+def test_results_of_a_summary_are_those_that_were_measured():
+    found = run_results(SUMMARY_VALUES)
+    assert found == {"before": [BEFORE, passkey(1024, 12)], "after": [AFTER, passkey(1024, 20)]}
+
+
+def test_tables_hold_both_sides():
+    cells = {cell for table in run_tables(SUMMARY_VALUES) for row in table.rows for cell in row}
+    text = " ".join(cells)
+    for value in ("2.64", "2.45"):
+        assert value in text
+    headers = {name for table in run_tables(SUMMARY_VALUES) for name in table.header}
+    assert any("before" in name for name in headers | cells)
+    assert any("after" in name for name in headers | cells)
+
+
+def test_a_run_that_is_not_finished_has_no_report(tmp_path):
+    with pytest.raises(RopewalkError, match=r"holds no finished run: it has no summary\.json"):
+        write_run_report(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{"])
+def test_a_damaged_summary_says_what_to_do(tmp_path, text):
+    (tmp_path / SUMMARY).write_text(text)
+    with pytest.raises(RopewalkError, match=r"is damaged \(.*\); delete it, and --resume writes it again"):
+        write_run_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]

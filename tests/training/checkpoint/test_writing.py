@@ -1,0 +1,26 @@
+"""Which checkpoints are written: one process writes whole models, and keeps as many as it was told to."""
+
+import torch
+import transformers
+
+from ropewalk.parallel.context import RunContext
+from ropewalk.training.checkpoint.files import Position, checkpoints_in, read_position
+from ropewalk.training.checkpoint.writing import checkpointing
+from ropewalk.training.recipe.recipe import Checkpoints
+from tests.training.checkpoint.rank_cases import Trainee
+
+
+def test_one_process_writes_whole_models_that_plain_transformers_loads(tied_llama, rows, tmp_path):
+    one = Trainee(tied_llama, rows)
+    with checkpointing(
+        tmp_path, one.model, one.optimizer, None, Checkpoints(every=1, keep=2), RunContext()
+    ) as writing:
+        paths = [writing.save(Position(0, step, 0)) for step in (1, 2, 3)]
+    # The oldest has gone.
+    assert [path.is_dir() for path in paths] == [False, True, True]
+    assert sorted(path.name for path in checkpoints_in(tmp_path)) == [path.name for path in paths[1:]]
+    assert read_position(paths[-1]).step == 3
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(paths[-1])
+    own = one.model.model.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, own[name].to(tensor.dtype)), name
