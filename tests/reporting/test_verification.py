@@ -8,11 +8,16 @@ from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.verification import describe_verification
 from ropewalk.verification.result import Check, VerifyResult
 
+
+def check(name, error, budget, passed, seconds, note=""):
+    return Check(error, budget, passed, note, name=name, compared="a with b", seconds=seconds)
+
+
 CHECKS = (
-    Check("labels", "a with b", 0.0, 0.0, True, 0.25),
-    Check("ranks", "a with b", 3.21e-5, 1e-7, False, 1.0, "rank 1 differs"),
-    Check("ring", "a with b", None, None, None, 0.0, "not run here: one rank"),
-    Check("loss", "a with b", 2e-8, 1e-7, True, 2.0, "as good as equal"),
+    check("labels", 0.0, 0.0, True, 0.25),
+    check("ranks", 3.21e-5, 1e-7, False, 1.0, "rank 1 differs"),
+    check("ring", None, None, None, 0.0, "not run here: one rank"),
+    check("loss", 2e-8, 1e-7, True, 2.0, "as good as equal"),
 )
 RESULT = VerifyResult(
     "of-mine", None, 4, 1024, 32768, "anchor", "float32", "cpu", {}, "1 rank", None, 3.4, CHECKS

@@ -11,9 +11,9 @@ from ropewalk.verification import Planned, run_planned
 from tests.verification.verification_cases import run_with
 
 
-def of_its_own(case, **changes):
+def of_its_own(case, **setup):
     """The case without the folder that another check has saved."""
-    return replace(case, **changes, key=uuid.uuid4().hex)
+    return replace(case, setup=replace(case.setup, **setup), key=uuid.uuid4().hex)
 
 
 SAVED = Planned("saved", "", "", MeshShape(shard=2))
