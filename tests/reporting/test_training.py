@@ -33,7 +33,7 @@ def test_a_run_that_is_not_finished_has_no_report(tmp_path):
         write_run_report(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{"])
+@pytest.mark.parametrize("text", ["", "{", '{"trained_length": NaN}'])
 def test_a_damaged_summary_says_what_to_do(tmp_path, text):
     (tmp_path / SUMMARY).write_text(text)
     with pytest.raises(RopewalkError, match=r"is damaged \(.*\); delete it, and --resume writes it again"):

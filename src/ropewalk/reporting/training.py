@@ -103,7 +103,7 @@ def write_run_report(output: Path) -> list[Path]:
     from ropewalk.reporting.drawing import draw
 
     try:
-        summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"))
+        summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
     except OSError as error:
         raise RopewalkError(f"{output} holds no finished run: it has no {SUMMARY}") from error
     except ValueError as error:
