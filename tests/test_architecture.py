@@ -251,12 +251,6 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
 
 WITHOUT_TESTS_OF_ITS_NAME = {
     "attention/choices.py": "names alone; tests/data/test_settings.py holds settings to them",
-    "attention/engines/capabilities.py": "what engines can do; tests/attention/test_api.py",
-    "attention/engines/flex.py": "tests/attention/test_api.py holds every engine to one oracle",
-    "attention/engines/reference.py": "tests/attention/test_api.py holds every engine to one oracle",
-    "attention/engines/segments.py": "tests/attention/test_api.py holds every engine to one oracle",
-    "attention/engines/varlen.py": "tests/attention/test_api.py holds every engine to one oracle",
-    "models/attention_hooks.py": "tests/models/test_attention_hooks_prepared.py and test_load.py",
     "parallel/ring/traffic.py": "formulas; tests/planning/sizing/test_traffic.py holds them to a ring's plans",
     "planning/settings.py": "declarations; tests/cli asks for each",
     "verification/settings.py": "declarations; tests/cli/test_verify.py asks for each",

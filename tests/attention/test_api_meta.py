@@ -10,6 +10,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from ropewalk import PackedLayout, attend
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.attention.engines import flex
+from ropewalk.attention.options import AttentionOptions
 from tests.meta_cases import META, OneDevice
 
 
@@ -74,7 +75,7 @@ def test_flex_never_leaves_the_device(flex_on_meta, pattern, batch, softcap):
     layouts = rows(pattern)[batch]
     inputs = meta_qkv(len(layouts), torch.float32)
     for engine in ("flex", "auto"):
-        assert_gradients_fit(attend(*inputs, layouts, engine, softcap=softcap), inputs)
+        assert_gradients_fit(attend(*inputs, layouts, engine, AttentionOptions(softcap=softcap)), inputs)
 
 
 def test_the_tables_and_the_rule_of_flex_lie_on_the_device():
@@ -90,4 +91,6 @@ def test_the_tables_and_the_rule_of_flex_lie_on_the_device():
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_segments_never_leave_the_device(one_device, pattern, softcap):
     inputs = meta_qkv(3)
-    assert_gradients_fit(attend(*inputs, rows(pattern), "segments", softcap=softcap), inputs)
+    assert_gradients_fit(
+        attend(*inputs, rows(pattern), "segments", AttentionOptions(softcap=softcap)), inputs
+    )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ropewalk import PackedLayout, attend
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import (
     AttentionErrors,
     ExactAttention,
@@ -37,8 +38,13 @@ def test_the_budget_is_twice_the_plain_error_and_one_rounding():
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_fused_attention_in_float64_is_the_oracle(softcap):
     q, k, v = inputs(torch.float64)
+    options = AttentionOptions(0.7, softcap)
     plain, exact = (
-        values_of(lambda *qkv, run=run: run(*qkv, [LAYOUT], 0.7, softcap), (q, k, v), cotangent_of(q, v))
+        values_of(
+            lambda *qkv, run=run: run(*qkv, [LAYOUT], options),
+            (q, k, v),
+            cotangent_of(q, v),
+        )
         for run in (fused_attention, oracle_attention)
     )
     for found, expected in zip(plain, exact, strict=True):
@@ -71,7 +77,7 @@ def test_faults_are_outside(dtype, fault):
             return attend(q, k, v, other, "segments")
         if fault == "no number":
             return attend(q, k, v, LAYOUT, "segments") * math.nan
-        return attend(q, k, v, LAYOUT, "segments", scale=1.1 / math.sqrt(16))
+        return attend(q, k, v, LAYOUT, "segments", AttentionOptions(1.1 / math.sqrt(16)))
 
     assert attention_errors(broken, q, k, v, [LAYOUT]).worst_share > 1
 
@@ -81,9 +87,9 @@ def test_a_rounding_is_of_the_largest_score_where_that_is_more():
     layout, k, v = PackedLayout.from_lengths([1], "full", 0), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
     eps = torch.finfo(torch.float32).eps
     for score, roundings in ((0.5, 1), (3.9, 1), (4.0, 2), (7.9, 2), (64.0, 32)):
-        exact = ExactAttention.of((torch.full((1, 1, 1, 1), score), k, v), [layout], scale=1.0)
+        exact = ExactAttention.of((torch.full((1, 1, 1, 1), score), k, v), [layout], AttentionOptions(1.0))
         assert exact.unit[0] == roundings * eps
-    capped = ExactAttention.of((torch.full((1, 1, 1, 1), 64.0), k, v), [layout], scale=1.0, softcap=5.0)
+    capped = ExactAttention.of((torch.full((1, 1, 1, 1), 64.0), k, v), [layout], AttentionOptions(1.0, 5.0))
     assert capped.unit[0] == 2 * eps
 
 

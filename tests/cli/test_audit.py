@@ -176,4 +176,4 @@ def test_a_model_with_learned_sinks_is_refused_by_name(
     transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path)
     assert main(["audit", str(tmp_path), "--text", str(text)]) == 2
-    assert "GptOssForCausalLM has attention sinks" in capsys.readouterr().err
+    assert "GptOssForCausalLM has learned attention sinks" in capsys.readouterr().err

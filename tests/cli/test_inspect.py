@@ -325,11 +325,24 @@ def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        ("mistral-7b-v0.1", "128k", "sliding window of 4,096 tokens"),
-        ("command-r7b", "256k", "sliding window of 4,096 tokens"),
-        ("gemma-3-4b", "256k", "a RoPE of its own for each layer type (full_attention, sliding_attention)"),
-        ("gpt-oss-20b", "256k", "attention sinks"),
-        ("olmo-3-7b", "128k", "a RoPE of its own for each layer type"),
+        ("gemma-3-4b", "256k", "layers of type sliding_attention have a RoPE of their own"),
+        ("gpt-oss-20b", "256k", "sees only the last 128 tokens (sliding_window), whatever the base"),
+    ],
+)
+def test_layers_with_a_window_are_named_beside_the_recipe(
+    run: Run, name: str, target: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(path_of(name), "--target", target) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "stages:" in text
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("mistral-7b-v0.1", "128k", "a window of 4,096 tokens in every layer"),
+        ("command-r7b", "256k", "RoPE only in layers with a window"),
         ("qwen3-next-80b-a3b", "512k", "layers of type linear_attention"),
         ("granite-3.1-2b", "256k", "attention dropout 0.1"),
     ],

@@ -192,7 +192,7 @@ def test_plan_takes_the_length_that_the_user_knows(run) -> None:
 def test_plan_refuses_what_extend_refuses(run) -> None:
     said = run(f"plan --to 64k --from 8k {CONFIGS / 'mistral-7b-v0.1.json'}", status=2)
     assert "ropewalk extend does not train this model at 65,536 tokens" in said
-    assert "sliding window of 4,096 tokens" in said
+    assert "a window of 4,096 tokens in every layer" in said
 
 
 def test_plan_says_why_and_theta_and_plan_agree(run) -> None:

@@ -240,16 +240,16 @@ def test_refuses_what_it_cannot_exchange_or_score(model: Any, rows: list[Row]) -
         probe_model(model, one, [Row(ids, next_token_labels(ids, layout), layout)], TRAINED)
 
 
-def test_a_method_for_each_layer_type_is_not_exchanged() -> None:
+def test_of_a_method_for_each_layer_type_that_of_full_attention_is_exchanged() -> None:
     model = tiny_llama()
-    model.model.rotary_emb = RotaryEmbedding(
-        {"full_attention": Default(8, 1e6), "sliding_attention": Default(8, 1e4)}
-    )
-    with (
-        pytest.raises(RopewalkError, match="each layer type \\(full_attention, sliding_attention\\)"),
-        rope_of(model, Default(8, 1e4)),
-    ):
-        pass
+    near, far = Default(8, 1e4), Default(8, 1e6)
+    model.model.rotary_emb = RotaryEmbedding({"full_attention": far, "sliding_attention": near})
+    with rope_of(model, Default(8, 5e6)):
+        assert rotary_module(model)[2].methods == {
+            "full_attention": Default(8, 5e6),
+            "sliding_attention": near,
+        }
+    assert rotary_module(model)[2].methods == {"full_attention": far, "sliding_attention": near}
 
 
 def test_the_style_of_the_model_is_kept(model: Any) -> None:

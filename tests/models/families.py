@@ -43,14 +43,121 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+WINDOW = 7
+"""Tokens of the windows and chunks below: shorter than the documents of the tests."""
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model of a family on the CPU, in evaluation mode, with transformers' eager attention."""
-    name, extra = FAMILIES[family]
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+"""Multi-head latent attention, whose values are narrower than its keys."""
+
+ATTENTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW}),
+    "mixtral": ("MixtralConfig", {"sliding_window": WINDOW, "num_local_experts": 4}),
+    "ministral": ("MinistralConfig", {"sliding_window": WINDOW, "head_dim": 8}),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3": (
+        "Qwen3Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1, "head_dim": 16},
+    ),
+    "phi3": ("Phi3Config", {"sliding_window": WINDOW}),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}),
+    "gemma2": (
+        "Gemma2Config",
+        {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 4},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "vocab_size_per_layer_input": 97,
+            "hidden_size_per_layer_input": 8,
+            "altup_num_inputs": 2,
+            "laurel_rank": 4,
+            "num_kv_shared_layers": 0,
+            "num_hidden_layers": 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "intermediate_size": [48] * 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "olmo3": ("Olmo3Config", {"sliding_window": WINDOW, "num_hidden_layers": 4}),
+    "cohere2": (
+        "Cohere2Config",
+        {"sliding_window": WINDOW, "num_hidden_layers": 4, "logit_scale": 0.25},
+    ),
+    "exaone4": (
+        "Exaone4Config",
+        {"sliding_window": WINDOW, "sliding_window_pattern": 4, "num_hidden_layers": 4},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"sliding_window": WINDOW, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "granite_swa": ("GraniteSWAConfig", {"sliding_window": WINDOW, "num_hidden_layers": 4}),
+    "deepseek_v2": ("DeepseekV2Config", {**LATENT, "topk_method": "greedy"}),
+    "deepseek_v3": ("DeepseekV3Config", LATENT),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", LATENT),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "head_dim": 8,
+            "attention_chunk_size": WINDOW,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 48,
+            "num_hidden_layers": 4,
+            "attn_temperature_tuning": True,
+            "floor_scale": 4,
+            "attn_scale": 0.3,
+        },
+    ),
+}
+"""Families whose attention is more than Llama's: windows and chunks, sinks, soft caps, layers without RoPE, latent
+attention with values of another width."""
+LOCAL = [name for name, (_, extra) in ATTENTIONS.items() if WINDOW in extra.values()]
+"""Those of them whose layers see a window or a chunk of their run."""
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float32, sharp: bool = False) -> Any:
+    """A random model of a family on the CPU, in evaluation mode, with transformers' eager attention.
+
+    Args:
+        family: a key of ``FAMILIES``, or of ``ATTENTIONS`` for a sharp one.
+        dtype: of its parameters.
+        sharp: with weights so large that what attention sees matters.
+    """
+    name, extra = (ATTENTIONS if sharp else FAMILIES)[family]
     config_class = getattr(transformers, name)
     wanted = {**COMMON, **extra}
     config = config_class(**wanted)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if sharp:
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or parameter_name.endswith("sinks"):
+                torch.nn.init.normal_(parameter, std=0.3)
+        if dtype == torch.float64:
+            # Grouped products of experts have no float64.
+            model.set_experts_implementation("eager")
     return model.to(dtype).eval()

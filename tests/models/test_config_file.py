@@ -335,11 +335,13 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
             read_model_config(str(path))
 
 
-def test_multi_head_latent_attention_is_named_also_where_the_class_is_unknown(tmp_path: Path) -> None:
+def test_of_multi_head_latent_attention_rope_rotates_its_own_part_of_a_head(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "kimi_k9", "qk_rope_head_dim": 64, "rope_theta": 50000.0}))
-    with pytest.raises(RopewalkError, match="multi-head latent attention"):
-        read_model_config(str(path))
+    values = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "rope_theta": 50000.0}
+    path.write_text(json.dumps({"model_type": "kimi_k9", "num_hidden_layers": 2, **values}))
+    config = read_model_config(str(path))
+    assert (config.head_dim, config.key_dim, config.value_dim) == (64, 192, 128)
+    assert config.methods[None].rotary_dim == 64
 
 
 @pytest.mark.parametrize(

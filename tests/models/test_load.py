@@ -222,27 +222,12 @@ def test_restarting_positions_without_a_layout_are_refused():
         tiny_llama()(token_ids(5), position_ids=positions)
 
 
-def test_rows_longer_than_a_sliding_window_are_refused():
-    model = tiny_model("gemma3")
-    attach(model)
-    layout = PackedLayout.from_lengths([200], "full", 0)
-    with pytest.raises(EngineError, match="sliding window of 128 tokens, shorter than the row of 200"):
-        model(token_ids(200), layout=layout)
-
-
 def test_an_architecture_that_drops_the_layout_is_refused():
     config = transformers.StableLmConfig(**COMMON)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     attach(model, exact_rope=False)
     with pytest.raises(EngineError, match="does not hand keyword arguments down"):
         model(token_ids(64), layout=LAYOUTS["anchor"])
-
-
-def test_attention_sinks_are_refused_by_name():
-    config = transformers.GptOssConfig(**{**COMMON, "head_dim": 8, "num_local_experts": 2})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(EngineError, match="GptOssForCausalLM has attention sinks"):
-        attach(model)
 
 
 def test_attention_dropout_in_training_is_refused():

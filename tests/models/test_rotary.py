@@ -140,10 +140,20 @@ def test_models_whose_rope_cannot_be_exchanged_are_refused():
         rope_of_rows(stock, [method, Default(16, 10000.0)], 10),
     ):
         pass
-    layered = tiny_model("gemma3")
-    attach(layered)
-    with (
-        pytest.raises(RopewalkError, match="a RoPE of its own for each layer type"),
-        rope_of_rows(layered, [method], 10),
-    ):
-        pass
+
+
+def test_another_rope_is_for_the_layers_that_limit_the_context():
+    """Gemma 3 rotates its windowed layers otherwise: they keep their own method."""
+    model = tiny_model("gemma3")
+    attach(model)
+    own = rotary_module(model)[2].methods
+    other = Default(own["full_attention"].rotary_dim, 3e7)
+    ids = torch.randint(3, 90, (1, 40))
+    with torch.no_grad():
+        before = model(ids).logits
+        with rope_of(model, other):
+            inside = rotary_module(model)[2].methods
+            changed = model(ids).logits
+        assert torch.equal(model(ids).logits, before)
+    assert inside == {"full_attention": other, "sliding_attention": own["sliding_attention"]}
+    assert not torch.equal(before, changed)

@@ -81,10 +81,3 @@ def test_stock_rope_that_depends_on_the_length_is_refused_on_shards():
     attach(model, exact_rope=False)
     with pytest.raises(EngineError, match=r"dynamic.* would take the length of a shard for the row's"):
         model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))
-
-
-def test_a_window_is_held_against_the_whole_row():
-    model = tiny_llama(torch.float32)
-    model._ropewalk_hooks.window = 20
-    with pytest.raises(EngineError, match="window of 20 tokens, shorter than the row of 33"):
-        model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))

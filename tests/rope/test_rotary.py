@@ -272,9 +272,10 @@ def test_the_cache_holds_one_entry_a_device() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(
-        RopewalkError, match="unknown rotary style 'pairs'; choose one of halves, interleaved"
+        RopewalkError,
+        match="unknown rotary style 'quarters'; choose one of halves, interleaved, pairs, complex",
     ):
-        RotaryEmbedding(Default(8, 1e4), style="pairs")  # type: ignore[arg-type]
+        RotaryEmbedding(Default(8, 1e4), style="quarters")  # type: ignore[arg-type]
     with pytest.raises(RopewalkError, match="at least one RoPE method"):
         RotaryEmbedding({})
     assert "rope_theta=10000.0" in repr(RotaryEmbedding(Default(8, 1e4)))

@@ -23,6 +23,26 @@ METHODS = [
 ]
 
 
+def parts(rotation):
+    """cos and sin, or the one complex tensor."""
+    return rotation if isinstance(rotation, tuple) else (rotation,)
+
+
+def test_each_row_has_its_own_methods_of_each_layer_type() -> None:
+    kinds = [{"full_attention": method, "sliding_attention": METHODS[0]} for method in METHODS[:3]]
+    rows, at = RotaryRows(kinds).eval(), torch.arange(5)[None]
+    with rows.pinned(512):
+        cos, _ = rows(X, at, "full_attention")
+        near, _ = rows(X, at, "sliding_attention")
+    alone = RotaryEmbedding(METHODS[0]).eval()
+    with alone.pinned(512):
+        assert all(torch.equal(row, alone(X, at)[0][0]) for row in near)
+    for row, method in zip(cos, METHODS[:3], strict=True):
+        own = RotaryEmbedding(method).eval()
+        with own.pinned(512):
+            assert torch.equal(row, own(X, at)[0][0])
+
+
 @examples
 @given(
     st.lists(st.sampled_from(METHODS), min_size=1, max_size=5),
@@ -38,16 +58,16 @@ def test_each_row_is_its_methods_own_to_the_last_bit(methods, style, total, at, 
     )
     with rows.pinned(total):
         assert rows.total_length == total
-        cos, sin = rows(X, positions)
+        found = parts(rows(X, positions))
     assert rows.total_length is None
-    assert cos.shape == sin.shape == (len(methods), len(at), DIM)
-    assert cos.dtype == sin.dtype == torch.float32
+    width = DIM if style in ("halves", "interleaved") else DIM // 2
+    assert all(part.shape == (len(methods), len(at), width) for part in found)
+    assert {part.dtype for part in found} == {torch.complex64 if style == "complex" else torch.float32}
     for row, method in enumerate(methods):
         alone = RotaryEmbedding(method, style).eval()
         with alone.pinned(total):
-            expected = alone(X, positions if one_row else positions[row][None])
-        assert torch.equal(cos[row], expected[0][0])
-        assert torch.equal(sin[row], expected[1][0])
+            expected = parts(alone(X, positions if one_row else positions[row][None]))
+        assert all(torch.equal(a[row], b[0]) for a, b in zip(found, expected, strict=True))
 
 
 def test_rows_hold_no_parameters_no_buffers_and_no_submodules() -> None:

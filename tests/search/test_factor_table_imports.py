@@ -170,9 +170,8 @@ def test_a_config_is_told_from_a_table(tmp_path):
     assert [is_config(each) for each in ("missing.csv", "a.txt", str(tmp_path / "numbers"))] == [False] * 3
 
 
-def test_layers_of_several_kinds_are_refused():
+def test_of_layers_of_several_kinds_those_of_full_attention_have_factors():
     gemma = checkpoint(str(CONFIGS / "gemma-3-1b.json"))
-    with pytest.raises(RopewalkError, match="a RoPE of its own for each layer type"):
-        method_of(gemma)
+    assert method_of(gemma) == gemma.methods["full_attention"]
     values = {"rope_theta": 1e4, "head_dim": 8, "max_position_embeddings": 64}
     assert method_of(ModelConfig(values, "plain")).rotary_dim == 8

@@ -85,6 +85,7 @@ def made(
         head_dim=8,
         value_dim=None,
         softcap=None,
+        sinks=False,
         seed=0,
         optimizer=Optimizer(),
         precision="float32",

@@ -22,6 +22,7 @@ import ropewalk.verification.run as running
 from ropewalk.attention import api
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.layout import IGNORED, Row, next_token_labels
+from ropewalk.attention.options import PLAIN
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, World, joined
 from ropewalk.rope import RotaryEmbedding
@@ -220,13 +221,13 @@ def _optimizer_state_lost(patch):
 def _ring_scores_in_bfloat16(patch):
     """Scores are rounded to 16 bits, as autocast would do it to products that are written out."""
 
-    def causal_runs(q, k, v, runs, scale, softcap):
+    def causal_runs(q, k, v, runs, options):
         queries, keys = map(list, zip(*runs, strict=True))
         outputs = []
         for run in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
             a, b, c = (x.transpose(0, 1)[None].bfloat16() for x in run)
             visible = torch.ones(a.shape[2], b.shape[2], dtype=torch.bool).tril(b.shape[2] - a.shape[2])
-            outputs.append(plain_attention(a, b, c, visible, scale, softcap)[0].transpose(0, 1).to(q.dtype))
+            outputs.append(plain_attention(a, b, c, visible, options)[0].transpose(0, 1).to(q.dtype))
         return torch.cat(outputs)
 
     patch.setattr(ring_attention, "causal_runs", causal_runs)
@@ -236,8 +237,8 @@ def _scale_of_the_head_dim(patch):
     """The model's own scale is lost on the way to a ring."""
     sound = ring.ring_attend
 
-    def attend(query, key, value, sharded, engine="auto", scale=None, softcap=None):
-        return sound(query, key, value, sharded, engine, None, softcap)
+    def attend(query, key, value, sharded, engine="auto", options=PLAIN):
+        return sound(query, key, value, sharded, engine, replace(options, scale=None))
 
     patch.setattr(ring, "ring_attend", attend)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from ropewalk.attention.choices import EngineName
 from ropewalk.attention.engines.capabilities import AttentionSpec, check_engine
 from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.errors import RopewalkError
 
 log = logging.getLogger("ropewalk")
@@ -26,8 +26,7 @@ def attend(
     value: Tensor,
     layout: PackedLayout | Sequence[PackedLayout],
     engine: str = "auto",
-    scale: float | None = None,
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
 ) -> Tensor:
     """Attention over packed rows, forward and backward.
 
@@ -38,8 +37,7 @@ def attend(
         layout: one layout for every row of the batch, or one a row.
         engine: ``reference``, ``segments``, ``flex``, ``varlen``, or ``auto``, which takes what
             :func:`ropewalk.attention.resolve_engine` says. A named engine never falls back to another.
-        scale: multiplier of q·k; 1/sqrt(head_dim) if not given.
-        softcap: soft cap of the scores (Gemma 2), none if not given.
+        options: scale, soft cap, window or chunks, and sinks of the layer; Llama's if not given.
 
     Returns:
         ``[batch, num_heads, length, value_dim]`` in the dtype of the input.
@@ -56,25 +54,40 @@ def attend(
     layouts = _layouts_of(layout, len(query))
     _check_tensors(query, key, value, layouts)
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    spec = AttentionSpec(query.device, query.dtype, query.shape[3], value.shape[3], softcap, needs_grad)
+    options.check_sinks(query)
+    spec = AttentionSpec(
+        query.device,
+        query.dtype,
+        query.shape[3],
+        value.shape[3],
+        options.softcap,
+        options.sinks is not None,
+        needs_grad or (options.sinks is not None and options.sinks.requires_grad and torch.is_grad_enabled()),
+    )
     chosen = check_engine(engine, spec)
     if engine == "auto":
         _say_once(chosen, query.device)
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    plan = _plan(layouts, chosen, query.device)
-    output: Tensor = _module(chosen).run(query, key, value, plan, scale, softcap)
+    plan = _plan(layouts, chosen, query.device, options.locality)
+    output: Tensor = _module(chosen).run(query, key, value, plan, options)
     return output
 
 
-def prepare(layouts: Sequence[PackedLayout], engine: EngineName, device: torch.device) -> None:
+def prepare(
+    layouts: Sequence[PackedLayout],
+    engine: EngineName,
+    device: torch.device,
+    localities: Iterable[Locality] = (EVERYTHING,),
+) -> None:
     """Make what :func:`attend` needs of these rows before it is called, so that no step waits for it.
 
     Args:
         layouts: of the rows that will be one batch, in its order.
         engine: that will run, as :func:`ropewalk.attention.check_engine` says.
         device: of the queries.
+        localities: of the layers.
     """
-    _plan(tuple(layouts), engine, device)
+    for locality in localities:
+        _plan(tuple(layouts), engine, device, locality)
 
 
 def _layouts_of(layout: PackedLayout | Sequence[PackedLayout], batch: int) -> tuple[PackedLayout, ...]:
@@ -119,9 +132,9 @@ def _say_once(engine: str, device: torch.device) -> None:
 
 
 @kept
-def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device) -> Any:
+def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device, locality: Locality) -> Any:
     """Index tensors and block masks, made once a batch of rows: every layer finds them here again."""
-    return _module(engine).plan(layouts, device)
+    return _module(engine).plan(layouts, device, locality)
 
 
 def _module(engine: str) -> ModuleType:

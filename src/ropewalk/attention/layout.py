@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.choices import PATTERNS, POSITIONS, Pattern, Positions
+from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import RopewalkError
 
 NO_DOCUMENT = -1
@@ -26,6 +27,7 @@ class PackedLayout:
     document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
     "In order" is storage order; where a document is stored in several segments (interleaved chunks), its
     segments are stored in the document's own order, so storage order and document order agree inside it.
+    A layer with a window or in chunks (:class:`Locality`) applies it inside each run, :attr:`run_index`.
 
     The anchor stands *before* the first segment: ``cu_seqlens[0] == anchor_length``, and its tokens belong
     to no document (``document_ids == -1``), so that only the pattern ``anchor`` lets documents see it. Under
@@ -192,19 +194,44 @@ class PackedLayout:
         """Whether storage order differs from (document, order)."""
         return bool((self.segment_documents.diff() < 0).any())
 
-    def dense_mask(self) -> Tensor:
+    @cached_property
+    def run_index(self) -> Tensor:
+        """int64 ``[total_length]``: the place of each token in its run, from 0.
+
+        A run is the whole row under ``full``, else a document, with the anchor in front of it under ``anchor``.
+        """
+        if self.pattern == "full":
+            return torch.arange(self.total_length)
+        lengths = torch.cat([torch.tensor([self.anchor_length]), self.document_lengths])
+        starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        inside = torch.arange(self.total_length) - starts
+        if self.pattern == "anchor":
+            inside[self.anchor_length :] += self.anchor_length
+        index = torch.empty_like(inside)
+        index[self.document_order] = inside
+        return index
+
+    def dense_mask(self, locality: Locality = EVERYTHING) -> Tensor:
         """bool ``[total_length, total_length]``: whether query (row) sees key (column). The definition.
 
         Memory is quadratic in the row's length: for oracles and pictures, not for training.
+
+        Args:
+            locality: of the layer; it counts inside a run.
         """
         index = torch.arange(self.total_length)
-        causal: Tensor = index[None, :] <= index[:, None]
-        if self.pattern == "full":
-            return causal
-        allowed = self.document_ids[:, None] == self.document_ids[None, :]
-        if self.pattern == "anchor":
-            allowed = allowed | (index < self.anchor_length)[None, :]
-        return causal.logical_and(allowed)
+        allowed: Tensor = index[None, :] <= index[:, None]
+        if self.pattern != "full":
+            seen = self.document_ids[:, None] == self.document_ids[None, :]
+            if self.pattern == "anchor":
+                seen = seen | (index < self.anchor_length)[None, :]
+            allowed = allowed.logical_and(seen)
+        query, key = self.run_index[:, None], self.run_index[None, :]
+        if locality.window is not None:
+            allowed = allowed.logical_and(query - key < locality.window)
+        if locality.chunk is not None:
+            allowed = allowed.logical_and(query // locality.chunk == key // locality.chunk)
+        return allowed
 
 
 IGNORED = -100

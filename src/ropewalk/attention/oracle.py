@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.choices import PATTERNS, POSITIONS
-from ropewalk.attention.engines.reference import plain_attention
+from ropewalk.attention.engines.reference import plain_attention, softmax_of
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import PLAIN, AttentionOptions
 
 # Shapes: B rows, H query heads, K key/value heads, T tokens of a row, D head dim, V value dim.
 
@@ -32,14 +33,13 @@ def oracle_attention(
     k: Tensor,
     v: Tensor,
     layouts: Sequence[PackedLayout],
-    scale: float | None = None,
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
 ) -> Tensor:
     """Attention by the layouts' definition, in the dtype of its inputs; give float64 for an oracle.
 
     Args and returns: as :func:`ropewalk.attend`, one layout a row.
     """
-    return plain_attention(q, k, v, _visible(layouts, q.device), _scale_of(q, scale), softcap)
+    return plain_attention(q, k, v, _visible(layouts, options, q.device), options)
 
 
 def repeated_anchor_attention(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
@@ -53,9 +53,7 @@ def repeated_anchor_attention(q: Tensor, k: Tensor, v: Tensor, layout: PackedLay
         own = (layout.document_ids == document).nonzero().flatten()
         index = own if document < 0 else torch.cat([anchor, own])
         causal = torch.ones(len(index), len(index), dtype=torch.bool).tril().to(q.device)
-        part = plain_attention(
-            q[:, :, index], k[:, :, index], v[:, :, index], causal, _scale_of(q, None), None
-        )
+        part = plain_attention(q[:, :, index], k[:, :, index], v[:, :, index], causal, PLAIN)
         output[:, :, own] = part[:, :, len(index) - len(own) :]
     return output
 
@@ -65,8 +63,7 @@ def fused_attention(
     k: Tensor,
     v: Tensor,
     layouts: Sequence[PackedLayout],
-    scale: float | None = None,
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
 ) -> Tensor:
     """Plain attention that rounds where a fused kernel rounds, and nowhere else; the error of this is the budget's.
 
@@ -79,12 +76,10 @@ def fused_attention(
     dtype, groups = q.dtype, q.shape[1] // k.shape[1]
     wide = torch.promote_types(dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (q, k, v))
-    scores = q @ k.repeat_interleave(groups, dim=1).transpose(-2, -1) * _scale_of(q, scale)
+    scores = q @ k.repeat_interleave(groups, dim=1).transpose(-2, -1) * options.scale_of(q.shape[-1])
     if scores.requires_grad:
         scores.register_hook(lambda grad: grad.to(dtype).to(wide))
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~_visible(layouts, q.device), -math.inf).softmax(dim=-1)
+    weights = softmax_of(scores, _visible(layouts, options, q.device), options)
     # The rounding has no gradient of its own.
     rounded = weights + (weights.to(dtype).to(wide) - weights).detach()
     return (rounded @ v.repeat_interleave(groups, dim=1)).to(dtype)
@@ -170,8 +165,7 @@ class ExactAttention:
         cls,
         inputs: Sequence[Tensor],
         layouts: Sequence[PackedLayout],
-        scale: float | None = None,
-        softcap: float | None = None,
+        options: AttentionOptions = PLAIN,
         gradients: bool = True,
     ) -> ExactAttention:
         """Compute it.
@@ -179,25 +173,25 @@ class ExactAttention:
         Args:
             inputs: q, k and v as for :func:`ropewalk.attend`, in the dtype of the engine to judge.
             layouts: one a row.
-            scale, softcap: as for attend.
+            options: as for attend.
             gradients: whether the engine has a backward.
         """
         q, cotangent = inputs[0], cotangent_of(inputs[0], inputs[2]) if gradients else None
 
         def oracle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return oracle_attention(q, k, v, layouts, scale, softcap)
+            return oracle_attention(q, k, v, layouts, options)
 
         def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return fused_attention(q, k, v, layouts, scale, softcap)
+            return fused_attention(q, k, v, layouts, options)
 
         wide_inputs = [x.detach().double() for x in inputs]
         wide_cotangent = None if cotangent is None else cotangent.double()
         exact = values_of(oracle, wide_inputs, wide_cotangent)
         sources = [0.0]
         if wide_cotangent is not None:
-            sources += _gradient_sources(oracle, wide_inputs, wide_cotangent, _scale_of(q, scale))
+            sources += _gradient_sources(oracle, wide_inputs, wide_cotangent, options.scale_of(q.shape[-1]))
         # Of a weight, by the score or log-sum-exp that it is taken from: an error there is relative to the weight.
-        rounding = max(torch.finfo(q.dtype).eps, _score_rounding(inputs, layouts, scale, softcap))
+        rounding = max(torch.finfo(q.dtype).eps, _score_rounding(inputs, layouts, options))
         unit = (rounding * max(float(x.abs().max()), size) for x, size in zip(exact, sources, strict=True))
         return cls(exact, _largest_errors(values_of(plain, inputs, cotangent), exact), tuple(unit))
 
@@ -212,7 +206,7 @@ def attention_errors(
     k: Tensor,
     v: Tensor,
     layouts: Sequence[PackedLayout],
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
     gradients: bool = True,
 ) -> AttentionErrors:
     """Hold an engine against the float64 oracle, output and gradients.
@@ -221,7 +215,7 @@ def attention_errors(
         engine: the attention to test, of q, k, v.
         q, k, v: as for :func:`ropewalk.attend`, in the dtype to test in.
         layouts: one a row.
-        softcap: as for attend.
+        options: as for attend.
         gradients: whether the engine has a backward.
 
     Example:
@@ -231,7 +225,7 @@ def attention_errors(
         >>> attention_errors(partial(ropewalk.attend, layout=layout), q, k, v, [layout]).worst_share <= 1
         True
     """
-    exact = ExactAttention.of((q, k, v), layouts, None, softcap, gradients)
+    exact = ExactAttention.of((q, k, v), layouts, options, gradients)
     return exact.errors_of(values_of(engine, (q, k, v), cotangent_of(q, v) if gradients else None))
 
 
@@ -249,15 +243,15 @@ def _gradient_sources(
 
 
 def _score_rounding(
-    inputs: Sequence[Tensor], layouts: Sequence[PackedLayout], scale: float | None, softcap: float | None
+    inputs: Sequence[Tensor], layouts: Sequence[PackedLayout], options: AttentionOptions
 ) -> float:
     """Half a unit in the last place of the largest score that any query sees, as a kernel holds it."""
     q, k, _ = inputs
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.detach().double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = q.detach().double() @ keys.transpose(-2, -1) * _scale_of(q, scale)
-    seen = scores.abs().masked_fill(~_visible(layouts, q.device), 0.0)
-    largest = min(float(seen.max()), math.inf if softcap is None else softcap)
+    scores = q.detach().double() @ keys.transpose(-2, -1) * options.scale_of(q.shape[-1])
+    seen = scores.abs().masked_fill(~_visible(layouts, options, q.device), 0.0)
+    largest = min(float(seen.max()), math.inf if options.softcap is None else options.softcap)
     return float(torch.finfo(wide).eps) * 2.0 ** (math.frexp(largest)[1] - 2)
 
 
@@ -269,13 +263,9 @@ def _largest_errors(found: Values, exact: Values) -> tuple[float, ...]:
     )
 
 
-def _scale_of(q: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-
-
-def _visible(layouts: Sequence[PackedLayout], device: torch.device) -> Tensor:
+def _visible(layouts: Sequence[PackedLayout], options: AttentionOptions, device: torch.device) -> Tensor:
     """bool ``[rows, 1, T, T]``: which query sees which key."""
-    return torch.stack([layout.dense_mask() for layout in layouts]).unsqueeze(1).to(device)
+    return torch.stack([layout.dense_mask(options.locality) for layout in layouts]).unsqueeze(1).to(device)
 
 
 def cut_row(total: int, documents: int, rng: random.Random) -> list[int]:

@@ -288,7 +288,7 @@ def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResu
     length = config.from_length or checkpoint.trained_length
     if target < length:
         raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
-    current = checkpoint.one_rope("one setting for all of them would change layers that are not meant")
+    current = checkpoint.full_attention_rope
     methods, refused = candidate_methods(config.rules, current, length, target)
     device = choose_device(config.device)
     rows = rows_of(config.text, load_tokenizer(path), target, config.rows)

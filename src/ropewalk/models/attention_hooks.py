@@ -22,15 +22,24 @@ from torch import Tensor, nn
 
 from ropewalk.attention import attend
 from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.generation import unpinned_methods
+from ropewalk.models.losses import decoder_of
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.rope import RotaryEmbedding
 
 OVER_SDPA = "ropewalk"
 """Registered name; calls without a layout (generation) go to SDPA."""
 OVER_EAGER = "ropewalk_eager"
-"""The same over the model's own eager attention, for models that SDPA cannot serve (soft-capped scores)."""
+"""The same over the model's own eager attention, for models that SDPA cannot serve (soft-capped scores, sinks)."""
+
+
+ASKED = ("scaling", "softcap", "sliding_window", "s_aux", "dropout", "is_causal")
+"""What modules say of their attention, as transformers names it."""
+PASSED_BY = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
+"""What travels down with it and says nothing of attention: positions are in queries and keys already."""
+KNOWN_OPTIONS = (*ASKED, *PASSED_BY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +49,32 @@ class LayoutCall:
     Attributes:
         layouts: one layout a row of the batch.
         engine: the attention engine's name, or ``auto``.
+        localities: how far back a query sees in each layer.
+        position_ids: int64 ``[batch or 1, places]``, of this process's part of the rows.
         sharded: how the rows are cut over ranks; None where this process holds them whole.
     """
 
     layouts: tuple[PackedLayout, ...]
     engine: str
+    localities: tuple[Locality, ...]
+    position_ids: Tensor
     sharded: ShardedLayouts | None = None
+
+    def locality_of(self, layer: int | None) -> Locality:
+        """How far back a query of one layer sees; all layers alike where modules have no number.
+
+        Raises:
+            EngineError: if they differ and the module does not say which it is.
+        """
+        if layer is not None and layer < len(self.localities):
+            return self.localities[layer]
+        alike = set(self.localities)
+        if len(alike) != 1:
+            raise EngineError(
+                f"the config describes the attention of {len(self.localities)} layers, and a module says that it is "
+                f"of layer {layer}: its window is not known"
+            )
+        return alike.pop()
 
     @property
     def total_length(self) -> int:
@@ -86,35 +115,75 @@ def _attention_over(stock: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     ) -> tuple[Tensor, Tensor | None]:
         if layout is None:
             return _stock_attention(stock, module, query, key, value, attention_mask, **options)
-        _refuse_options(type(module).__name__, layout.total_length, options)
+        asked = asked_of(module, layout, options)
+        query = _tuned_by_position(module, query, layout.position_ids)
         # The rotation ran in float32; queries and keys are rounded to the values' dtype once, here.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        scaling, softcap = options.get("scaling"), options.get("softcap")
         if layout.sharded is None:
-            output = attend(query, key, value, layout.layouts, layout.engine, scaling, softcap)
+            output = attend(query, key, value, layout.layouts, layout.engine, asked)
         else:
-            output = sharded_attend(query, key, value, layout.sharded, layout.engine, scaling, softcap)
+            output = sharded_attend(query, key, value, layout.sharded, layout.engine, asked)
         return output.transpose(1, 2).contiguous(), None
 
     return attention
 
 
-def _refuse_options(name: str, length: int, options: dict[str, Any]) -> None:
-    dropout = options.get("dropout")
-    if dropout:
+def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> AttentionOptions:
+    """What a layer asks of its attention: by its config, with what its module hands over.
+
+    Raises:
+        EngineError: if it asks for something that no engine does, or the two contradict each other.
+    """
+    name, number = type(module).__name__, getattr(module, "layer_idx", None)
+    if options.get("dropout"):
         raise EngineError(
-            f"{name} asks for attention dropout {dropout}; set attention_dropout to 0 in its config"
+            f"{name} asks for attention dropout {options['dropout']}; set attention_dropout to 0 in its config"
         )
-    window = options.get("sliding_window")
-    if window is not None and length > window:
-        raise EngineError(
-            f"{name} has a sliding window of {window} tokens, shorter than the row of {length}: no engine "
-            f"combines a window with a layout; use rows of at most {window} tokens"
-        )
-    if options.get("s_aux") is not None:
-        raise EngineError(f"{name} has attention sinks, which no engine supports; use a model without them")
     if options.get("is_causal") is False:
         raise EngineError(f"{name} attends in both directions; packed rows need a causal decoder")
+    unknown = [key for key, value in options.items() if value is not None and key not in KNOWN_OPTIONS]
+    if unknown:
+        raise EngineError(
+            f"{name} hands {', '.join(unknown)} to its attention, which no engine knows; this architecture cannot "
+            "train on packed rows"
+        )
+    locality, window = layout.locality_of(number), options.get("sliding_window")
+    if window is not None and window != locality.window:
+        raise EngineError(
+            f"{name} of layer {number} asks for a sliding window of {window} tokens, and its config says "
+            f"{locality.window}; neither is guessed"
+        )
+    return AttentionOptions(
+        scale=options.get("scaling"),
+        softcap=options.get("softcap"),
+        window=locality.window,
+        chunk=locality.chunk,
+        sinks=options.get("s_aux"),
+    )
+
+
+def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tensor:
+    """Queries whose temperature follows their positions.
+
+    Llama 4 tunes the queries of its layers without RoPE by their place in the tensor, which is their position only
+    where one sequence fills it: not where positions restart, nor in a shard.
+
+    Args:
+        module: a layer's attention.
+        query: ``[batch, num_heads, length, head_dim]``.
+        position_ids: int64 ``[batch or 1, length]``.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+
+    def tuning(positions: Tensor) -> Tensor:
+        steps = torch.log1p(torch.floor((positions.float() + 1.0) / module.floor_scale))
+        tuned: Tensor = steps * module.attn_scale + 1.0
+        return tuned
+
+    places = torch.arange(query.shape[2], device=query.device)
+    factor = tuning(position_ids) / tuning(places)
+    return query * factor[:, None, :, None].to(query.dtype)
 
 
 def _stock_attention(
@@ -159,14 +228,14 @@ def _compute_dtype(module: nn.Module, value: Tensor) -> torch.dtype:
 class LayoutHooks:
     """Forward hooks of one model: check the call on the way in, clear the mark on the way out."""
 
-    def __init__(self, engine: str, window: int | None):
-        """``window``: the model's shortest sliding window in tokens, None where every layer sees all."""
-        self.engine, self.window = engine, window
+    def __init__(self, engine: str, localities: tuple[Locality, ...]):
+        """``localities``: how far back a query sees in each layer."""
+        self.engine, self.localities = engine, localities
         self._marks: list[tuple[Token[LayoutCall | None], ExitStack]] = []
 
     def install(self, model: nn.Module) -> None:
         """Hook the module that users call and, where it is another, the decoder inside that losses call."""
-        modules = {id(m): m for m in (model, getattr(model, "base_model", model))}
+        modules = {id(m): m for m in (model, decoder_of(model) if hasattr(model, "base_model") else model)}
         for module in modules.values():
             module.register_forward_pre_hook(self._before, with_kwargs=True)
             module.register_forward_hook(self._after, always_call=True)
@@ -218,11 +287,6 @@ class LayoutHooks:
                 raise RopewalkError(
                     f"the layout describes {layout.total_length} tokens, the row has {length}"
                 )
-        if self.window is not None and length > self.window:
-            raise EngineError(
-                f"this model has layers with a sliding window of {self.window} tokens, shorter than the row of "
-                f"{length}: no engine combines a window with a layout; use rows of at most {self.window} tokens"
-            )
         if kwargs.get("attention_mask") is not None:
             raise RopewalkError("a layout says all there is to say of visibility; leave attention_mask out")
         if kwargs.get("past_key_values") is not None:
@@ -232,12 +296,22 @@ class LayoutHooks:
             position_ids = positions_on(sharded or layouts, ids.device)
         return {
             **kwargs,
-            "layout": LayoutCall(layouts, self.engine, sharded),
+            "layout": LayoutCall(layouts, self.engine, self.localities, position_ids, sharded),
             "position_ids": position_ids,
             # Nobody reads it: without a mask transformers asks the device whether position ids restart, and waits.
             "attention_mask": torch.empty(len(ids), 1, 0, 0, device=ids.device),
             "use_cache": False,
         }
+
+
+def localities_of(model: nn.Module) -> set[Locality]:
+    """How far back the queries of a model's layers see, each once: what attention is planned for.
+
+    Args:
+        model: one that hooks are installed on.
+    """
+    hooks: LayoutHooks = model._ropewalk_hooks  # type: ignore[assignment]
+    return set(hooks.localities)
 
 
 @kept

@@ -14,16 +14,16 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
+from ropewalk.attention.options import Locality
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.config import head_dim, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-SERVED = (FULL, SLIDING)
+SERVED = (FULL, SLIDING, CHUNKED)
 """Layer types through which a packed row can pass."""
 ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Model types whose layers with full attention have no RoPE where other layers have a window."""
-SINKS = "has attention sinks, which no engine supports; use a model without them"
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
 """Model types whose attention has a learned sink in every layer."""
 
@@ -54,6 +54,11 @@ class LayerConfig:
     softcap: float | None
     key_dim: int
     value_dim: int
+
+    @property
+    def locality(self) -> Locality:
+        """How far back a query sees, as attention engines take it."""
+        return Locality(chunk=self.window) if self.kind == CHUNKED else Locality(self.window)
 
 
 @dataclass(frozen=True)
@@ -112,34 +117,35 @@ class ModelConfig:
         """
         return methods_from_config(self.values)
 
-    def one_rope(self, why: str) -> RopeMethod:
-        """The one RoPE method of the model, for what cannot do with more.
-
-        Args:
-            why: the end of the sentence that refuses a model whose layer types have methods of their own.
-
-        Raises:
-            RopewalkError: if they have.
-        """
-        if None not in self.methods:
-            kinds = ", ".join(map(str, self.methods))
-            raise RopewalkError(f"{self.model} has a RoPE of its own for each layer type ({kinds}); {why}")
-        return self.methods[None]
-
     @property
     def full_attention_rope(self) -> RopeMethod:
-        """The RoPE method of all layers, or of those with full attention.
+        """The RoPE method of all layers, or of those with full attention: of the layers that limit the context.
 
         Raises:
             RopewalkError: if no layer type has full attention.
         """
-        method = self.methods.get(None, self.methods.get(FULL))
-        if method is None:
+        return self.methods[self._limiting_kind]
+
+    def methods_with(self, method: RopeMethod) -> dict[str | None, RopeMethod]:
+        """The method of each layer type once the layers that limit the context have another one.
+
+        Where layer types have methods of their own, layers with a window keep theirs: no distance in them grows.
+
+        Raises:
+            RopewalkError: if no layer type has full attention.
+        """
+        return {**self.methods, self._limiting_kind: method}
+
+    @property
+    def _limiting_kind(self) -> str | None:
+        if None in self.methods:
+            return None
+        if FULL not in self.methods:
             known = ", ".join(map(str, self.methods))
             raise RopewalkError(
                 f"none of this model's layer types has full attention ({known}); nothing to plan"
             )
-        return method
+        return FULL
 
     @cached_property
     def layers(self) -> tuple[LayerConfig, ...]:
@@ -168,6 +174,11 @@ class ModelConfig:
             )
             for kind, rotates in zip(kinds, turned, strict=True)
         )
+
+    @property
+    def localities(self) -> tuple[Locality, ...]:
+        """How far back a query sees in each layer, first to last."""
+        return tuple(layer.locality for layer in self.layers)
 
     @property
     def shortest_window(self) -> int | None:
@@ -342,8 +353,6 @@ class ModelConfig:
                 f"has layers of type {', '.join(other)}, through which a packed row would leak; ropewalk serves full "
                 "and sliding attention"
             )
-        if self.has_sinks:
-            refused.append(SINKS)
         if not self.values.get("is_causal", True):
             refused.append("attends in both directions; packed rows need a causal decoder")
         return refused
@@ -355,17 +364,19 @@ class ModelConfig:
             context: tokens of the longest stage.
         """
         refused = self.packing_refusals()
-        own = [kind for kind in self.methods if kind is not None]
-        if own:
+        reaches = [layer.window for layer in self.layers]
+        widest = None if None in reaches else max(window for window in reaches if window is not None)
+        if widest is not None and widest < context:
             refused.append(
-                f"has a RoPE of its own for each layer type ({', '.join(own)}); extending such a model is not "
-                "supported"
+                f"has a window of {widest:,} tokens in every layer: no query sees further at any RoPE, so training at "
+                f"{context:,} tokens extends nothing; set sliding_window to null in config.json to lift the window, or "
+                "take a model with layers of full attention"
             )
-        window = self.shortest_window
-        if window is not None and context > window:
+        rotating = [layer for layer in self.layers if layer.rotates]
+        if widest is None and rotating and all(layer.window is not None for layer in rotating):
             refused.append(
-                f"has layers with a sliding window of {window:,} tokens, shorter than the context of {context:,}: no "
-                "engine combines a window with a layout; such a model cannot be extended yet"
+                "has RoPE only in layers with a window, in which no distance grows with the context: another RoPE "
+                "extends nothing, and layers of full attention have none"
             )
         if not any(layer.rotates for layer in self.layers):
             refused.append("has no layer with RoPE, so there is nothing to extend")

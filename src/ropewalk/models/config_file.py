@@ -49,11 +49,14 @@ ALIASES = {
     "rotary_emb_base": "rope_theta",
 }
 """What GPT-NeoX (Pythia), the first StableLM and the first Qwen call these keys."""
-ATTENTION_KEYS = ("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim")
+ATTENTION_KEYS = (
+    *("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim"),
+    *("qk_rope_head_dim", "qk_nope_head_dim"),
+)
 NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
-UNDERSTOOD = {*ROPE_KEYS, *ALIASES, "rotary_dim"}
+UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
 """Values of ``position_embedding_type``; GraniteMoeHybrid says null where it has no RoPE."""
 

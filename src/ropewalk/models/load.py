@@ -17,7 +17,7 @@ from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models import attention_hooks
-from ropewalk.models.config import SINKS, ModelConfig
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import CONFIG_ERRORS, one_line, read_model_config
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
@@ -141,7 +141,7 @@ def _configured(
     if setup.rope is None:
         return config, config.methods
     in_config = setup.rope.as_computed_by_transformers()
-    return with_rope(config, in_config, setup.max_position_embeddings), {None: setup.rope}
+    return with_rope(config, in_config, setup.max_position_embeddings), config.methods_with(setup.rope)
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
@@ -253,7 +253,7 @@ def attach(
         raise RopewalkError("start_tokens > 0 runs only through the exact rotary module; set exact_rope=True")
     hooks: attention_hooks.LayoutHooks | None = getattr(model, "_ropewalk_hooks", None)
     if hooks is None:
-        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.shortest_window)
+        model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)
         model._ropewalk_hooks.install(model)
     else:
         hooks.engine = engine
@@ -262,19 +262,17 @@ def attach(
 def with_rope(
     config: ModelConfig, method: RopeMethod, max_position_embeddings: int | None = None
 ) -> ModelConfig:
-    """A model's config with a transformers config that says this RoPE method and nothing else about RoPE.
+    """A model's config with a transformers config that says this RoPE method for the layers that limit the context.
 
     Args:
         config: with its transformers config as ``source``.
-        method: for all layers.
+        method: for all layers; for those with full attention where layer types have methods of their own.
         max_position_embeddings: the context in tokens from now on; as it is if None.
 
     Raises:
-        RopewalkError: if the model has a method of its own for each layer type (one for all of them would
-            change layers that are not meant), or its config cannot hold this method.
+        RopewalkError: if the config cannot hold this method.
     """
-    config.one_rope("one method for all of them is refused, since it would change layers that are not meant")
-    values = replace_methods(config.source.to_dict(), method)
+    values = replace_methods(config.source.to_dict(), config.methods_with(method))
     if max_position_embeddings is not None:
         values["max_position_embeddings"] = max_position_embeddings
     values = for_all_readers(values)
@@ -303,7 +301,16 @@ def attention_spec(
         backward: whether gradients are wanted.
         ring: whether keys travel around a ring of ranks.
     """
-    return AttentionSpec(device, dtype, config.key_dim, config.value_dim, config.softcap, backward, ring)
+    return AttentionSpec(
+        device,
+        dtype,
+        config.key_dim,
+        config.value_dim,
+        softcap=config.softcap,
+        sinks=config.has_sinks,
+        backward=backward,
+        ring=ring,
+    )
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -341,14 +348,13 @@ def save_model(
 
 def _refuse_architecture(model: Any, config: ModelConfig) -> None:
     refused = config.packing_refusals()
-    if not refused and any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters()):
-        refused = [SINKS]
     if refused:
         raise EngineError(f"{type(model).__name__} {refused[0]}")
 
 
 def _implementation(config: ModelConfig) -> str:
-    return attention_hooks.OVER_SDPA if config.softcap is None else attention_hooks.OVER_EAGER
+    capped_or_sinks = config.softcap is not None or config.has_sinks
+    return attention_hooks.OVER_EAGER if capped_or_sinks else attention_hooks.OVER_SDPA
 
 
 def _check_exists(path_or_id: str | os.PathLike[str]) -> None:

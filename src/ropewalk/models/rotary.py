@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config import FULL, ModelConfig
 from ropewalk.rope import METHODS, STYLES, Default, RopeMethod, RotaryEmbedding, RotaryRows
 
 PROBE_POSITIONS = 64
@@ -38,7 +38,8 @@ def _frequencies_of_config(
 ) -> tuple[Tensor, float]:
     """What a transformers config says, as the functions in transformers' table give it."""
     methods = ModelConfig.of(config).methods
-    inv_freq, attention_factor = methods.get(layer_type, methods[None]).frequencies(seq_len)
+    method = methods[layer_type if layer_type in methods else None]
+    inv_freq, attention_factor = method.frequencies(seq_len)
     return inv_freq.to(device, torch.float32), attention_factor
 
 
@@ -94,7 +95,7 @@ def rope_of(model: nn.Module, method: RopeMethod) -> Iterator[None]:
             rotates another number of dimensions than ``method`` does.
     """
     own = _exchangeable(model, [method])
-    other = RotaryEmbedding(method, style=own.style)
+    other = RotaryEmbedding(_in_its_place(own, method), style=own.style)
     other.total_length = own.total_length
     other.train(own.training)
     with _in_place_of_own(model, other):
@@ -114,7 +115,7 @@ def rope_of_rows(model: nn.Module, methods: Sequence[RopeMethod], total_length: 
         RopewalkError: as for :func:`rope_of`.
     """
     own = _exchangeable(model, methods)
-    other = RotaryRows(methods, style=own.style)
+    other = RotaryRows([_in_its_place(own, method) for method in methods], style=own.style)
     other.train(own.training)
     with _in_place_of_own(model, other), other.pinned(total_length):
         yield
@@ -128,12 +129,7 @@ def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbe
             f"{type(model).__name__} runs transformers' own {type(own).__name__}, whose RoPE cannot be exchanged; "
             "load it with exact_rope=True"
         )
-    if set(own.methods) != {None}:
-        raise RopewalkError(
-            f"{type(model).__name__} has a RoPE of its own for each layer type ({', '.join(map(str, own.methods))}); "
-            "one method for all of them would change layers that are not meant"
-        )
-    rotary_dim = own.methods[None].rotary_dim
+    rotary_dim = own.methods[_limiting_kind(own)].rotary_dim
     for method in methods:
         if method.rotary_dim != rotary_dim:
             raise RopewalkError(
@@ -141,6 +137,16 @@ def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbe
                 "method with the model's rotary_dim"
             )
     return own
+
+
+def _limiting_kind(own: RotaryEmbedding) -> str | None:
+    """The layer type whose RoPE limits the context: full attention, where layer types have methods of their own."""
+    return None if None in own.methods else FULL
+
+
+def _in_its_place(own: RotaryEmbedding, method: RopeMethod) -> dict[str | None, RopeMethod]:
+    """The methods of a model's layer types with another one for those that limit the context."""
+    return {**own.methods, _limiting_kind(own): method}
 
 
 @contextmanager
@@ -161,11 +167,16 @@ def _probe(stock: nn.Module, ours: RotaryEmbedding, methods: Mapping[str | None,
     for layer_type in methods:
         kind = {} if layer_type is None else {"layer_type": layer_type}
         with torch.no_grad():
-            theirs = stock(x, position_ids, **kind)
-            mine = ours(x, position_ids, **kind)
-        if not isinstance(theirs, tuple) or any(
-            a.shape != b.shape for a, b in zip(theirs, mine, strict=True)
-        ):
+            theirs = _parts(stock(x, position_ids, **kind))
+            mine = _parts(ours(x, position_ids, **kind))
+        if [part.shape for part in theirs] != [part.shape for part in mine]:
             return float("inf")
         worst = max(worst, *(float((a.float() - b).abs().max()) for a, b in zip(theirs, mine, strict=True)))
     return worst
+
+
+def _parts(rotation: Any) -> tuple[Tensor, ...]:
+    """cos and sin, or the two parts of a complex tensor; shapes tell the two apart."""
+    if isinstance(rotation, Tensor):
+        return (torch.view_as_real(rotation),) if rotation.is_complex() else (rotation,)
+    return tuple(rotation)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention import attend
+from ropewalk.attention.options import PLAIN, AttentionOptions
 from ropewalk.parallel.shards import ShardedLayouts
 from ropewalk.parallel.ulysses import ulysses
 
@@ -18,8 +17,7 @@ def sharded_attend(
     value: Tensor,
     sharded: ShardedLayouts,
     engine: str = "auto",
-    scale: float | None = None,
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
 ) -> Tensor:
     """Attention over rows that are cut over the ranks of a sequence group; every rank of it calls this.
 
@@ -28,7 +26,7 @@ def sharded_attend(
         key: ``[batch, num_kv_heads, shard_length, head_dim]``.
         value: ``[batch, num_kv_heads, shard_length, value_dim]``.
         sharded: how the rows are cut.
-        engine, scale, softcap: as for :func:`ropewalk.attend`.
+        engine, options: as for :func:`ropewalk.attend`.
 
     Returns:
         ``[batch, num_heads, shard_length, value_dim]``; zeros in padding.
@@ -38,18 +36,22 @@ def sharded_attend(
         EngineError: if heads cannot be divided, or the engine cannot do this.
     """
     groups = sharded.groups
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if groups.sequence > 1:
+        options.check_sinks(query)
+        heads = query.shape[1] // groups.sequence
+        # Ulysses gives this rank some of the heads.
+        options = options.of_heads(slice(groups.sequence_rank * heads, (groups.sequence_rank + 1) * heads))
 
     def whole_places(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of all places that the sequence group's ranks of one ring rank hold together."""
         if groups.ring > 1:
             from ropewalk.parallel.ring import ring_attend
 
-            return ring_attend(q, k, v, sharded, engine, scale, softcap)
+            return ring_attend(q, k, v, sharded, engine, options)
         # Padding stands at the end; without it the row is the one of a single process.
         length, places = sharded.total_length, q.shape[2]
         q, k, v = (x.split([length, places - length], dim=2)[0] for x in (q, k, v))
-        output = attend(q, k, v, sharded.layouts, engine, scale, softcap)
+        output = attend(q, k, v, sharded.layouts, engine, options)
         return F.pad(output, (0, 0, 0, places - length))
 
     if groups.sequence == 1:

@@ -46,14 +46,14 @@ ROPE_KEYS = (
 def head_dim(config: Config) -> int:
     """Dimensions of one attention head: ``head_dim``, else ``hidden_size // num_attention_heads``.
 
+    Multi-head latent attention (DeepSeek-V2 and V3) splits a head: RoPE knows of ``qk_rope_head_dim`` alone.
+
     Raises:
-        RopewalkError: if the config says neither, its hidden size is no multiple of its heads, or it has
-            multi-head latent attention.
+        RopewalkError: if the config says neither, or its hidden size is no multiple of its heads.
     """
-    if config.get("qk_rope_head_dim") is not None:
-        raise RopewalkError(
-            f"multi-head latent attention (qk_rope_head_dim {config['qk_rope_head_dim']}) is not supported"
-        )
+    latent = whole_number(config, "qk_rope_head_dim")
+    if latent:
+        return latent
     stated = whole_number(config, "head_dim")
     if stated is not None:
         return stated

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.methods.base import RopeFrequencies, RopeMethod
 
-Style = Literal["halves", "interleaved"]
+Style = Literal["halves", "interleaved", "pairs", "complex"]
 STYLES: tuple[Style, ...] = get_args(Style)
 
 
@@ -31,7 +31,8 @@ class RotaryEmbedding(nn.Module):
     Args:
         methods: one method for all layers, or one for each layer type (the key None means all layers).
         style: ``halves`` pairs dimension ``i`` with ``i + rotary_dim / 2`` (Llama and most others);
-            ``interleaved`` pairs ``2i`` with ``2i + 1`` (Cohere).
+            ``interleaved`` pairs ``2i`` with ``2i + 1`` (Cohere); ``pairs`` gives each pair's cos and sin once, for a
+            model that lays them out itself (gpt-oss); ``complex`` gives cos + i·sin of each (Llama 4, DeepSeek-V2).
 
     Raises:
         RopewalkError: if there is no method, or the style is unknown.
@@ -88,7 +89,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | Tensor:
         """cos and sin, times the attention factor.
 
         Args:
@@ -97,7 +98,8 @@ class RotaryEmbedding(nn.Module):
             layer_type: whose method to use, where layer types differ.
 
         Returns:
-            ``(cos, sin)``, float32 ``[batch, length, rotary_dim]``, on ``x.device``.
+            ``(cos, sin)``, float32 ``[batch, length, rotary_dim]``, on ``x.device``; half as wide in the style
+            ``pairs``. In the style ``complex`` one complex64 tensor ``[batch, length, rotary_dim / 2]``.
 
         Raises:
             RopewalkError: if the layer type is unknown, or the module is being trained with a method that is
@@ -116,6 +118,8 @@ class RotaryEmbedding(nn.Module):
             angles = positions * method.inv_freq_at(positions, inv_freq)
             cos = (angles.cos() * attention_factor).to(torch.float32)
             sin = (angles.sin() * attention_factor).to(torch.float32)
+            if self.style == "complex":
+                return torch.complex(cos, sin).to(x.device)
             return self._both_of_pair(cos).to(x.device), self._both_of_pair(sin).to(x.device)
 
     def _method(self, layer_type: str | None) -> RopeMethod:
@@ -144,7 +148,7 @@ class RotaryEmbedding(nn.Module):
     def _both_of_pair(self, half: Tensor) -> Tensor:
         if self.style == "halves":
             return torch.cat((half, half), dim=-1)
-        return half.repeat_interleave(2, dim=-1)
+        return half.repeat_interleave(2, dim=-1) if self.style == "interleaved" else half
 
     def extra_repr(self) -> str:
         described = ", ".join(f"{layer_type}: {method}" for layer_type, method in self.methods.items())
@@ -157,22 +161,26 @@ class RotaryRows(nn.Module):
     Like :class:`RotaryEmbedding` it holds no parameters and no buffers. It is for measuring, not for training.
 
     Args:
-        methods: one for each row of the batch, all of one ``rotary_dim``.
+        methods: for each row of the batch one method for all layers, or one for each layer type; those of one layer
+            type all of one ``rotary_dim``.
         style: as for :class:`RotaryEmbedding`.
 
     Raises:
-        RopewalkError: if there is no method, or they rotate different numbers of dimensions.
+        RopewalkError: if there is no row, or rows rotate different numbers of dimensions.
     """
 
-    def __init__(self, methods: Sequence[RopeMethod], style: Style = "halves") -> None:
+    def __init__(
+        self, methods: Sequence[RopeMethod | Mapping[str | None, RopeMethod]], style: Style = "halves"
+    ) -> None:
         super().__init__()
-        dims = sorted({method.rotary_dim for method in methods})
-        if len(dims) != 1:
-            raise RopewalkError(
-                f"rows of one batch must rotate one number of dimensions, got {dims or 'no rows'}"
-            )
         # In a plain tuple: rows are no submodules, a sharding wrapper or model.modules() need not see them.
         self.rows = tuple(RotaryEmbedding(method, style) for method in methods)
+        dims = [{kind: method.rotary_dim for kind, method in row.methods.items()} for row in self.rows]
+        if not dims or any(each != dims[0] for each in dims):
+            told = sorted({dim for each in dims for dim in each.values()})
+            raise RopewalkError(
+                f"rows of one batch must rotate one number of dimensions, got {told or 'no rows'}"
+            )
 
     @property
     def total_length(self) -> int | None:
@@ -189,13 +197,13 @@ class RotaryRows(nn.Module):
 
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | Tensor:
         """As :meth:`RotaryEmbedding.forward`; the batch has as many rows as there are methods.
 
         Args:
             x: any tensor on the device where the result is wanted.
             position_ids: integer ``[rows, length]``, or ``[1, length]`` for all rows alike.
-            layer_type: must be None.
+            layer_type: whose method to use, where layer types differ.
 
         Returns:
             ``(cos, sin)``, float32 ``[rows, length, rotary_dim]``.
@@ -212,5 +220,7 @@ class RotaryRows(nn.Module):
             row.training = self.training
         positions = position_ids.expand(len(self.rows), -1)
         each = [row(x, of_row[None], layer_type) for row, of_row in zip(self.rows, positions, strict=True)]
+        if self.rows[0].style == "complex":
+            return torch.cat(each)
         cos, sin = zip(*each, strict=True)
         return torch.cat(cos), torch.cat(sin)

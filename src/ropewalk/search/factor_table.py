@@ -559,7 +559,7 @@ def method_of(config: ModelConfig) -> RopeMethod:
     Raises:
         RopewalkError: if its layer types have methods of their own.
     """
-    return config.one_rope("rescale factors are one list for all layers")
+    return config.full_attention_rope
 
 
 def _rows(path: Path) -> list[list[float]]:

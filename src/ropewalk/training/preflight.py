@@ -54,7 +54,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         raise EngineError(f"the model {refused[0]}")
     trained = config.trained_length
     require_trackers(recipe.trackers)
-    current = config.methods[None]
+    current = config.full_attention_rope
     tables = tuple(_table(stage) for stage in recipe.stages)
     bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
     possible = [method for each in bounds for method in (each.low, each.high)]

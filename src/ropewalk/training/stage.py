@@ -16,6 +16,7 @@ import torch
 from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure
 from ropewalk.io.progress import Silent
+from ropewalk.models.attention_hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
 from ropewalk.rope import RopeMethod
@@ -84,7 +85,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
         if not stage.steps:
             last = checkpoints.save(position)
         steps = range(position.step, stage.steps)
-        for step, batches in zip(steps, made_ahead(partial(_batches, run, model.device), steps), strict=True):
+        ahead = made_ahead(partial(_batches, run, model), steps)
+        for step, batches in zip(steps, ahead, strict=True):
             began = time.perf_counter()
             rate = learning_rate_at(
                 step, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule
@@ -156,7 +158,7 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
             yield made
 
 
-def _batches(run: StageRun, device: torch.device, step: int) -> list[Batch]:
+def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:
     """One step's rows on this rank, with everything that can be made before the step."""
     resolved, context, rows = run.at.resolved, run.at.context, run.at.rows
     recipe = resolved.recipe
@@ -165,7 +167,7 @@ def _batches(run: StageRun, device: torch.device, step: int) -> list[Batch]:
     wanted = rows_for_step(step, stage.rows_per_step, len(rows), recipe.seed + run.number)
     mine = [rows[i] for i in share_of_step(wanted, context)]
     batches = micro_batches(mine, stage.rows_per_batch, context.mesh)
-    return prepare(batches, resolved.engine, device)
+    return prepare(batches, resolved.engine, model.device, localities_of(model.model))
 
 
 def _values(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ropewalk.attention import EngineName
 from ropewalk.attention import prepare as prepare_attention
 from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.models.attention_hooks import positions_on
 from ropewalk.models.losses import LossModel
@@ -98,13 +99,19 @@ def micro_batches(rows: Sequence[Row], rows_per_batch: int = 1, mesh: Mesh | Non
     ]
 
 
-def prepare(batches: Sequence[Batch], engine: EngineName, device: torch.device) -> list[Batch]:
+def prepare(
+    batches: Sequence[Batch],
+    engine: EngineName,
+    device: torch.device,
+    localities: Collection[Locality] = (EVERYTHING,),
+) -> list[Batch]:
     """Micro-batches whose attention plans and positions are on the device already, for which a step need not wait.
 
     Args:
         batches: that the step will be on; plans live as long as their layouts.
         engine: that attends, not ``auto``.
         device: the model's.
+        localities: how far back the queries of its layers see, each once.
 
     Returns:
         The same batches; for a GPU in pinned memory, from where their copies wait for nothing.
@@ -112,11 +119,11 @@ def prepare(batches: Sequence[Batch], engine: EngineName, device: torch.device) 
     for batch in batches:
         positions_on(batch.layouts, device)
         if not isinstance(batch.layouts, ShardedLayouts):
-            prepare_attention(batch.layouts, engine, device)
+            prepare_attention(batch.layouts, engine, device, localities)
         elif batch.layouts.groups.ring == 1:
-            prepare_attention(batch.layouts.layouts, engine, device)
+            prepare_attention(batch.layouts.layouts, engine, device, localities)
         else:
-            prepare_ring(batch.layouts, engine, device)
+            prepare_ring(batch.layouts, engine, device, localities)
     if device.type != "cuda":
         return list(batches)
     return [

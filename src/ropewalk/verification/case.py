@@ -57,7 +57,7 @@ class Case:
         trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
         num_heads: attention heads, which decide how rows may be cut.
         head_dim, value_dim: widths of one; None where values are as wide.
-        softcap: soft cap of attention scores, or None.
+        softcap, sinks: soft cap of attention scores, or None; whether heads have learned sinks.
         seed, optimizer, precision: as the recipe or its plan say.
         rows_per_batch: rows of one forward pass; the stage's, and at least 2.
         gradient_checkpointing, offload_activations: as the stage says.
@@ -74,6 +74,7 @@ class Case:
     head_dim: int
     value_dim: int | None
     softcap: float | None
+    sinks: bool
     seed: int
     optimizer: Optimizer
     precision: str
@@ -93,7 +94,7 @@ class Case:
     def attention(self) -> AttentionSpec:
         """What the layers ask of an engine, on ``device`` and in the dtype that the precision computes in."""
         dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
-        return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap)
+        return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap, self.sinks)
 
     @property
     def rope(self) -> RopeMethod:
@@ -184,6 +185,7 @@ def prepare(
         head_dim=attention.head_dim,
         value_dim=attention.value_dim,
         softcap=attention.softcap,
+        sinks=attention.sinks,
         seed=recipe.seed,
         optimizer=recipe.optimizer,
         precision=resolved.precision,

@@ -13,13 +13,14 @@ from torch.nn.attention.flex_attention import create_block_mask
 from ropewalk import PackedLayout
 from ropewalk.attention.engines import flex
 from ropewalk.attention.engines.blocks import padded_lists, touched_blocks
+from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
 from ropewalk.testing import cut_row, oracle_attention, random_layout
 
 
-def dense_blocks(layout: PackedLayout, size: int) -> tuple[set, set]:
+def dense_blocks(layout: PackedLayout, size: int, locality: Locality = EVERYTHING) -> tuple[set, set]:
     """(partial, full) block pairs by looking at every pair of tokens."""
     order = layout.document_order if layout.pattern != "full" else torch.arange(layout.total_length)
-    mask = layout.dense_mask()[order][:, order]
+    mask = layout.dense_mask(locality)[order][:, order]
     # In document order, an interleaved document's tokens keep their order, so the mask stays causal.
     partial, full = set(), set()
     blocks = -(-layout.total_length // size)
@@ -44,6 +45,28 @@ def test_touched_blocks_equal_the_dense_evaluation(seed, length, size):
     assert {tuple(pair) for pair in blocks.full.tolist()} == full
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.integers(8, 200),
+    size=st.sampled_from([4, 8, 16]),
+    window=st.none() | st.integers(1, 210),
+    chunk=st.none() | st.integers(1, 210),
+)
+@settings(deadline=None)
+def test_blocks_of_windows_and_chunks_are_those_that_hold_a_pair(seed, length, size, window, chunk):
+    """A full block may be taken for a partial one, which costs a mask; never the other way round."""
+    rng, locality = random.Random(seed), Locality(window, chunk)
+    layout = random_layout(length, rng, max_documents=10, interleaved=rng.random() < 0.3, max_anchor=7)
+    blocks = touched_blocks(layout, size, locality)
+    partial, full = dense_blocks(layout, size, locality)
+    found_partial, found_full = (
+        {tuple(pair) for pair in pairs.tolist()} for pairs in (blocks.partial, blocks.full)
+    )
+    assert found_full <= full
+    assert found_partial | found_full == partial | full
+    assert not found_partial & found_full
+
+
 @given(seed=st.integers(0, 10**6), by=st.integers(0, 1))
 @settings(max_examples=30, deadline=None)
 def test_padded_lists_hold_each_block_once_in_order(seed, by):
@@ -61,7 +84,7 @@ def test_padded_lists_hold_each_block_once_in_order(seed, by):
 def test_block_mask_equals_the_one_torch_evaluates(pattern):
     """Same touched blocks as ``create_block_mask`` of the same rule, for queries and for keys."""
     layout = PackedLayout.from_lengths(cut_row(1023, 7, random.Random(0)), pattern, 1)
-    plan = flex.plan([layout], torch.device("cpu"))
+    plan = flex.plan([layout], torch.device("cpu"), EVERYTHING)
     theirs = create_block_mask(plan.block_mask.mask_mod, 1, None, 1024, 1024, device="cpu")
     for side in ("kv", "q"):
         ours_all, theirs_all = (
@@ -105,7 +128,7 @@ def test_compiled_flex_reads_our_block_mask():
         with torch.no_grad():
             found = compiled(q, k, v, block_mask=mask, scale=0.25, enable_gqa=True)
         # Float32 sums of at most 712 terms of size 1, whose order differs.
-        expected = oracle_attention(*(x.double() for x in (q, k, v)), layouts, scale=0.25)
+        expected = oracle_attention(*(x.double() for x in (q, k, v)), layouts, AttentionOptions(0.25))
         assert (found - expected).abs().max() < 1e-5
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.runs import gather_by, into_runs
 from ropewalk.attention.engines.segments import causal_runs
+from ropewalk.attention.options import AttentionOptions
 
 CPU = torch.device("cpu")
 
@@ -45,28 +46,35 @@ def qkv_of(queries, keys, dtype=torch.float64, value_dim=8):
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def oracle(q, k, v, runs, scale, softcap):
+def oracle(q, k, v, runs, options):
     queries, keys = map(list, zip(*runs, strict=True))
     outputs = []
     for a, b, c in zip(q.split(queries), k.split(keys), v.split(keys), strict=True):
-        visible = torch.ones(len(a), len(b), dtype=torch.bool).tril(len(b) - len(a))
+        behind = torch.arange(len(b) - len(a), len(b))[:, None] - torch.arange(len(b))
+        visible = (behind >= 0) & (behind < (options.window or len(b)))
         run = (x.transpose(0, 1)[None] for x in (a, b, c))
-        outputs.append(plain_attention(*run, visible, scale, softcap)[0].transpose(0, 1))
+        outputs.append(plain_attention(*run, visible, options)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
 @pytest.mark.parametrize("score_bytes", [1, 500, 2**22])
 @pytest.mark.parametrize(("softcap", "value_dim"), [(None, 8), (None, 5), (1.5, 8), (1.5, 12)])
-def test_the_last_queries_of_runs_see_all_keys_before_them(monkeypatch, score_bytes, softcap, value_dim):
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 30])
+def test_the_last_queries_of_runs_see_the_keys_before_them(
+    monkeypatch, score_bytes, softcap, value_dim, window
+):
     monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", score_bytes)
+    monkeypatch.setattr("ropewalk.attention.engines.segments.LEAST_BLOCK", 2)
+    options = AttentionOptions(0.3, softcap, window)
     queries, keys = [3, 7, 1, 5], [3, 20, 9, 6]
     inputs = qkv_of(queries, keys, value_dim=value_dim)
     values = []
     for run in (causal_runs, oracle):
-        output = run(*inputs, list(zip(queries, keys, strict=True)), 0.3, softcap)
+        output = run(*inputs, list(zip(queries, keys, strict=True)), options)
         values.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
+    # A gradient may cancel altogether: a query with one key has none.
+    atol = 64 * 2**-52 * max(float(x.detach().abs().max()) for x in values[1])
     for found, expected in zip(*values, strict=True):
-        atol = 64 * 2**-52 * float(expected.detach().abs().max())
         torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
@@ -77,9 +85,11 @@ def test_keys_that_blocks_share_collect_gradients_in_float32(monkeypatch):
     cotangent = torch.ones(600, 4, 8)
     errors = []
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    (expected,) = torch.autograd.grad(oracle(*exact, [(600, 601)], 0.01, None), exact[2], cotangent.double())
+    (expected,) = torch.autograd.grad(
+        oracle(*exact, [(600, 601)], AttentionOptions(0.01)), exact[2], cotangent.double()
+    )
     (found,) = torch.autograd.grad(
-        causal_runs(*inputs, [(600, 601)], 0.01, None), inputs[2], cotangent.bfloat16()
+        causal_runs(*inputs, [(600, 601)], AttentionOptions(0.01)), inputs[2], cotangent.bfloat16()
     )
     errors = (found.double() - expected).abs()
     # The weights' own rounding, and that of the result.
@@ -97,5 +107,5 @@ def test_masks_and_scores_are_not_kept_until_the_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            causal_runs(*inputs, list(zip(queries, keys, strict=True)), 0.3, softcap)
+            causal_runs(*inputs, list(zip(queries, keys, strict=True)), AttentionOptions(0.3, softcap))
         assert sum(size for size, _ in kept.values()) <= sum(x.nbytes for x in inputs)

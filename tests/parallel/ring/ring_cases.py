@@ -1,7 +1,7 @@
 """What ranks run in the tests of the ring; spawned processes import it by name."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from unittest.mock import patch
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ropewalk import attend
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import PLAIN, AttentionOptions
 from ropewalk.attention.oracle import attention_errors, cotangent_of
 from ropewalk.parallel import MeshShape, RowShards, ShardedLayouts, make_mesh, sharded_attend
 from ropewalk.parallel.ring.attention import attend_received
@@ -29,7 +30,8 @@ class Case:
     head_dim: int = 8
     value_dim: int = 8
     dtype: torch.dtype = torch.float32
-    softcap: float | None = None
+    options: AttentionOptions = PLAIN
+    with_sinks: bool = False
     total: int = 0
     interleaved: bool | None = None
     patterns: tuple[str, ...] = ("full", "intra_document", "anchor")
@@ -37,6 +39,11 @@ class Case:
     balance: str = ""
     batch: int = 0
     score_std: float = 1.0
+
+    def sinks(self):
+        """``[heads]`` in a list, or none."""
+        torch.manual_seed(self.seed + 1)
+        return [torch.randn(self.heads).to(self.dtype)] if self.with_sinks else []
 
     def batch_of(self, groups):
         """q, k, v of whole rows, their layouts and how they are cut."""
@@ -136,7 +143,7 @@ def worst_shares(shape, cases, autocast=False, exchanged_bytes=None):
     computed = []
     for case in cases:
         qkv, layouts, sharded = case.batch_of(mesh.groups)
-        attention = partial(sharded_attend, softcap=case.softcap)
+        attention = partial(sharded_attend, options=case.options)
         if autocast:
             attention = partial(under_autocast, attention)
         inputs = [x.detach().requires_grad_() for x in qkv]
@@ -148,7 +155,7 @@ def worst_shares(shape, cases, autocast=False, exchanged_bytes=None):
     for number in range(mesh.rank, len(cases), dist.get_world_size()):
         case, qkv, layouts, results = computed[number]
         engine = partial(_Computed.apply, results)
-        found[number] = attention_errors(engine, *qkv, layouts, softcap=case.softcap).worst_share
+        found[number] = attention_errors(engine, *qkv, layouts, case.options).worst_share
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, found)
     return [parts[number % len(parts)][number] for number in range(len(cases))]
@@ -176,18 +183,20 @@ def differences_from_attend(shape, cases):
     for case in cases:
         qkv, layouts, sharded = case.batch_of(mesh.groups)
         values = []
-        for engine in (
-            partial(on_whole_rows, partial(sharded_attend, softcap=case.softcap), sharded),
-            lambda q, k, v, layouts=layouts, case=case: attend(
-                q, k, v, layouts, "segments", softcap=case.softcap
-            ),
-        ):
-            inputs = [x.clone().requires_grad_() for x in qkv]
-            output = engine(*inputs)
+        for cut in (True, False):
+            inputs = [x.clone().requires_grad_() for x in (*qkv, *case.sinks())]
+            options = replace(case.options, sinks=inputs[3] if case.with_sinks else None)
+            if cut:
+                output = on_whole_rows(partial(sharded_attend, options=options), sharded, *inputs[:3])
+            else:
+                output = attend(*inputs[:3], layouts, "segments", options)
             torch.manual_seed(case.seed)
-            values.append(
-                (output, *torch.autograd.grad(output, inputs, torch.randn(output.shape, dtype=case.dtype)))
-            )
+            gradients = torch.autograd.grad(output, inputs, torch.randn(output.shape, dtype=case.dtype))
+            if cut:
+                # A rank has the part of its queries and heads, as of any parameter.
+                for grad in gradients[3:]:
+                    dist.all_reduce(grad)
+            values.append((output, *gradients))
         # Gradients of q and k are differences of products as large as the others, and may cancel altogether.
         size = max(float(x.detach().abs().max()) for x in values[1])
         found.append(max(float((a - b).detach().abs().max()) / size for a, b in zip(*values, strict=True)))
@@ -203,13 +212,13 @@ def sent_bytes(cases, exchanged_bytes):
         mine = [_take(x, sharded).requires_grad_() for x in qkv]
         with patch("ropewalk.parallel.ring.traffic.EXCHANGED_BYTES", exchanged_bytes):
             with counted_traffic() as forward:
-                output = sharded_attend(*mine, sharded)
+                output = sharded_attend(*mine, sharded, options=case.options)
             with counted_traffic() as backward:
                 output.sum().backward()
             key_bytes = (case.head_dim + case.value_dim) * case.dtype.itemsize
             tokens = len(layouts) * sharded.total_length
             messages = -(-case.kv_heads // heads_of_an_exchange(tokens, case.kv_heads, key_bytes))
-        plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank)
+        plan = ring_plan(tuple(layouts), sharded.rows, mesh.groups.ring_rank, case.options.locality)
         sent = ring_bytes(plan, case.kv_heads, case.head_dim, case.value_dim, case.dtype)
         expected = [({"all_to_all": each}, {"all_to_all": messages}) for each in sent]
         found.append(([(each.bytes, each.calls) for each in (forward, backward)], expected))
@@ -279,9 +288,10 @@ def saved_bytes(case):
     return sum(size for size, _ in kept.values()), len(plan.slots), sum(plan.queries)
 
 
-def ranks_in_turn(q, k, v, layouts, rows, engine, scale=None):
+def ranks_in_turn(q, k, v, layouts, rows, engine, options=PLAIN):
     """All ranks of a ring, one after the other in one process, on whole rows: for kernels, which need a GPU."""
-    plans = [ring_plan(tuple(layouts), tuple(rows), rank) for rank in range(rows[0].ring)]
+    ranks = range(rows[0].ring)
+    plans = [ring_plan(tuple(layouts), tuple(rows), rank, options.locality) for rank in ranks]
     # Gradients of all ranks add up in float32, as the exchange does it.
     wide = torch.promote_types(q.dtype, torch.float32)
     held = [
@@ -297,9 +307,7 @@ def ranks_in_turn(q, k, v, layouts, rows, engine, scale=None):
             ]
         )
         query = _places_of(q, rows, rank)
-        outputs.append(
-            attend_received(query, received.to(q.dtype), plan, engine, scale or q.shape[3] ** -0.5, None)
-        )
+        outputs.append(attend_received(query, received.to(q.dtype), plan, engine, options))
     whole = [[output[b].transpose(1, 2) for output in outputs] for b in range(len(rows))]
     return torch.stack([row.join(each) for row, each in zip(rows, whole, strict=True)]).transpose(2, 3)
 

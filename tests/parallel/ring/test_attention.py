@@ -8,11 +8,13 @@ import torch
 from ropewalk import attend
 from ropewalk.attention import AttentionSpec, check_engine
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import AttentionOptions, Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.parallel import RowShards, ShardedLayouts
+from ropewalk.parallel import RowShards, ShardedLayouts, row_shards
 from ropewalk.parallel.mesh import SequenceGroups
 from ropewalk.parallel.rank_pool import RankFailure
 from ropewalk.parallel.ring import ring_attend
+from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from tests.parallel.ring.ring_cases import (
     Case,
@@ -29,6 +31,16 @@ from tests.parallel.ring.ring_cases import (
 SEEDS = range(12)
 EVEN, ODD = (*SEEDS[::2], 3), (*SEEDS[1::2], 4)
 RING, PRODUCT = {"ring": 4}, {"ring": 2, "sequence": 2}
+
+
+OPTIONS = (
+    AttentionOptions(),
+    AttentionOptions(softcap=2.0),
+    AttentionOptions(window=3),
+    AttentionOptions(window=20),
+    AttentionOptions(chunk=11),
+)
+"""What layers ask for: everything before a query, a soft cap, a short and a long window, chunks."""
 
 
 def assert_within_budget(shares):
@@ -59,7 +71,7 @@ def test_every_pattern_and_balance(four_ranks, balance):
 
 def test_widths_of_values_and_soft_caps(four_ranks):
     cases = [
-        Case(seed, value_dim=value_dim, softcap=softcap, dtype=dtype)
+        Case(seed, value_dim=value_dim, options=AttentionOptions(softcap=softcap), dtype=dtype)
         for seed, (value_dim, softcap, dtype) in enumerate(
             product((8, 5, 12), (None, 1.5), (torch.float32, torch.bfloat16))
         )
@@ -85,8 +97,14 @@ def test_ranks_that_hold_nothing(four_ranks):
 @pytest.mark.parametrize("shape", [RING, PRODUCT], ids=["ring 4", "ring 2 x sequence 2"])
 def test_float64_differs_from_one_process_by_rounding(four_ranks, shape):
     cases = [
-        Case(seed, kv_heads=(4, 1)[seed % 2], dtype=torch.float64, softcap=(None, 2.0)[seed // 4 % 2])
-        for seed in range(12)
+        Case(
+            seed,
+            kv_heads=(4, 1)[seed % 2],
+            dtype=torch.float64,
+            options=OPTIONS[seed % 5],
+            with_sinks=seed % 3 == 0,
+        )
+        for seed in range(30)
     ]
     # Sums of up to 130 terms in another order: a rounding for each term at the very worst.
     budget = 130 * torch.finfo(torch.float64).eps
@@ -103,7 +121,7 @@ def test_heads_that_are_exchanged_one_by_one(four_ranks, dtype):
 @pytest.mark.parametrize("exchanged_bytes", [1, 2**30])
 def test_bytes_sent_are_those_of_the_formula(four_ranks, exchanged_bytes):
     cases = [
-        Case(seed, value_dim=5, dtype=dtype)
+        Case(seed, value_dim=5, dtype=dtype, options=OPTIONS[seed % 5])
         for seed, dtype in enumerate([torch.float32, torch.float64, torch.bfloat16, torch.float16] * 3)
     ]
     results = four_ranks.run(sent_bytes, cases, exchanged_bytes)
@@ -112,6 +130,17 @@ def test_bytes_sent_are_those_of_the_formula(four_ranks, exchanged_bytes):
             assert counted == expected
     calls = {counted[0][1]["all_to_all"] for found in results for counted, _ in found}
     assert calls == ({2} if exchanged_bytes == 1 else {1})
+
+
+def test_keys_that_no_window_holds_are_not_sent():
+    """One document over eight ranks in contiguous pieces: a rank sends the last of its keys, to the next one alone."""
+    layout = PackedLayout.from_lengths([8000], "full", 0)
+    row = row_shards(layout, 8, 1, "contiguous")
+    for rank in range(8):
+        whole = ring_plan((layout,), (row,), rank)
+        near = ring_plan((layout,), (row,), rank, Locality(window=101))
+        assert whole.sent_to_others == 1000 * (7 - rank)
+        assert near.sent_to_others == (100 if rank < 7 else 0)
 
 
 def test_one_exchange_brings_as_many_heads_as_fit():
@@ -167,10 +196,10 @@ def test_blocks_of_few_queries_give_the_same(monkeypatch, softcap):
     layout = PackedLayout.from_lengths([13, 1, 20], "anchor", 3)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, h, 37, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
-    expected = attend(q, k, v, layout, "segments", softcap=softcap)
+    expected = attend(q, k, v, layout, "segments", AttentionOptions(softcap=softcap))
     for scores in (1, 1000, 2**26):
         monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", scores)
-        output = ring_attend(q, k, v, ring_of_one([layout]), softcap=softcap)
+        output = ring_attend(q, k, v, ring_of_one([layout]), options=AttentionOptions(softcap=softcap))
         for a, b in zip(
             (output, *torch.autograd.grad(output.square().sum(), (q, k, v))),
             (expected, *torch.autograd.grad(expected.square().sum(), (q, k, v), retain_graph=True)),
@@ -187,7 +216,9 @@ def test_gradients_by_finite_differences():
         torch.randn(1, h, 9, d, dtype=torch.float64, requires_grad=True) for h, d in ((2, 3), (1, 3), (1, 2))
     )
     sharded = ShardedLayouts((layout,), (row,), SequenceGroups())
-    assert torch.autograd.gradcheck(lambda *qkv: ring_attend(*qkv, sharded, softcap=2.0), (q, k, v))
+    assert torch.autograd.gradcheck(
+        lambda *qkv: ring_attend(*qkv, sharded, options=AttentionOptions(softcap=2.0, window=3)), (q, k, v)
+    )
 
 
 @pytest.mark.parametrize(

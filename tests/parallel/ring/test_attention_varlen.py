@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ropewalk.attention.engines import varlen
+from ropewalk.attention.options import PLAIN, AttentionOptions
 from ropewalk.attention.oracle import attention_errors
 from ropewalk.parallel import ShardedLayouts
 from ropewalk.parallel.mesh import SequenceGroups
@@ -23,14 +24,17 @@ def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa)
     assert max_k == int(cu_k.diff().max())
     assert cu_q.dtype == cu_k.dtype == torch.int32
     assert enable_gqa == (q.shape[1] != k.shape[1])
-    assert window_size == (-1, 0)
+    assert window_size[1] == 0
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1).float() for x in (k, v))
     scores = torch.einsum("nhd,mhd->hnm", q.float(), k) * scale
     visible = torch.zeros(scores.shape[1:], dtype=torch.bool)
     for run in range(len(cu_q) - 1):
         (a, b), (c, d) = cu_q[run : run + 2].tolist(), cu_k[run : run + 2].tolist()
-        visible[a:b, c:d] = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a))
+        seen = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a))
+        if window_size[0] >= 0:
+            seen = seen.triu((d - c) - (b - a) - window_size[0])
+        visible[a:b, c:d] = seen
     return torch.einsum("hnm,mhd->nhd", scores.masked_fill(~visible, -math.inf).softmax(-1), v).to(q.dtype)
 
 
@@ -48,11 +52,14 @@ def batch(seed, ring=4):
     return layouts, sharded.rows, [torch.randn(len(layouts), h, total, 8) for h in (4, 2, 2)]
 
 
-def worst_share(layouts, rows, qkv, engine):
-    def attention(q, k, v):
-        return ranks_in_turn(q, k, v, layouts, rows, engine)
+OPTIONS = (PLAIN, AttentionOptions(window=5), AttentionOptions(window=40), AttentionOptions(chunk=13))
 
-    return attention_errors(attention, *qkv, layouts).worst_share
+
+def worst_share(layouts, rows, qkv, engine, options=PLAIN):
+    def attention(q, k, v):
+        return ranks_in_turn(q, k, v, layouts, rows, engine, options)
+
+    return attention_errors(attention, *qkv, layouts, options).worst_share
 
 
 @pytest.mark.parametrize(("dtype", "max_runs"), [(torch.float16, 65535), (torch.bfloat16, 2)], ids=str)
@@ -62,14 +69,14 @@ def test_a_ring_through_varlen_is_within_the_error_budget(monkeypatch, dtype, ma
     monkeypatch.setattr(varlen, "MAX_RUNS", max_runs)
     for seed in range(12):
         layouts, rows, qkv = batch(seed)
-        assert worst_share(layouts, rows, [x.to(dtype) for x in qkv], "varlen") <= 1
+        assert worst_share(layouts, rows, [x.to(dtype) for x in qkv], "varlen", OPTIONS[seed % 4]) <= 1
 
 
 @pytest.mark.parametrize("score_bytes", [1000, 2**22])
 def test_a_ring_through_segments_is_within_the_error_budget(monkeypatch, score_bytes):
     monkeypatch.setattr("ropewalk.attention.engines.segments.CPU_SCORE_BYTES", score_bytes)
     for seed in range(8):
-        assert worst_share(*batch(seed), "segments") <= 1
+        assert worst_share(*batch(seed), "segments", OPTIONS[seed % 4]) <= 1
 
 
 def test_indices_on_a_device_die_with_their_plan():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import BALANCES, RowShards, ShardedLayouts, row_shards
 from ropewalk.parallel.mesh import SequenceGroups
@@ -47,8 +48,15 @@ def random_cut(layout, ring, rng):
     return RowShards(layout.storage_in_order, chunks)
 
 
-def plans_of(layouts, rows):
-    return [ring_plan(tuple(layouts), tuple(rows), rank) for rank in range(rows[0].ring)]
+def plans_of(layouts, rows, locality=EVERYTHING):
+    return [ring_plan(tuple(layouts), tuple(rows), rank, locality) for rank in range(rows[0].ring)]
+
+
+def any_locality(seed, total):
+    """Of a layer: often all keys, else a window or chunks from one token to more than the row."""
+    rng = random.Random(seed)
+    window, chunk = (rng.choice([None, rng.randint(1, total + 2)]) for _ in range(2))
+    return Locality(window, chunk)
 
 
 def tokens_of(rows, rank):
@@ -68,9 +76,9 @@ def received_by(plans, rows, rank):
     return torch.cat(parts)
 
 
-def runs_of(layouts, rows):
+def runs_of(layouts, rows, locality=EVERYTHING):
     """Queries' and keys' tokens of every run of every rank."""
-    plans = plans_of(layouts, rows)
+    plans = plans_of(layouts, rows, locality)
     for rank, plan in enumerate(plans):
         held = tokens_of(rows, rank)
         keys = received_by(plans, rows, rank)[plan.slots].split(list(plan.keys))
@@ -80,23 +88,25 @@ def runs_of(layouts, rows):
 @given(st.integers(0, 10**9))
 def test_every_visible_pair_is_computed_once_and_no_other(seed):
     layouts, rows = random_batch(seed)
-    expected = torch.block_diag(*(layout.dense_mask().long() for layout in layouts))
+    locality = any_locality(seed, rows[0].total_length)
+    expected = torch.block_diag(*(layout.dense_mask(locality).long() for layout in layouts))
     pairs = torch.zeros_like(expected)
-    for queries, keys in runs_of(layouts, rows):
+    for queries, keys in runs_of(layouts, rows, locality):
         assert len(keys) >= len(queries) > 0
-        pairs[queries[:, None], keys[None]] += torch.ones(len(queries), len(keys), dtype=torch.int64).tril(
-            len(keys) - len(queries)
-        )
+        seen = torch.ones(len(queries), len(keys), dtype=torch.int64).tril(len(keys) - len(queries))
+        if locality.window is not None:
+            seen = seen.triu(len(keys) - len(queries) - locality.window + 1)
+        pairs[queries[:, None], keys[None]] += seen
     assert torch.equal(pairs, expected)
 
 
 @given(st.integers(0, 10**9))
 def test_keys_of_a_run_stand_in_the_order_of_the_row(seed):
-    """Nothing but the last keys needs it today; a sliding window counts places."""
+    """A sliding window counts keys back from the query, so none is missing in between."""
     layouts, rows = random_batch(seed)
     total = rows[0].total_length
     place = torch.cat([row.order.argsort() + number * total for number, row in enumerate(rows)])
-    for queries, keys in runs_of(layouts, rows):
+    for queries, keys in runs_of(layouts, rows, any_locality(seed, total)):
         assert bool((place[keys].diff() > 0).all())
         assert torch.equal(keys[-len(queries) :], queries)
 
@@ -104,8 +114,9 @@ def test_keys_of_a_run_stand_in_the_order_of_the_row(seed):
 @given(st.integers(0, 10**9))
 def test_only_keys_that_the_receiver_sees_are_sent_and_each_once(seed):
     layouts, rows = random_batch(seed)
-    visible = torch.block_diag(*(layout.dense_mask() for layout in layouts))
-    plans = plans_of(layouts, rows)
+    locality = any_locality(seed, rows[0].total_length)
+    visible = torch.block_diag(*(layout.dense_mask(locality) for layout in layouts))
+    plans = plans_of(layouts, rows, locality)
     for rank, plan in enumerate(plans):
         received, held = received_by(plans, rows, rank), tokens_of(rows, rank)
         assert len(received.unique()) == len(received)

@@ -19,7 +19,7 @@ def attention(ranks, case, shape, fault=None):
 
 def test_the_scale_is_the_models_own(two_ranks, granite_case):
     found = replace(granite_case, key=uuid.uuid4().hex)
-    assert attention_inputs(found)[0][0].scale == 0.9
+    assert attention_inputs(found)[0][0].options.scale == 0.9
     assert engine_equals_reference(found, "segments").passed
     assert attention(two_ranks, granite_case, MeshShape(ring=2)).passed
     assert not attention(two_ranks, granite_case, MeshShape(ring=2), "scale lost in the ring").passed
@@ -30,8 +30,8 @@ def test_an_engine_that_loses_the_scale_is_found(granite_case, monkeypatch):
 
     sound = engines.attend
 
-    def unscaled(*args, scale=None, **options):
-        return sound(*args, **options)
+    def unscaled(*args, options, **others):
+        return sound(*args, options=replace(options, scale=None), **others)
 
     monkeypatch.setattr(engines, "attend", unscaled)
     assert not engine_equals_reference(replace(granite_case, key=uuid.uuid4().hex), "segments").passed
@@ -46,11 +46,11 @@ def test_an_engine_that_a_ring_has_not_is_not_run(two_ranks, case):
 def test_scores_in_bfloat16_are_outside_the_budget_and_what_is_no_number_too(sharp_case):
     layouts = [sharp_case.rows[0].layout]
     row = attention_inputs(replace(sharp_case, precision="bfloat16", key=uuid.uuid4().hex))[0][0]
-    expected = ExactAttention.of(row.tensors, layouts, row.scale)
+    expected = ExactAttention.of(row.tensors, layouts, row.options)
     assert expected.errors_of(expected.values).worst_share == 0
 
     def rounding(q, k, v):
-        return oracle_attention(q, k, v, layouts, row.scale)
+        return oracle_attention(q, k, v, layouts, row.options)
 
     found = values_of(rounding, row.tensors, cotangent_of(row.query, row.value))
     assert expected.errors_of(found).worst_share > 1

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import EVERYTHING, Locality
+from ropewalk.attention.spans import Ints, Spans
 
 Blocks = npt.NDArray[np.int64]
 
@@ -33,51 +35,76 @@ class TouchedBlocks:
     num_blocks: int
 
 
-def touched_blocks(layout: PackedLayout, block_size: int) -> TouchedBlocks:
+def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = EVERYTHING) -> TouchedBlocks:
     """The blocks of a row whose documents are contiguous (sort an interleaved one by document first).
 
     Args:
         layout: a layout whose tokens are taken in (document, order) order.
         block_size: tokens along each side of a block.
+        locality: of the layer.
     """
-    total, anchor = layout.total_length, layout.anchor_length
+    total = layout.total_length
+    spans = Spans.of(layout, locality)
     num_blocks = -(-total // block_size)
-    query = np.arange(num_blocks, dtype=np.int64)
-    first_token = query * block_size
+    first_token = np.arange(num_blocks, dtype=np.int64) * block_size
     last_token = np.minimum(first_token + block_size, total) - 1
-    if layout.pattern == "full":
-        document_starts = np.zeros(1, dtype=np.int64)
-    else:
-        lengths = layout.document_lengths.numpy()
-        document_starts = anchor + np.cumsum(lengths) - lengths
-        if layout.pattern == "anchor":
-            # The first document sees the anchor in front of it as its own beginning.
-            document_starts[0] = 0
-        elif anchor:
-            document_starts = np.concatenate([[0], document_starts])
-    first_document = np.searchsorted(document_starts, first_token, side="right") - 1
-    last_document = np.searchsorted(document_starts, last_token, side="right") - 1
-    start = document_starts[first_document]
-    low = start // block_size
+    first_span, last_span = spans.span_of(first_token), spans.span_of(last_token)
 
-    # Keys of the query block's own document(s): from `low` to the block itself. A block below the diagonal is
-    # full where it starts inside the one document that the whole query block belongs to.
-    own_query, own_key = _ranges(low, query + 1)
-    one_document = (first_document == last_document)[own_query]
-    own_full = one_document & (own_key * block_size >= start[own_query]) & (own_key < own_query)
+    # Own keys of a query block: from the oldest that its first token sees to the block itself. A block below the
+    # diagonal is full where the last token, too, sees all of it, and the whole query block is of one span.
+    low = spans.first_seen(first_token)[1] // block_size
+    own_query, own_key = _ranges(low, np.arange(1, num_blocks + 1))
+    of_last = spans.first_seen(last_token)[1]
+    one_span = (first_span == last_span)[own_query]
+    own_full = one_span & (own_key * block_size >= of_last[own_query]) & (own_key < own_query)
 
-    # Keys of the anchor, where they lie in blocks before `low`. A block that holds nothing else is full.
-    shared = anchor if layout.pattern == "anchor" else 0
-    anchor_query, anchor_key = _ranges(np.zeros_like(low), np.minimum(low, -(-shared // block_size)))
+    shared_query, shared_key, newest, shared_end = _shared_blocks(spans, first_token, last_token, block_size)
+    before_own = shared_key < low[shared_query]
 
-    queries = np.concatenate([anchor_query, own_query])
-    keys = np.concatenate([anchor_key, own_key])
-    full = np.concatenate([np.zeros(len(anchor_key), dtype=bool), own_full])
-    full |= ((keys + 1) * block_size <= shared) & (keys < queries)
-    # The anchor's keys of a query block stand before its own, and both in order.
+    queries = np.concatenate([shared_query[before_own], own_query])
+    keys = np.concatenate([shared_key[before_own], own_key])
+    full = np.concatenate([np.zeros(before_own.sum(), dtype=bool), own_full])
+    # A block of shared keys alone is full where every token of the query block sees the oldest of them.
+    full |= (
+        (keys * block_size >= newest[queries]) & ((keys + 1) * block_size <= shared_end) & (keys < queries)
+    )
+    # The shared keys of a query block stand before its own, and both in order.
     order = _stable_order(queries)
     pairs = np.stack([queries, keys], axis=1)[order]
     return TouchedBlocks(pairs[~full[order]], pairs[full[order]], num_blocks)
+
+
+def _shared_blocks(
+    spans: Spans, first_token: Ints, last_token: Ints, block_size: int
+) -> tuple[Ints, Ints, Ints, int]:
+    """The keys that several spans share, as query blocks see them.
+
+    Returns:
+        Query and key block of each pair; for each query block a key from which on all its tokens see the shared ones,
+        the row's length where some see none; and the end of the shared keys.
+    """
+    first_span, last_span = spans.span_of(first_token), spans.span_of(last_token)
+    sharing = spans.shared_end > spans.shared_start
+    if not sharing.any():
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.full_like(first_token, spans.starts[-1]), 0
+    # Spans that share see the same keys from their first token. A query block sees those that its own first token
+    # sees, and if such a span begins in it, those that this span's does.
+    example = int(sharing.argmax())
+    end = int(spans.shared_end[example])
+    from_start = spans.first_seen(spans.starts[example : example + 1])[0][0]
+    count = np.concatenate([np.zeros(1, np.int64), sharing.cumsum()])
+    oldest = np.where(sharing[first_span], spans.first_seen(first_token)[0], end)
+    oldest = np.where(count[last_span + 1] > count[first_span + 1], np.minimum(oldest, from_start), oldest)
+    pairs = _ranges(oldest // block_size, np.where(oldest < end, -(-end // block_size), 0))
+    # The first span has the shared keys as its own. No token of a block is further from the start of its span than
+    # this, and no run has more keys in front, so a window has left nothing from here on.
+    count = np.concatenate([np.zeros(1, np.int64), (sharing | (spans.starts[:-1] == 0)).cumsum()])
+    all_share = count[last_span + 1] - count[first_span] == last_span - first_span + 1
+    newest = np.full_like(oldest, spans.shared_start[example])
+    if spans.window is not None:
+        furthest = last_token - spans.starts[first_span]
+        newest = np.maximum(newest, end + furthest - spans.window + 1)
+    return *pairs, np.where(all_share, newest, spans.starts[-1]), end
 
 
 def _ranges(low: Blocks, high: Blocks) -> tuple[Blocks, Blocks]:

@@ -36,6 +36,7 @@ class AttentionSpec:
         head_dim: width of a head of queries and keys.
         value_dim: width of a head of values; ``head_dim`` if None.
         softcap: soft cap of the scores, None for none.
+        sinks: whether heads have learned sinks.
         backward: whether gradients are wanted.
         ring: whether a rank has a part of the queries and the keys that they see (``parallel.ring``).
         capability: the GPU's; that of ``device`` if None, and 8.0 where this machine has no GPU to ask.
@@ -46,6 +47,7 @@ class AttentionSpec:
     head_dim: int
     value_dim: int | None = None
     softcap: float | None = None
+    sinks: bool = False
     backward: bool = True
     ring: bool = False
     capability: Capability | None = None
@@ -126,6 +128,8 @@ def _why_not_varlen(spec: AttentionSpec) -> str | None:
         return f"needs bfloat16 or float16, got {spec.dtype}"
     if spec.softcap is not None:
         return f"has no soft cap (softcap={spec.softcap})"
+    if spec.sinks:
+        return "has no attention sinks: its kernel gives no gradient through the sum that they enter"
     if head_dim != value_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
         limits = f"equal head and value widths, a multiple of 8 up to {MAX_HEAD_DIM}"
         return f"needs {limits}, got {head_dim} and {value_dim}"

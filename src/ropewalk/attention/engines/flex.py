@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ropewalk.attention.engines.blocks import padded_lists, touched_blocks
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
 
 MOST_GRAPHS = 64
 """Graphs that are compiled in one process; each takes seconds, and evaluations may have many lengths."""
@@ -32,18 +33,20 @@ class FlexPlan:
     by_document: Gather | None
 
 
-def plan(layouts: Sequence[PackedLayout], device: torch.device) -> FlexPlan:
-    return FlexPlan(block_mask_of(layouts, device), sort_by_document(layouts, device))
+def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> FlexPlan:
+    return FlexPlan(block_mask_of(layouts, device, locality), sort_by_document(layouts, device))
 
 
-def block_mask_of(layouts: Sequence[PackedLayout], device: torch.device) -> BlockMask:
+def block_mask_of(
+    layouts: Sequence[PackedLayout], device: torch.device, locality: Locality = EVERYTHING
+) -> BlockMask:
     """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order).
 
     Its four tables have an entry for every pair of blocks, as FlexAttention documents them: narrower ones are refused
     by its compiled CPU kernel, and each width would be a graph of its own. That is 16 bytes a pair of blocks and row:
     16 MiB for a row of 128K tokens, 1 GiB for one of 1M.
     """
-    blocks = [touched_blocks(layout, BLOCK_SIZE) for layout in layouts]
+    blocks = [touched_blocks(layout, BLOCK_SIZE, locality) for layout in layouts]
     partial, full = [b.partial for b in blocks], [b.full for b in blocks]
     num_blocks, total = blocks[0].num_blocks, layouts[0].total_length
     fields: dict[str, Any] = {}
@@ -56,12 +59,12 @@ def block_mask_of(layouts: Sequence[PackedLayout], device: torch.device) -> Bloc
         seq_lengths=(total, total),
         **fields,
         BLOCK_SIZE=(BLOCK_SIZE, BLOCK_SIZE),
-        mask_mod=_mask_mod(layouts, device),
+        mask_mod=_mask_mod(layouts, device, locality),
     )
 
 
 def _mask_mod(
-    layouts: Sequence[PackedLayout], device: torch.device
+    layouts: Sequence[PackedLayout], device: torch.device, locality: Locality
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The rule of visibility for one pair of tokens; a full row is one whose tokens share a document."""
     documents = torch.stack(
@@ -79,21 +82,39 @@ def _mask_mod(
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((documents[b, q] == documents[b, k]) | (k < anchors[b]))
 
-    return visible
+    window, chunk = locality.window, locality.chunk
+    if window is None and chunk is None:
+        return visible
+    places = torch.stack([layout.run_index[layout.storage_in_order] for layout in layouts]).to(device)
+
+    def visible_nearby(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = visible(b, h, q, k)
+        if window is not None:
+            seen = seen & (places[b, q] - places[b, k] < window)
+        if chunk is not None:
+            seen = seen & (places[b, q] // chunk == places[b, k] // chunk)
+        return seen
+
+    return visible_nearby
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, scale: float, softcap: float | None) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptions) -> Tensor:
     if plan.by_document is not None:
         q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
-    out: Tensor = _kernel(q.device.type)(
+    out, auxiliary = _kernel(q.device.type)(
         q,
         k,
         v,
-        score_mod=None if softcap is None else _soft_cap(softcap),
+        score_mod=None if options.softcap is None else _soft_cap(options.softcap),
         block_mask=plan.block_mask,
-        scale=scale,
+        scale=options.scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=True),
     )
+    if options.sinks is not None:
+        # The softmax over one more score: exp(lse) of the sum is the keys' share, exp(sink) the sink's.
+        share = torch.sigmoid(auxiliary.lse - options.sinks.to(auxiliary.lse.dtype)[:, None])
+        out = out * share[..., None].to(out.dtype)
     return out if plan.by_document is None else unsort_rows(out, plan.by_document)
 
 

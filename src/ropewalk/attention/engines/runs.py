@@ -36,8 +36,15 @@ class Gather:
     repeats: tuple[tuple[Tensor, Tensor], ...]
 
 
-def runs_of(layouts: Sequence[PackedLayout], device: torch.device) -> tuple[list[int], Gather | None]:
+def runs_of(
+    layouts: Sequence[PackedLayout], device: torch.device, chunk: int | None = None
+) -> tuple[list[int], Gather | None]:
     """The runs of a batch of rows, row by row, documents in ascending order.
+
+    Args:
+        layouts: of the rows.
+        device: of the gather's tensors.
+        chunk: tokens of the chunks that runs are cut into, each a run of its own then; None for whole runs.
 
     Returns:
         The tokens of each run; and the gather that lays them out one after the other, its index tensors on the device,
@@ -78,6 +85,9 @@ def runs_of(layouts: Sequence[PackedLayout], device: torch.device) -> tuple[list
         owned.append(torch.ones(len(order), dtype=torch.bool))
         slots += len(order)
     tokens = torch.cat(lengths).tolist()
+    if chunk is not None:
+        # Chunks of a run lie one after the other as they are.
+        tokens = [min(chunk, run - start) for run in tokens for start in range(0, run, chunk)]
     if not repeats and not _any_interleaved(layouts):
         return tokens, None
     return tokens, _gather(torch.cat(indices), torch.cat(owned), repeats, device)

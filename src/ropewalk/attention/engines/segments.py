@@ -17,10 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from ropewalk.attention.engines.reference import plain_attention
 from ropewalk.attention.engines.runs import Gather, sort_by_document, sort_rows, unsort_rows
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import AttentionOptions, Locality
 
 SCORE_BYTES, CPU_SCORE_BYTES = 256 * 2**20, 4 * 2**20
 """Bound on the scores or the mask of a block of queries; a single query's may exceed it. On a CPU they are twice as
 fast where they stay in its caches; a GPU wants large products."""
+LEAST_BLOCK = 64
+"""Queries of a block under a window: the products of fewer are slow (benchmarks/attention_cpu.py)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class SegmentsPlan:
     cuts: tuple[Cut, ...]
 
 
-def plan(layouts: Sequence[PackedLayout], device: torch.device) -> SegmentsPlan:
+def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> SegmentsPlan:
+    """How rows are sorted and cut; how far a query sees is left to each run."""
     return SegmentsPlan(sort_by_document(layouts, device), tuple(_cut(layout) for layout in layouts))
 
 
@@ -58,32 +62,32 @@ def _cut(layout: PackedLayout) -> Cut:
     return Cut((anchor, *documents) if anchor else tuple(documents), 0)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, plan: SegmentsPlan, scale: float, softcap: float | None) -> Tensor:
+def run(q: Tensor, k: Tensor, v: Tensor, plan: SegmentsPlan, options: AttentionOptions) -> Tensor:
     if plan.by_document is not None:
         q, k, v = (sort_rows(x, plan.by_document) for x in (q, k, v))
     if len(set(plan.cuts)) == 1:
-        output = _row(q, k, v, plan.cuts[0], scale, softcap)
+        output = _row(q, k, v, plan.cuts[0], options)
     else:
         rows = zip(*(x.split(1) for x in (q, k, v)), plan.cuts, strict=True)
-        output = torch.cat([_row(q, k, v, cut, scale, softcap) for q, k, v, cut in rows])
+        output = torch.cat([_row(q, k, v, cut, options) for q, k, v, cut in rows])
     return output if plan.by_document is None else unsort_rows(output, plan.by_document)
 
 
-def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, scale: float, softcap: float | None) -> Tensor:
+def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -> Tensor:
     """Rows of one cut: the first piece as it is, the others behind the shared tokens of the first."""
     if len(cut.lengths) == 1:
-        return _causal(q, k, v, scale, softcap)
+        return _run(q, k, v, options)
     # split, not slices: the backward of a slice writes a zero gradient as large as the whole.
     (q0, *qs), (k0, *ks), (v0, *vs) = (x.split(cut.lengths, dim=2) for x in (q, k, v))
-    outputs = [_causal(q0, k0, v0, scale, softcap)]
+    outputs = [_run(q0, k0, v0, options)]
     if not cut.shared:
-        outputs += [_causal(a, b, c, scale, softcap) for a, b, c in zip(qs, ks, vs, strict=True)]
+        outputs += [_run(a, b, c, options) for a, b, c in zip(qs, ks, vs, strict=True)]
         return torch.cat(outputs, dim=2)
     shared = [_wide(x.split([cut.shared, x.shape[2] - cut.shared], dim=2)[0]) for x in (q0, k0, v0)]
     for piece in zip(qs, ks, vs, strict=True):
         a, b, c = (torch.cat([s.to(x.dtype), x], dim=2) for s, x in zip(shared, piece, strict=True))
         # The shared tokens' queries see only themselves, as in the first piece: their output is there already.
-        whole = _causal(a, b, c, scale, softcap)
+        whole = _run(a, b, c, options)
         outputs.append(whole.split([cut.shared, whole.shape[2] - cut.shared], dim=2)[1])
     return torch.cat(outputs, dim=2)
 
@@ -93,69 +97,128 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Tensor:
-    if softcap is not None:  # SDPA has no soft cap; one document's scores at a time stay small
-        visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-        return plain_attention(q, k, v, visible, scale, softcap)
-    return F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-
-
 def causal_runs(
     q_QHD: Tensor,
     k_SKD: Tensor,
     v_SKV: Tensor,
     runs: Sequence[tuple[int, int]],
-    scale: float,
-    softcap: float | None,
+    options: AttentionOptions,
 ) -> Tensor:
     """Causal attention inside each run, whose last query sees its last key.
 
     Args:
         q_QHD, k_SKD, v_SKV: queries, and keys and values, of the runs one after the other.
         runs: how many queries and keys each has; as many keys as queries, or more. One run at least.
-        scale, softcap: as for :func:`ropewalk.attend`.
+        options: as for :func:`ropewalk.attend`, but no chunks: they are runs of their own.
 
     Returns:
         ``[Q, H, V]``.
     """
+    assert options.chunk is None
     queries, keys = map(list, zip(*runs, strict=True))
     outputs = []
     for run in zip(q_QHD.split(queries), k_SKD.split(keys), v_SKV.split(keys), strict=True):
         # [n, H, D] to [1, H, n, D] and back.
         q, k, v = (x.transpose(0, 1)[None] for x in run)
-        outputs.append(_last_queries(q, k, v, scale, softcap)[0].transpose(0, 1))
+        outputs.append(_last_queries(q, k, v, options)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
-def _last_queries(q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """A block of queries at a time: neither a mask nor scores of all of them are ever held.
+def _run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """A whole run, as many queries as keys: one call, or one for each of its chunks."""
+    local = options.locality.within(q.shape[2])
+    if local.chunk is None:
+        return _last_queries(q, k, v, options)
+    chunks = zip(*(x.split(local.chunk, dim=2) for x in (q, k, v)), strict=True)
+    return torch.cat([_last_queries(a, b, c, options) for a, b, c in chunks], dim=2)
 
-    Blocks are computed again in the backward, for the mask and the scores would be kept until then.
+
+def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """Causal attention of a run's last queries to its keys; where they need a mask, a block of queries at a time.
+
+    So neither a mask nor the scores of all queries are ever held, and what lies before a window is not computed.
     """
     count, length = q.shape[2], k.shape[2]
-    if softcap is None and count == length:
-        return _causal(q, k, v, scale, softcap)
-    bound = CPU_SCORE_BYTES if q.device.type == "cpu" else SCORE_BYTES
-    query_bytes = length * torch.float32.itemsize * (1 if softcap is None else q.shape[1])
-    k_wide, v_wide, end, outputs = _wide(k), _wide(v), length - count, []
-    for block in q.split(max(1, bound // query_bytes), dim=2):
+    window = options.locality.within(length).window
+    if window is not None:
+        return _windowed(q, k, v, window, options)
+    if options.is_plain and count == length:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    size = _most_queries(q, length, options)
+    if count == length <= size:
+        return _block(q, k, v, _visible(count, length, length, q.device), options)
+    # Computed again in the backward, for the mask and the scores would be kept until then.
+    wide_k, wide_v, end, outputs = _wide(k), _wide(v), length - count, []
+    for block in q.split(size, dim=2):
         end += block.shape[2]
-        arguments = (block, k_wide, v_wide, end, scale, softcap)
-        outputs.append(checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False))
+        arguments = (block, wide_k, wide_v, end, options)
+        outputs.append(checkpoint(_first_keys, *arguments, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(outputs, dim=2)
 
 
-def _block(
-    q: Tensor, k_wide: Tensor, v_wide: Tensor, end: int, scale: float, softcap: float | None
-) -> Tensor:
-    """Queries of which the last one sees the first ``end`` keys and no other."""
-    count = q.shape[2]
-    visible = torch.ones(count, end, dtype=torch.bool, device=q.device).tril(end - count)
-    k, v = k_wide[:, :, :end], v_wide[:, :, :end]
-    if softcap is not None:
-        return plain_attention(_wide(q), k, v, visible, scale, softcap).to(q.dtype)
+def _first_keys(q: Tensor, wide_k: Tensor, wide_v: Tensor, end: int, options: AttentionOptions) -> Tensor:
+    """A block of queries of which the last one sees the first ``end`` keys and no other."""
+    return _block(
+        q, wide_k[:, :, :end], wide_v[:, :, :end], _visible(q.shape[2], end, end, q.device), options
+    )
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, options: AttentionOptions) -> Tensor:
+    """A block of queries at a time, each with the keys of its windows: the work grows with the window, not the run.
+
+    Keys are cut where blocks of queries end, and the pieces that a block sees are joined: gradients of all blocks
+    then take as long as the blocks.
+    """
+    count, length = q.shape[2], k.shape[2]
+    # A block of `size` queries is multiplied with `size + window` keys, of which each query sees `window`.
+    size = min(_most_queries(q, window, options), max(LEAST_BLOCK, window // 4))
+    unseen = max(0, length - count - window + 1)
+    lead = length - count - unseen
+    pieces = [lead % size] * (lead % size > 0) + [size] * (lead // size)
+    leading = len(pieces)
+    pieces += [block.shape[2] for block in q.split(size, dim=2)]
+    ks, vs = (_wide(x).split([unseen, *pieces], dim=2)[1:] for x in (k, v))
+    behind = -(-(window - 1) // size)
+    masks: dict[tuple[int, int], Tensor] = {}
+    outputs = []
+    for number, block in enumerate(q.split(size, dim=2), leading):
+        seen = slice(max(0, number - behind), number + 1)
+        k_seen, v_seen = torch.cat(ks[seen], dim=2), torch.cat(vs[seen], dim=2)
+        shape = (block.shape[2], k_seen.shape[2])
+        if shape not in masks:
+            masks[shape] = _visible(*shape, window, q.device)
+        arguments = (block, k_seen, v_seen, masks[shape], options)
+        if options.is_plain:
+            outputs.append(_block(*arguments))
+        else:
+            # The scores would be kept until the backward.
+            outputs.append(checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(outputs, dim=2)
+
+
+def _most_queries(q: Tensor, seen: int, options: AttentionOptions) -> int:
+    """How many queries a block may have, each with so many keys, that its mask or its scores stay small."""
+    bound = CPU_SCORE_BYTES if q.device.type == "cpu" else SCORE_BYTES
+    return max(1, bound // (seen * torch.float32.itemsize * (1 if options.is_plain else q.shape[1])))
+
+
+def _visible(count: int, length: int, window: int, device: torch.device) -> Tensor:
+    """bool ``[count, length]``: the last ``count`` queries of a run of ``length`` tokens see so many each."""
+    visible = torch.ones(count, length, dtype=torch.bool, device=device).tril(length - count)
+    return visible if window >= length else visible.triu(length - count - window + 1)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, options: AttentionOptions) -> Tensor:
+    """Queries with the keys that any of them sees; keys and values may be wider than queries."""
+    if not options.is_plain:
+        return plain_attention(_wide(q), _wide(k), _wide(v), visible, options).to(q.dtype)
     return F.scaled_dot_product_attention(
-        q, k.to(q.dtype), v.to(q.dtype), attn_mask=visible, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k.to(q.dtype),
+        v.to(q.dtype),
+        attn_mask=visible,
+        scale=options.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropewalk.attention.engines.runs import Gather, into_runs, out_of_runs, runs_of
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.options import AttentionOptions, Locality
 
 MAX_RUNS = 65535
 """Runs of one call: FlashAttention numbers them by the second dimension of a CUDA grid."""
@@ -61,28 +62,31 @@ class VarlenPlan:
     calls: tuple[Call, ...]
 
 
-def plan(layouts: Sequence[PackedLayout], device: torch.device) -> VarlenPlan:
-    lengths, gather = runs_of(layouts, device)
+def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> VarlenPlan:
+    """The runs, cut into the layer's chunks; a window is the kernel's own."""
+    lengths, gather = runs_of(layouts, device, locality.chunk)
     return VarlenPlan(gather, calls_of(lengths, lengths, device))
 
 
 def run(
-    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, plan: VarlenPlan, scale: float, softcap: float | None
+    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, plan: VarlenPlan, options: AttentionOptions
 ) -> Tensor:
     q, k, v = (into_runs(x, plan.gather) for x in (q_BHTD, k_BKTD, v_BKTD))
-    return out_of_runs(causal_varlen(q, k, v, plan.calls, scale), plan.gather, q_BHTD.shape[0])
+    return out_of_runs(causal_varlen(q, k, v, plan.calls, options), plan.gather, q_BHTD.shape[0])
 
 
-def causal_varlen(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[Call], scale: float) -> Tensor:
+def causal_varlen(
+    q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[Call], options: AttentionOptions
+) -> Tensor:
     """Causal attention inside each run, whose last query sees its last key: ``[Q, H, D]``."""
     if len(calls) == 1:
-        return _kernel(q_QHD, k_SKD, v_SKD, calls[0], scale)
+        return _kernel(q_QHD, k_SKD, v_SKD, calls[0], options)
     queries, keys = [call.queries.slots for call in calls], [call.keys.slots for call in calls]
     parts = zip(q_QHD.split(queries), k_SKD.split(keys), v_SKD.split(keys), calls, strict=True)
-    return torch.cat([_kernel(*part, scale) for part in parts])
+    return torch.cat([_kernel(*part, options) for part in parts])
 
 
-def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: float) -> Tensor:
+def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: AttentionOptions) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     attention: Callable[..., Any] = varlen_attn
@@ -91,6 +95,7 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: floa
         attention = partial(varlen_attn, enable_gqa=groups > 1)
     elif groups > 1:
         k_SKD, v_SKD = (x.repeat_interleave(groups, dim=1) for x in (k_SKD, v_SKD))
+    window = options.window
     output = attention(
         q_QHD,
         k_SKD,
@@ -99,9 +104,9 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, scale: floa
         call.keys.cu_seqlens,
         call.queries.max_seqlen,
         call.keys.max_seqlen,
-        scale=scale,
-        # Causal, aligned at the last query and the last key.
-        window_size=(-1, 0),
+        scale=options.scale_of(q_QHD.shape[2]),
+        # Causal, aligned at the last query and the last key; the query itself is not counted.
+        window_size=(-1 if window is None else window - 1, 0),
     )
     assert isinstance(output, Tensor)
     return output

@@ -9,7 +9,7 @@ Source: the all-gather form of context parallelism, arXiv:2407.21783, section 3.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from ropewalk.attention import AttentionSpec, EngineName, check_engine
 from ropewalk.attention.engines.runs import into_runs
 from ropewalk.attention.engines.segments import causal_runs
 from ropewalk.attention.engines.varlen import causal_varlen
+from ropewalk.attention.options import EVERYTHING, PLAIN, AttentionOptions, Locality
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel.collectives import Parcels, send_entries
 from ropewalk.parallel.ring.plan import RingPlan, calls_on, gather_on, ring_plan, sent_on
@@ -39,8 +40,7 @@ def ring_attend(
     value: Tensor,
     sharded: ShardedLayouts,
     engine: str = "auto",
-    scale: float | None = None,
-    softcap: float | None = None,
+    options: AttentionOptions = PLAIN,
 ) -> Tensor:
     """Attention over the places of all ranks of a ring; every rank of it calls this.
 
@@ -50,8 +50,7 @@ def ring_attend(
         value: ``[batch, num_kv_heads, ring_length, value_dim]``.
         sharded: how the rows are cut.
         engine: ``auto``, ``segments`` or ``varlen`` (CUDA, 16-bit floats).
-        scale: multiplier of q·k; 1/sqrt(head_dim) if not given.
-        softcap: soft cap of the scores (Gemma 2), none if not given.
+        options: scale, soft cap, window or chunks, and sinks of the layer, as for :func:`ropewalk.attend`.
 
     Returns:
         ``[batch, num_heads, ring_length, value_dim]`` in the dtype of the input; zeros in padding.
@@ -62,10 +61,11 @@ def ring_attend(
     """
     _check_tensors(query, key, value, sharded)
     head_dim, value_dim = query.shape[3], value.shape[3]
-    spec = AttentionSpec(query.device, query.dtype, head_dim, value_dim, softcap, ring=True)
+    options.check_sinks(query)
+    sinks = options.sinks is not None
+    spec = AttentionSpec(query.device, query.dtype, head_dim, value_dim, options.softcap, sinks, ring=True)
     chosen = check_engine(engine, spec)
-    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank)
+    plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, options.locality)
     group = sharded.groups.ring_group
     parcels = Parcels(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
     heads = heads_of_an_exchange(
@@ -74,19 +74,21 @@ def ring_attend(
     per_key = query.shape[1] // key.shape[1]
     outputs = []
     with _own_dtypes(query):
-        for q, k, v in zip(
+        parts = zip(
             query.split(heads * per_key, dim=1),
             key.split(heads, dim=1),
             value.split(heads, dim=1),
             strict=True,
-        ):
+        )
+        for number, (q, k, v) in enumerate(parts):
             kv = torch.cat([_places(k), _places(v)], dim=2)
-            outputs.append(attend_received(q, send_entries(kv, parcels), plan, chosen, scale, softcap))
+            own = options.of_heads(slice(number * heads * per_key, (number + 1) * heads * per_key))
+            outputs.append(attend_received(q, send_entries(kv, parcels), plan, chosen, own))
     return torch.cat(outputs, dim=1)
 
 
 def attend_received(
-    query: Tensor, kv_RKE: Tensor, plan: RingPlan, engine: EngineName, scale: float, softcap: float | None
+    query: Tensor, kv_RKE: Tensor, plan: RingPlan, engine: EngineName, options: AttentionOptions
 ) -> Tensor:
     """Attention of a rank's queries to the keys and values that it has received.
 
@@ -95,7 +97,7 @@ def attend_received(
         kv_RKE: in the order of the plan.
         plan: the rank's.
         engine: ``varlen``, or ``segments``.
-        scale, softcap: as for :func:`ring_attend`.
+        options: as for :func:`ring_attend`; the plan is of its locality.
 
     Returns:
         ``[batch, num_heads, ring_length, value_dim]``; zeros in padding.
@@ -116,22 +118,30 @@ def attend_received(
         output_QHV = v_SKV.repeat_interleave(q_QHD.shape[1] // v_SKV.shape[1], dim=1) + q_QHD.sum(
             2, keepdim=True
         )
+        if options.sinks is not None:
+            output_QHV = output_QHV + options.sinks[:, None].to(output_QHV.dtype)
     elif engine == "varlen":
-        output_QHV = causal_varlen(q_QHD, k_SKD, v_SKV, calls_on(plan, query.device), scale)
+        output_QHV = causal_varlen(q_QHD, k_SKD, v_SKV, calls_on(plan, query.device), options)
     else:
         runs = list(zip(plan.queries, plan.keys, strict=True))
-        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, runs, scale, softcap)
+        output_QHV = causal_runs(q_QHD, k_SKD, v_SKV, runs, options.of_runs())
     rows = output_QHV.transpose(0, 1).split(list(plan.tokens), dim=1)
     return torch.stack([F.pad(row, (0, 0, 0, length - row.shape[1])) for row in rows])
 
 
-def prepare(sharded: ShardedLayouts, engine: EngineName, device: torch.device) -> None:
+def prepare(
+    sharded: ShardedLayouts,
+    engine: EngineName,
+    device: torch.device,
+    localities: Iterable[Locality] = (EVERYTHING,),
+) -> None:
     """Make what :func:`ring_attend` needs of these rows before it is called, so that no step waits for it."""
-    plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank)
-    sent_on(plan, device)
-    gather_on(plan, device)
-    if engine == "varlen" and plan.queries:
-        calls_on(plan, device)
+    for locality in localities:
+        plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, locality)
+        sent_on(plan, device)
+        gather_on(plan, device)
+        if engine == "varlen" and plan.queries:
+            calls_on(plan, device)
 
 
 def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:

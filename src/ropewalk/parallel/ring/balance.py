@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.attention.spans import Spans
 from ropewalk.errors import RopewalkError
 
 Chunks = tuple[tuple[tuple[int, int], ...], ...]
@@ -25,41 +24,6 @@ TIE = 0.01
 PIECES_TIE = 0.04
 """The same between numbers of pieces: each piece of a long document has its own copy of the keys before it, so that 16
 of them hold up to four times a row's, where 4 hold little more than one (docs/log.md)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Spans:
-    """What the pattern of a layout comes to once documents are contiguous.
-
-    Query p of the span that starts at s sees the keys s, …, p, and the first ``shared`` keys of the row unless it
-    is one of them.
-
-    Attributes:
-        starts: int64 ``[spans + 1]``, where each span of causal attention starts, and the row's length.
-        shared: leading tokens that all other spans see as well; they are the first span.
-    """
-
-    starts: np.ndarray[Any, np.dtype[np.int64]]
-    shared: int
-
-    @classmethod
-    def of(cls, layout: PackedLayout) -> Spans:
-        """Under ``full`` the row is one span; else the anchor, if there is one, and each document."""
-        if layout.pattern == "full":
-            return cls(np.array([0, layout.total_length]), 0)
-        anchor = layout.anchor_length
-        lengths = np.concatenate([np.full(int(anchor > 0), anchor), layout.document_lengths.numpy()])
-        starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-        return cls(starts, anchor if layout.pattern == "anchor" else 0)
-
-    def pairs_before(self, places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """int64: visible pairs of the queries that stand before each of these places."""
-        sizes = np.diff(self.starts)
-        seen = np.where(self.starts[:-1] < self.shared, 0, self.shared)
-        done = np.concatenate([np.zeros(1, np.int64), (sizes * seen + sizes * (sizes + 1) // 2).cumsum()])
-        span = np.searchsorted(self.starts[1:-1], places, side="right")
-        inside = places - self.starts[span]
-        return done[span] + inside * seen[span] + inside * (inside + 1) // 2
 
 
 def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,13 @@ from torch import Tensor
 from ropewalk.attention.engines.runs import Gather, gather_by
 from ropewalk.attention.engines.varlen import Call, calls_of
 from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.attention.options import EVERYTHING, Locality
+from ropewalk.attention.spans import Ints, Spans
 from ropewalk.errors import RopewalkError
-from ropewalk.parallel.ring.balance import Spans
 from ropewalk.parallel.shards import RowShards
 
 Range = tuple[int, int]
 """(start, end)."""
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +84,19 @@ def calls_on(plan: RingPlan, device: torch.device) -> tuple[Call, ...]:
 
 
 @kept
-def ring_plan(layouts: tuple[PackedLayout, ...], rows: tuple[RowShards, ...], ring_rank: int) -> RingPlan:
+def ring_plan(
+    layouts: tuple[PackedLayout, ...],
+    rows: tuple[RowShards, ...],
+    ring_rank: int,
+    locality: Locality = EVERYTHING,
+) -> RingPlan:
     """What one rank sends, receives and computes; made once a batch, where all layers find it.
 
     Args:
         layouts: of the whole rows.
         rows: how each is cut, all into shards of one length.
         ring_rank: the rank, 0 to ring - 1.
+        locality: of the layer; keys that no query's window or chunk holds are not sent.
 
     Raises:
         RopewalkError: if shards and layouts do not belong together.
@@ -107,7 +112,9 @@ def ring_plan(layouts: tuple[PackedLayout, ...], rows: tuple[RowShards, ...], ri
             raise RopewalkError(
                 "a ring needs rows that are cut in (document, order) order; make their shards with row_shards"
             )
-    cuts = [_RowCut(Spans.of(layout), row.chunks) for layout, row in zip(layouts, rows, strict=True)]
+    cuts = [
+        _RowCut(Spans.of(layout, locality), row.chunks) for layout, row in zip(layouts, rows, strict=True)
+    ]
     sent = [
         np.concatenate([cut.seen(other, ring_rank) + row * length for row, cut in enumerate(cuts)])
         for other in range(ring)
@@ -122,7 +129,8 @@ def ring_plan(layouts: tuple[PackedLayout, ...], rows: tuple[RowShards, ...], ri
             at[parts[number]] = np.arange(len(parts[number])) + start + _total(parts[:number])
             start += _total(parts)
         for piece in cut.pieces(ring_rank):
-            slots.append(np.concatenate([at[: piece.shared], at[piece.span_start : piece.end]]))
+            shared = at[piece.shared_start : piece.shared_end]
+            slots.append(np.concatenate([shared, at[piece.first : piece.end]]))
             queries.append(piece.end - piece.start)
     return RingPlan(
         ring_rank=ring_rank,
@@ -138,13 +146,13 @@ def ring_plan(layouts: tuple[PackedLayout, ...], rows: tuple[RowShards, ...], ri
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run's queries as places in order, and its keys: the first ``shared`` of the row, and those from
-    ``span_start`` to its end."""
+    """A run's queries as places in order, and its keys: shared ones of the row, and those from ``first`` to its end."""
 
     start: int
     end: int
-    span_start: int
-    shared: int
+    first: int
+    shared_start: int
+    shared_end: int
 
 
 class _RowCut:
@@ -154,7 +162,7 @@ class _RowCut:
         self.spans = spans
         self.total = int(spans.starts[-1])
         self.chunks = [np.array(pieces, dtype=np.int64).reshape(-1, 2) for pieces in chunks]
-        self._found: dict[int, tuple[Ints, Ints, Ints, Ints]] = {}
+        self._found: dict[int, tuple[Ints, ...]] = {}
 
     def held_by(self, rank: int) -> Ints:
         """The places in order that a rank holds."""
@@ -177,23 +185,23 @@ class _RowCut:
 
     def seen(self, rank: int, source: int) -> Ints:
         """Ascending local places of ``source`` whose keys a rank's queries see."""
-        _, ends, firsts, shared = self._pieces(rank)
-        anchors = zip(np.zeros_like(shared).tolist(), self.held_before(source, shared).tolist(), strict=True)
-        own = zip(
-            self.held_before(source, firsts).tolist(), self.held_before(source, ends).tolist(), strict=True
-        )
-        return _joined(_union([*anchors, *own]))
+        _, *ranges = self._pieces(rank)
+        ends, firsts, shared_starts, shared_ends = (self.held_before(source, places) for places in ranges)
+        shared = zip(shared_starts.tolist(), shared_ends.tolist(), strict=True)
+        own = zip(firsts.tolist(), ends.tolist(), strict=True)
+        return _joined(_union([*shared, *own]))
 
-    def _pieces(self, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
-        """Start, end, first place of the span, and shared keys of each piece of a rank."""
+    def _pieces(self, rank: int) -> tuple[Ints, ...]:
+        """Of each piece of a rank: start, end, first key of its own span, and the range of shared keys."""
         if rank not in self._found:
             cuts = np.unique(np.concatenate([self.chunks[rank].flatten(), self.spans.starts]))
             starts, ends = cuts[:-1], cuts[1:]
             mine = self.held_before(rank, ends) > self.held_before(rank, starts)
             starts, ends = starts[mine], ends[mine]
-            firsts = self.spans.starts[np.searchsorted(self.spans.starts, starts, side="right") - 1]
-            shared = np.where(firsts < self.spans.shared, 0, self.spans.shared)
-            self._found[rank] = (starts, ends, firsts, shared)
+            # The first query of a piece sees the oldest keys of any.
+            shared_starts, firsts = self.spans.first_seen(starts)
+            shared_ends = self.spans.shared_end[self.spans.span_of(starts)]
+            self._found[rank] = (starts, ends, firsts, shared_starts, shared_ends)
         return self._found[rank]
 
 

@@ -235,9 +235,7 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
     path = checkpoint / "config.json"
     if not path.is_file():
         return
-    saved = ModelConfig(parse_json(path.read_text(encoding="utf-8"))).methods.get(None)
-    if saved is None:
-        return
+    saved = ModelConfig(parse_json(path.read_text(encoding="utf-8"))).full_attention_rope
     there, here = (each.frequencies(rope.stage.context).inv_freq for each in (saved, method))
     if there.shape != here.shape or not torch.allclose(there, here, rtol=1e-6, atol=0):
         raise RopewalkError(

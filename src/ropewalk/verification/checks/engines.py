@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention import ENGINES, attend, check_engine
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
+from ropewalk.models.attention_hooks import asked_of
 from ropewalk.models.losses import decoder_of
 from ropewalk.training.step import autocast
 from ropewalk.verification.case import Case
@@ -34,15 +35,13 @@ class AttentionInputs:
 
     Attributes:
         query, key, value: ``[B, H, T, D]``, ``[B, K, T, D]``, ``[B, K, T, V]``.
-        scale: the model's own multiplier of q·k.
-        softcap: soft cap of the scores, None for none.
+        options: the layer's own scale, soft cap, window and sinks.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    scale: float
-    softcap: float | None = None
+    options: AttentionOptions
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +63,7 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
     for number, layers in enumerate(rows):
         layout = case.rows[number].layout
         for layer, each in enumerate(layers):
-            run = partial(attend, layout=layout, engine=engine, scale=each.scale, softcap=each.softcap)
+            run = partial(attend, layout=layout, engine=engine, options=each.options)
             cotangent = cotangent_of(each.query, each.value)
             found = values_in(case.precision, run, each.tensors, cotangent)
             errors = exact_attention(case, number, layer).errors_of(found)
@@ -100,7 +99,7 @@ def exact_attention(case: Case, row: int, layer: int) -> ExactAttention:
 
     def compute() -> ExactAttention:
         inputs = attention_inputs(case)[row][layer]
-        found = ExactAttention.of(inputs.tensors, [case.rows[row].layout], inputs.scale, inputs.softcap)
+        found = ExactAttention.of(inputs.tensors, [case.rows[row].layout], inputs.options)
         return replace(found, values=tuple(x.cpu() for x in found.values))
 
     return once(case, f"exact attention of row {row}, layer {layer}", compute)
@@ -122,12 +121,13 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         layout: Any = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        scale, softcap = options.get("scaling"), options.get("softcap")
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        asked = asked_of(module, layout, options)
+        if asked.sinks is not None:
+            asked = replace(asked, sinks=asked.sinks.detach())
         # Contiguous: views of a layer's projections would keep all of them.
         q, k, v = (x.detach().contiguous().to(dtype) for x in (query, key, value))
-        calls.append(AttentionInputs(q, k, v, scale, softcap))
-        output = attend(query, key, value, layout.layouts, "reference", scale, softcap)
+        calls.append(AttentionInputs(q, k, v, asked))
+        output = attend(query, key, value, layout.layouts, "reference", options=asked)
         return output.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(RECORDING, record)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention import check_engine
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Values, cotangent_of
 from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
@@ -70,12 +71,12 @@ def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
 def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> AttentionInputs:
     """What one layer attends with in all rows, on every rank."""
 
-    def described() -> tuple[list[torch.Size], float, float | None]:
+    def described() -> tuple[list[torch.Size], AttentionOptions]:
         first = attention_inputs(case)[0][layer]
         shapes = [torch.Size((len(case.rows), *x.shape[1:])) for x in (first.query, first.key, first.value)]
-        return shapes, first.scale, first.softcap
+        return shapes, first.options
 
-    shapes, scale, softcap = world.on_rank_0(described)
+    shapes, options = world.on_rank_0(described)
     tensors = [torch.empty(shape, dtype=case.attention.dtype, device=device) for shape in shapes]
     if world.is_rank_0:
         for name, into in zip(("query", "key", "value"), tensors, strict=True):
@@ -83,7 +84,7 @@ def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> 
     for tensor in tensors:
         dist.broadcast(tensor, src=0)
     query, key, value = tensors
-    return AttentionInputs(query, key, value, scale, softcap)
+    return AttentionInputs(query, key, value, options)
 
 
 def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
@@ -95,9 +96,7 @@ def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
     *inputs, cotangent = (
         _take(sharded, x) for x in (whole.query[mine], whole.key[mine], whole.value[mine], cotangents)
     )
-    run = partial(
-        sharded_attend, sharded=sharded, engine=case.setup.engine, scale=whole.scale, softcap=whole.softcap
-    )
+    run = partial(sharded_attend, sharded=sharded, engine=case.setup.engine, options=whole.options)
     return values_in(case.precision, run, tuple(inputs), cotangent)
 
 
