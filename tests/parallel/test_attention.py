@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ropewalk import PackedLayout, RopewalkError, attend
+from ropewalk.attention.options import AttentionOptions
 from ropewalk.parallel import ShardedLayouts, sharded_attend
 from ropewalk.parallel.mesh import SequenceGroups
 
@@ -15,20 +16,29 @@ def tensors(length, heads=4, kv_heads=2):
     return tuple(torch.randn(1, n, length, 8) for n in (heads, kv_heads, kv_heads))
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"softcap": 2.0}, {"engine": "reference"}])
-def test_a_rank_alone_computes_attend_to_the_last_bit(options):
+@pytest.mark.parametrize("engine", ["segments", "reference"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttentionOptions(),
+        AttentionOptions(scale=0.5),
+        AttentionOptions(softcap=2.0),
+        AttentionOptions(window=3),
+        AttentionOptions(sinks=torch.arange(4.0)),
+    ],
+    ids=["plain", "scale", "soft cap", "window", "sinks"],
+)
+def test_a_rank_alone_computes_attend_to_the_last_bit(engine, options):
     q, k, v = tensors(18)
     sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
-    options = {"engine": "segments", **options}
-    if "softcap" in options:
-        options["engine"] = "reference"
-    assert torch.equal(sharded_attend(q, k, v, sharded, **options), attend(q, k, v, [LAYOUT], **options))
+    found = sharded_attend(q, k, v, sharded, engine, options)
+    assert torch.equal(found, attend(q, k, v, [LAYOUT], engine, options))
 
 
 def test_the_scale_is_that_of_the_heads_where_none_is_given():
     q, k, v = tensors(18)
     sharded = ShardedLayouts.of([LAYOUT], SequenceGroups())
-    given = sharded_attend(q, k, v, sharded, "segments", scale=8**-0.5)
+    given = sharded_attend(q, k, v, sharded, "segments", AttentionOptions(scale=8**-0.5))
     assert torch.equal(sharded_attend(q, k, v, sharded, "segments"), given)
 
 

@@ -163,8 +163,8 @@ def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
     assert head_dim({**HEADS, "head_dim": 128}) == 128
     with pytest.raises(RopewalkError, match="must have head_dim"):
         head_dim({"hidden_size": 64})
-    with pytest.raises(RopewalkError, match="qk_rope_head_dim 64"):
-        head_dim({**HEADS, "qk_rope_head_dim": 64})
+    # Latent attention: RoPE turns its own part of a head.
+    assert head_dim({**HEADS, "head_dim": 192, "qk_rope_head_dim": 64}) == 64
 
 
 def test_the_two_spellings_may_agree() -> None:

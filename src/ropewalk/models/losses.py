@@ -90,7 +90,7 @@ class OutputHead:
 def decoder_of(model: Any) -> Any:
     """The decoder below the output head: what turns token ids into hidden states."""
     # Llama 4 for text names no module as its base, and is its own.
-    return model.model if model.base_model is model else model.base_model
+    return getattr(model, "model", model) if model.base_model is model else model.base_model
 
 
 def chunked_token_losses(hidden: Tensor, labels: Tensor, head: OutputHead) -> Tensor:
