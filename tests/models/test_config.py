@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import transformers
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
@@ -247,3 +248,43 @@ def test_config_warnings_are_said_and_nothing_is_refused(keys: dict[str, Any], s
     assert len(sentences) == len(said)
     for sentence, part in zip(sentences, said, strict=True):
         assert re.search(part, sentence)
+
+
+WINDOWS = {"sliding_window": 4096, "layer_types": [S, F, S, F], "use_sliding_window": True}
+
+
+def source(**keys: Any) -> ModelConfig:
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+    return ModelConfig.of(transformers.Qwen2Config(**{**shape, "rope_theta": 1e6, **keys}))
+
+
+def test_lifted_windows_leave_full_attention_in_every_layer() -> None:
+    config = source(**WINDOWS)
+    assert config.limits == ("windows",)
+    lifted = config.lifted(["windows"])
+    assert [layer.window for layer in lifted.layers] == [None] * 4
+    assert {layer.kind for layer in lifted.layers} == {F}
+    assert lifted.methods == config.methods
+    assert lifted.limits == ()
+    again = ModelConfig.of(type(lifted.source).from_dict(lifted.source.to_dict()))
+    assert again.localities == lifted.localities
+    assert [layer.window for layer in config.layers] == [4096, None, 4096, None]
+
+
+def test_a_dropped_dual_chunk_config_stays_dropped() -> None:
+    config = source(dual_chunk_attention_config={"chunk_size": 8, "original_max_position_embeddings": 262144})
+    assert config.limits == ("dual_chunk_attention",)
+    lifted = config.lifted(["dual_chunk_attention", "windows"])
+    assert "dual_chunk_attention_config" not in lifted.source.to_dict()
+
+
+def test_what_there_is_not_is_not_lifted() -> None:
+    config = source()
+    assert config.limits == ()
+    assert config.lifted(["windows"]) is config
+
+
+def test_windows_with_a_rope_of_their_own_stay() -> None:
+    gemma = ModelConfig.of(transformers.Gemma3TextConfig(num_hidden_layers=6, sliding_window=8))
+    with pytest.raises(RopewalkError, match="windows of gemma3_text cannot be lifted"):
+        gemma.lifted(["windows"])

@@ -145,3 +145,25 @@ def test_errors_keep_their_kind_and_get_the_rank(four_ranks):
     kind, said = four_ranks.run(too_short)[1]
     assert kind == "RopewalkError"
     assert said.startswith("rank 1: needle does not fit in 7 tokens")
+
+
+def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
+    recipe_values, tiny_checkpoint, tmp_path
+):
+    def model(name, **keys):
+        folder = shutil.copytree(tiny_checkpoint, tmp_path / name)
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**values, **keys}))
+        return str(folder)
+
+    windows = model("windows", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
+    chunks = model("chunks", dual_chunk_attention_config={"original_max_position_embeddings": 64})
+    alone = World()
+    assert "lift: [windows] in a recipe" in refused(recipe_values, alone, model=windows)
+    resolved = resolve(Recipe.model_validate({**recipe_values, "model": windows, "lift": ["windows"]}), alone)
+    assert resolved.engine == "segments"
+    assert "write lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
+    lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
+    assert resolve(lifted, alone).trained_length == 64
+    message = "lift.0 is windows, and the model has nothing of the kind: leave lift out"
+    assert message in refused(recipe_values, alone, lift=["windows"])

@@ -16,3 +16,6 @@ EngineName = Literal["reference", "segments", "flex", "varlen"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 POSITIONS: tuple[Positions, ...] = get_args(Positions)
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+Limit = Literal["windows", "dual_chunk_attention"]
+"""What a model's config may say of its attention that bounds a context, and that a user may decide to take away."""

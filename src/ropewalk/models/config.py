@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
+from ropewalk.attention.choices import Limit
 from ropewalk.attention.options import Locality
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.config import head_dim, methods_from_config
@@ -27,6 +28,8 @@ ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
 """Model types whose attention has a learned sink in every layer."""
 
+
+DUAL_CHUNK = "dual_chunk_attention_config"
 
 OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
 """Where configs also state a context."""
@@ -256,7 +259,7 @@ class ModelConfig:
         Raises:
             RopewalkError: if the config states something else than a whole number.
         """
-        chunks = self.values.get("dual_chunk_attention_config")
+        chunks = self.values.get(DUAL_CHUNK)
         length = chunks.get(ORIGINAL) if isinstance(chunks, Mapping) else None
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
             raise RopewalkError(
@@ -264,6 +267,43 @@ class ModelConfig:
                 f"{length!r}"
             )
         return length
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """What :meth:`lifted` could take away from this config."""
+        windows: tuple[Limit, ...] = ("windows",) if self.shortest_window is not None else ()
+        return (*windows, "dual_chunk_attention") if self.values.get(DUAL_CHUNK) else windows
+
+    def lifted(self, limits: Iterable[Limit]) -> ModelConfig:
+        """A config without some limits; those that it does not have change nothing.
+
+        Args:
+            limits: ``windows`` makes every layer with a sliding window one of full attention;
+                ``dual_chunk_attention`` drops the config of Qwen2.5-1M's attention, which reaches further than it was
+                trained for by using shorter distances again.
+
+        Raises:
+            RopewalkError: if layers with a window are chunked, or have a RoPE of their own, which full attention
+                would carry beyond the distances that it has seen.
+        """
+        wanted = [limit for limit in self.limits if limit in set(limits)]
+        if not wanted:
+            return self
+        values = self.source.to_dict()
+        if "dual_chunk_attention" in wanted:
+            values.pop(DUAL_CHUNK, None)
+        if "windows" in wanted:
+            kinds = {layer.kind for layer in self.layers if layer.window is not None}
+            if kinds != {SLIDING} or SLIDING in self.methods:
+                raise RopewalkError(
+                    f"the windows of {self.model} cannot be lifted: its layers of type {', '.join(sorted(kinds))} are "
+                    "chunked or have a RoPE of their own"
+                )
+            values["sliding_window"] = None
+            values.pop("use_sliding_window", None)
+            if values.get("layer_types"):
+                values["layer_types"] = [FULL if kind == SLIDING else kind for kind in values["layer_types"]]
+        return ModelConfig.of(type(self.source).from_dict(values))
 
     # What is odd, what a reader must know, and what is refused.
 
@@ -295,7 +335,8 @@ class ModelConfig:
             said.append(
                 f"dual_chunk_attention_config states an original length of {trained} tokens, and "
                 f"max_position_embeddings is {length}: the model is taken as trained for {trained}, since what lies "
-                "beyond needs dual chunk attention, which neither transformers nor ropewalk runs"
+                "beyond needs dual chunk attention, which neither transformers nor ropewalk runs; "
+                "a recipe drops it with lift: [dual_chunk_attention]"
             )
         return said
 
@@ -369,8 +410,8 @@ class ModelConfig:
         if widest is not None and widest < context:
             refused.append(
                 f"has a window of {widest:,} tokens in every layer: no query sees further at any RoPE, so training at "
-                f"{context:,} tokens extends nothing; set sliding_window to null in config.json to lift the window, or "
-                "take a model with layers of full attention"
+                f"{context:,} tokens extends nothing; lift: [windows] in a recipe makes every layer see all of its "
+                f"document, and training must teach it that; or stay within {widest:,} tokens"
             )
         rotating = [layer for layer in self.layers if layer.rotates]
         if widest is None and rotating and all(layer.window is not None for layer in rotating):

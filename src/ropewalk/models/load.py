@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from ropewalk.attention import AttentionSpec, require_engine_name
+from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models import attention_hooks
@@ -40,6 +41,7 @@ class ModelSetup:
         engine: attention engine for calls with a layout, or ``auto``.
         exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
         trust_remote_code: run model code from the checkpoint. Never on by default.
+        lift: limits of the checkpoint's attention that are taken away beside ``rope``; see :meth:`ModelConfig.lifted`.
     """
 
     rope: RopeMethod | None = None
@@ -47,6 +49,7 @@ class ModelSetup:
     engine: str = "auto"
     exact_rope: bool = True
     trust_remote_code: bool = False
+    lift: tuple[Limit, ...] = ()
 
 
 AS_IT_IS = ModelSetup()
@@ -141,6 +144,7 @@ def _configured(
     if setup.rope is None:
         return config, config.methods
     in_config = setup.rope.as_computed_by_transformers()
+    config = config.lifted(setup.lift)
     return with_rope(config, in_config, setup.max_position_embeddings), config.methods_with(setup.rope)
 
 

@@ -48,11 +48,13 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     """
     world = world or World()
     model = resolve_model(recipe.model)
-    config = read_config(model, recipe.trust_remote_code)
+    stated = read_config(model, recipe.trust_remote_code)
+    config = _without_limits(recipe, stated)
     refused = config.training_refusals(recipe.stages[-1].context)
     if refused:
         raise EngineError(f"the model {refused[0]}")
-    trained = config.trained_length
+    # What a limit was there for is not what the model was trained at.
+    trained = stated.trained_length
     require_trackers(recipe.trackers)
     current = config.full_attention_rope
     tables = tuple(_table(stage) for stage in recipe.stages)
@@ -122,6 +124,25 @@ def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> An
             f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {vocabulary}: not a pair"
         )
     return tokenizer
+
+
+def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
+    """The config without what the recipe lifts.
+
+    Raises:
+        EngineError: if a limit stays that no engine runs.
+        RopewalkError: if there is nothing of the kind to lift.
+    """
+    if "dual_chunk_attention" in config.limits and "dual_chunk_attention" not in recipe.lift:
+        raise EngineError(
+            "the model states dual chunk attention, which neither transformers nor ropewalk runs and which servers "
+            "would go on using with the new RoPE; write lift: [dual_chunk_attention], which drops it from the config"
+        )
+    for number, limit in enumerate(recipe.lift):
+        if limit not in config.limits:
+            there = f"it has {', '.join(config.limits)}" if config.limits else "leave lift out"
+            raise RopewalkError(f"lift.{number} is {limit}, and the model has nothing of the kind: {there}")
+    return config.lifted(recipe.lift)
 
 
 def _table(stage: Stage) -> Factors | None:

@@ -126,7 +126,9 @@ def load_for_run(
     """
     recipe = resolved.recipe
     method, length = rope or (None, None)
-    setup = ModelSetup(method, length, recipe.engine, recipe.exact_rope, recipe.trust_remote_code)
+    setup = ModelSetup(
+        method, length, recipe.engine, recipe.exact_rope, recipe.trust_remote_code, tuple(recipe.lift)
+    )
     if context.mesh is None:
         model = load_model(path, setup, dtype, resolved.device)
         return LossModel(model, OutputHead.of(model)).eval()

@@ -155,7 +155,9 @@ def prepare(
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, there, layers)
     # Weights that cannot be read end it here, not in every check anew.
-    setup = ModelSetup(method, stage.context, recipe.engine, recipe.exact_rope, recipe.trust_remote_code)
+    setup = ModelSetup(
+        method, stage.context, recipe.engine, recipe.exact_rope, recipe.trust_remote_code, tuple(recipe.lift)
+    )
     load_model(model, replace(setup, engine="auto"))
     if stage.rows_per_batch > rows:
         remarks.append(f"micro-batches of {rows} rows, where the stage has {stage.rows_per_batch}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ropewalk.attention.choices import EngineName, Pattern, Positions
+from ropewalk.attention.choices import EngineName, Limit, Pattern, Positions
 from ropewalk.io.settings import FREE, ONWARD, SAME, Count, Length, OnResume, Settings
 from ropewalk.training.recipe.data import Data
 from ropewalk.training.recipe.evaluation import Evaluation
@@ -162,6 +162,11 @@ class Recipe(Settings):
     short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
         description="search the short factors on the final weights, for the original length; last stage longrope",
+    )
+    lift: Annotated[list[Limit], SAME] = Field(
+        [],
+        description="limits of the model's attention to take away: windows, so that every layer sees all of its "
+        "document; dual_chunk_attention, so that no server uses it. Training must teach the model what it gains",
     )
     optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
     checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
