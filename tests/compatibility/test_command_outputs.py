@@ -70,7 +70,21 @@ CHANGED_SENTENCES: dict[str, str] = {
 }
 """Refusals whose words were changed on purpose: the case, and what its sentence says now."""
 
+CHANGED: dict[str, str] = {
+    "inspect-others.gemma-3-4b to 256k.json.target": "a model with a RoPE for each layer type is extended now",
+    "inspect-others.qwen2.5-7b-instruct-1m.json.notes": "the note says how a recipe drops dual chunk attention",
+}
+"""Outputs that are others on purpose: where they begin, and why."""
+NEW_KEYS = ("recipe.yaml.lift: nothing != []",)
+"""Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
+
 COMMANDS = command_outputs.scenarios(command_outputs.CASES / "commands.yaml")
+
+
+def unexpected(name, said):
+    """Differences from before that nobody wanted."""
+    found = differences_from_before("commands", name, said, RENAMED)
+    return [each for each in found if not each.startswith(tuple(CHANGED)) and not each.endswith(NEW_KEYS)]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +101,7 @@ def refusals(outputs_of):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [case.name for case in COMMANDS if case.fast])
 def test_commands_say_what_they_said(fast, name):
-    assert differences_from_before("commands", name, fast[name], RENAMED) == []
+    assert unexpected(name, fast[name]) == []
 
 
 @pytest.mark.slow
@@ -95,7 +109,7 @@ def test_commands_say_what_they_said(fast, name):
 @pytest.mark.parametrize("name", [case.name for case in COMMANDS if not case.fast])
 def test_slow_commands_say_what_they_said(outputs_of, name):
     said = outputs_of("commands", [name])[name]
-    assert differences_from_before("commands", name, said, RENAMED) == []
+    assert unexpected(name, said) == []
 
 
 @pytest.mark.slow
