@@ -6,7 +6,8 @@ import torch.nn.functional as F
 import transformers
 
 from ropewalk.models.load import attach
-from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
+from ropewalk.models.sharding import load_sharded
+from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.rope import LongRope, RotaryEmbedding
 
 LONG = LongRope(8, 10000.0, (1.0,) * 4, (1.0, 1.5, 2.0, 4.0), 32, 128)
@@ -72,3 +73,10 @@ def logits_on_shards(shape, dtype, batches, kv_heads=2, rope=None):
         rows = zip(sharded.rows, *(part.transpose(1, 2) for part in parts), strict=True)
         found.append(torch.stack([row.join(shards) for row, *shards in rows]).transpose(1, 2))
     return found
+
+
+def buffers_on_shards(folder, dtype):
+    """A sharded model's buffers by name, when it is loaded in a dtype."""
+    with joined("cpu") as world:
+        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, dtype=dtype)
+        return {name: buffer.clone() for name, buffer in model.model.named_buffers()}

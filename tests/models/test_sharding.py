@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from ropewalk import EngineError, PackedLayout, RopewalkError
-from ropewalk.models.load import attach
+from ropewalk.models.load import attach, load_model
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
 from ropewalk.testing import random_layout
-from tests.models.sharded_model_cases import LONG, logits_on_shards, run_slice_by_slice, tiny_llama
+from tests.models.families import tiny_model
+from tests.models.sharded_model_cases import (
+    LONG,
+    buffers_on_shards,
+    logits_on_shards,
+    run_slice_by_slice,
+    tiny_llama,
+)
 
 
 def batches():
@@ -81,3 +88,27 @@ def test_stock_rope_that_depends_on_the_length_is_refused_on_shards():
     attach(model, exact_rope=False)
     with pytest.raises(EngineError, match=r"dynamic.* would take the length of a shard for the row's"):
         model(torch.zeros(1, 17, dtype=torch.int64), layout=two_shards(33))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_a_class_computes_is_as_exact_on_shards_as_in_one_process(two_ranks, tmp_path, dtype):
+    """Gemma multiplies embeddings by a root that no checkpoint holds: one stored in bfloat16 does not round it."""
+    tiny_model("gemma3", torch.bfloat16).save_pretrained(tmp_path)
+    whole = dict(load_model(tmp_path, dtype=dtype).named_buffers())
+    assert [float(factor) for factor in whole.values()] == [float(torch.tensor(32**0.5, dtype=dtype))]
+    for found in two_ranks.run(buffers_on_shards, tmp_path, dtype):
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(found[name], buffer) for name, buffer in whole.items())
+
+
+def test_what_a_checkpoint_holds_beside_its_weights_reaches_every_shard(two_ranks, tmp_path):
+    """DeepSeek-V3 learns the balance of its experts in a buffer, which its class would begin with zeros."""
+    model = tiny_model("deepseek_v3", sharp=True)
+    held = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    for number, buffer in enumerate(held.values(), 1):
+        buffer.copy_(torch.arange(len(buffer)) / 7 + number)
+    model.save_pretrained(tmp_path)
+    assert held
+    for found in two_ranks.run(buffers_on_shards, tmp_path, torch.float64):
+        for name, buffer in held.items():
+            assert torch.equal(found[name], buffer.to(found[name].dtype)), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from typing import Any
 
 import torch
@@ -125,11 +126,32 @@ def _fill(model: Any, source: Any | None) -> None:
             full.copy_(parameters[name])
         dist.broadcast(full, src=0)
         shard.to_local().copy_(local_part(full, shard))
-    buffers = {} if source is None else dict(source.named_buffers())
     for name, buffer in model.named_buffers():
         if source is not None:
-            buffer.copy_(buffers[name])
+            buffer.copy_(_buffer_in(source, name, buffer.dtype))
         dist.broadcast(buffer, src=0)
+
+
+def _buffer_in(source: Any, name: str, dtype: torch.dtype) -> Tensor:
+    """A buffer of a whole model, as that has it when it is loaded in a dtype.
+
+    What no checkpoint holds, the class computes in the dtype that the model is loaded in. Read in the checkpoint's own,
+    Gemma's factor of embeddings would be that of bfloat16 on ranks and another in one process: 34 for the root of 1152.
+    """
+    read: Tensor = source.get_buffer(name)
+    parent, _, attribute = name.rpartition(".")
+    owner = source.get_submodule(parent)
+    if not read.is_floating_point() or read.dtype == dtype or name in source.state_dict():
+        return read
+    # In a copy without weights, which the class would draw anew.
+    bare = copy(owner)
+    bare._parameters = {key: p if p is None else p.to("meta") for key, p in owner._parameters.items()}
+    bare._buffers = {key: b if b is None else b.to(dtype) for key, b in owner._buffers.items()}
+    source._init_weights(bare)
+    made = bare._buffers[attribute]
+    # A class that does not say how its buffer is made leaves it as it was read.
+    assert made is not None
+    return made if torch.equal(made.to(read.dtype), read) else read
 
 
 def local_part(full: Tensor, like: DTensor) -> Tensor:
