@@ -179,7 +179,8 @@ def _tuned_by_position(module: Any, query: Tensor, position_ids: Tensor) -> Tens
     def tuning(positions: Tensor) -> Tensor:
         steps = torch.log1p(torch.floor((positions.float() + 1.0) / module.floor_scale))
         tuned: Tensor = steps * module.attn_scale + 1.0
-        return tuned
+        # The layer's own is float32 in any model; in float64 its quotient is to bring no rounding of float32 in.
+        return tuned.to(torch.promote_types(query.dtype, tuned.dtype))
 
     places = torch.arange(query.shape[2], device=query.device)
     factor = tuning(position_ids) / tuning(places)

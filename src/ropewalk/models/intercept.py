@@ -85,7 +85,9 @@ def intercepted(
         stack.callback(model.set_attn_implementation, before)
         model.set_attn_implementation(NAME)
         if dtype == torch.float64:
-            _run_experts_one_by_one(model, stack)
+            before_them = run_experts_one_by_one(model)
+            if before_them:
+                stack.callback(model.set_experts_implementation, before_them)
         stack.callback(setattr, parent, attribute, rotary)
         setattr(parent, attribute, _Rotary(rotary, rotate_positions))
         left = kept_in_float32(model, dtype)
@@ -94,7 +96,7 @@ def intercepted(
         _active.append(counted)
         stack.callback(_active.pop)
         if dtype == torch.float64:
-            counted.keeping = stack.enter_context(_KeepFloat64())
+            counted.keeping = stack.enter_context(KeepFloat64())
         yield
 
 
@@ -121,12 +123,20 @@ def evaluating(model: nn.Module, stack: ExitStack) -> None:
     model.eval()
 
 
-def _run_experts_one_by_one(model: Any, stack: ExitStack) -> None:
-    """The grouped matrix product of a mixture of experts has no float64."""
+def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
+    """Let a mixture of experts multiply one expert after the other: the grouped matrix product has no float64.
+
+    Args:
+        model: from transformers; without experts it stays as it is.
+
+    Returns:
+        What its ``set_experts_implementation`` takes to undo it; empty if there is nothing to undo.
+    """
     grouped: dict[str, str | None] = getattr(model, "get_experts_implementation", dict)()
-    if any(implementation is not None for implementation in grouped.values()):
-        stack.callback(model.set_experts_implementation, grouped)
-        model.set_experts_implementation("eager")
+    if all(implementation is None for implementation in grouped.values()):
+        return {}
+    model.set_experts_implementation("eager")
+    return grouped
 
 
 class _Counted:
@@ -134,7 +144,7 @@ class _Counted:
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.layer = answer, 0
-        self.keeping: _KeepFloat64 | None = None
+        self.keeping: KeepFloat64 | None = None
 
     def __call__(self, **parts: Any) -> Tensor:
         call = AttentionCall(layer=self.layer, **parts)
@@ -184,8 +194,15 @@ class _Rotary(nn.Module):
         return torch.ones_like(cos, dtype=x.dtype), torch.zeros_like(sin, dtype=x.dtype)
 
 
-class _KeepFloat64(TorchFunctionMode):
-    """Whoever asks for float32 of a float64 tensor gets float64: norms that compute in float32, for instance."""
+class KeepFloat64(TorchFunctionMode):
+    """Whoever asks for float32 of a float64 tensor gets float64: norms, routers and logits, for instance.
+
+    In float32 that changes nothing. In float64 two sides that agree to 1e-16 would now and then round to neighbours,
+    and differ by 1e-8.
+
+    Attributes:
+        paused: True while float32 may be had.
+    """
 
     paused = False
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 
 from ropewalk.attention.layout import Row
+from ropewalk.models.intercept import KeepFloat64, run_experts_one_by_one
 from ropewalk.models.load import cast_parameters, checkpoint_activations, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.models.sharding import load_sharded
@@ -28,31 +28,10 @@ STRIDE = 0.1
 """Norm of the change of all weights between two steps: large enough to show in the second step's gradients."""
 
 
-class _StayingWide(TorchFunctionMode):
-    """Inside, float64 is not rounded to float32 on the way.
-
-    Models round in the midst of a layer, in their norms and logits. That changes nothing in float32; in float64 two
-    sides that agree to 1e-16 would now and then round to neighbours, and differ by 1e-8.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        wide = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
-        if wide and func is Tensor.float:
-            return args[0]
-        if wide and func is Tensor.to:
-            args = tuple(torch.float64 if each is torch.float32 else each for each in args)
-        if wide and options.get("dtype") is torch.float32:
-            options["dtype"] = torch.float64
-        return func(*args, **options)
-
-
 def _widened(model: LossModel) -> AbstractContextManager[Any]:
     """Float64 all the way, if the model is in float64."""
     wide = model.head.linear.weight.dtype == torch.float64
-    return _StayingWide() if wide else nullcontext()
+    return KeepFloat64() if wide else nullcontext()
 
 
 def engine_for(case: Case, dtype: torch.dtype) -> str:
@@ -79,6 +58,7 @@ def load_whole(
     model = load_model(case.model, setup, stored or dtype, case.device)
     # As in a run: the frequencies of transformers' own rotary module keep their dtype.
     cast_parameters(model, dtype)
+    experts_for(model, dtype)
     return LossModel(model, OutputHead.unchecked(model)).train()
 
 
@@ -87,7 +67,15 @@ def load_on(
 ) -> LossModel:
     """The model sharded over a mesh, as a run loads it; every rank calls this."""
     setup = replace(case.setup, engine=engine_for(case, compute or dtype))
-    return as_in_a_run(load_sharded(case.model, mesh, world, setup, dtype, compute).train(), case)
+    model = load_sharded(case.model, mesh, world, setup, dtype, compute).train()
+    experts_for(model.model, dtype)
+    return as_in_a_run(model, case)
+
+
+def experts_for(model: Any, dtype: torch.dtype) -> None:
+    """Make the experts of a model, if it has any, compute in a dtype: in float64 one after the other."""
+    if dtype == torch.float64:
+        run_experts_one_by_one(model)
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:

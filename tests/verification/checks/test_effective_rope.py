@@ -1,8 +1,12 @@
-"""RoPE as it is loaded: the precision casts parameters alone."""
+"""RoPE as it is loaded: the precision casts parameters alone, and angles are read however a module lays them out."""
 
 from dataclasses import replace
 
-from ropewalk.verification.checks.effective_rope import rope_as_loaded
+import pytest
+import torch
+
+from ropewalk.rope import STYLES, Default, RotaryEmbedding
+from ropewalk.verification.checks.effective_rope import _cos_sin, rope_as_loaded
 from tests.verification.verification_cases import OTHER_FAULTS
 
 
@@ -15,3 +19,12 @@ def test_the_precision_casts_parameters_alone(case, monkeypatch):
     rounded = rope_as_loaded(stock)
     assert rounded.passed is False
     assert "inv_freq is rounded to bfloat16" in rounded.note
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_angles_are_read_in_every_style(style):
+    method, positions = Default(8, 10000.0), torch.tensor([0, 1, 2, 255])
+    cos, sin = _cos_sin(RotaryEmbedding(method, style=style)(torch.empty(1), positions[None]))
+    angles = positions.double()[:, None] * method.frequencies()[0]
+    assert torch.equal(cos, angles.cos().float())
+    assert torch.equal(sin, angles.sin().float())

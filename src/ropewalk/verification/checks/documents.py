@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Ten
     # A method that depends on the length takes that of the whole row.
     pinned = rotary.pinned(length) if isinstance(rotary, RotaryEmbedding) else nullcontext()
     device = model.device
-    with pinned:
+    with pinned, _tuned_at(model.model, positions.to(device)):
         output = decoder_of(model.model)(
             ids[None].to(device),
             position_ids=positions[None].to(device),
@@ -106,6 +107,30 @@ def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Ten
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
+
+
+@contextmanager
+def _tuned_at(model: Any, positions: Tensor) -> Iterator[None]:
+    """While the context is open, Llama 4 tunes queries by these positions.
+
+    It tunes those of layers without RoPE by their place in the tensor, and a document alone has other places than
+    positions.
+    """
+    tuned = [
+        module
+        for module in model.modules()
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+    ]
+    with ExitStack() as stack:
+        for module in tuned:
+            stack.callback(setattr, module, "attn_temperature_tuning", module.attn_temperature_tuning)
+            module.attn_temperature_tuning = False
+            steps = torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale))
+            factor = (1 + module.attn_scale * steps)[None, :, None]
+            # Nothing comes between this projection and the tuning in such a layer.
+            hook = module.q_proj.register_forward_hook(lambda _, args, query, by=factor: query * by)
+            stack.callback(hook.remove)
+        yield
 
 
 CLAIMS = (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
+from ropewalk.models.config import FULL
 from ropewalk.models.load import cast_parameters, load_model, read_config, rotary_module
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
@@ -125,22 +126,37 @@ def _in_row(case: Case, model: LossModel) -> Applied:
 
 
 def _captured(model: Any, run: Callable[[], object]) -> Applied:
+    """What the rotary module gives the layers that limit the context, whose RoPE the recipe says."""
     rotary = rotary_module(model)[2]
-    outputs: list[Any] = []
-    handle = rotary.register_forward_hook(lambda module, args, output: outputs.append(output))
+    outputs: dict[str | None, Any] = {}
+
+    def keep(module: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        outputs[named.get("layer_type", args[2] if len(args) > 2 else None)] = output
+
+    handle = rotary.register_forward_hook(keep, with_kwargs=True)
     try:
         with torch.no_grad():
             run()
     finally:
         handle.remove()
-    cos, sin = (part[0].detach().cpu() for part in outputs[-1])
-    return Applied(_one_of_pair(cos), _one_of_pair(sin), cos.dtype, isinstance(rotary, RotaryEmbedding))
+    cos, sin = _cos_sin(outputs[None if None in outputs else FULL])
+    return Applied(cos.double(), sin.double(), cos.dtype, isinstance(rotary, RotaryEmbedding))
 
 
-def _one_of_pair(both: Tensor) -> Tensor:
-    half = both.shape[-1] // 2
-    halves = torch.equal(both[..., :half], both[..., half:])
-    return (both[..., :half] if halves else both[..., 0::2]).double()
+def _cos_sin(output: Any) -> tuple[Tensor, Tensor]:
+    """``[tokens, rotary_dim / 2]`` each, of whatever style the module gives them in."""
+    if isinstance(output, Tensor):
+        return output[0].real.cpu(), output[0].imag.cpu()
+    cos, sin = (_one_of_pair(part[0].cpu()) for part in output)
+    return cos, sin
+
+
+def _one_of_pair(given: Tensor) -> Tensor:
+    """Each pair once; a module that gives it once has neighbours and halves that differ, as frequencies do."""
+    half = given.shape[-1] // 2
+    if torch.equal(given[..., :half], given[..., half:]):
+        return given[..., :half]
+    return given[..., 0::2] if torch.equal(given[..., 0::2], given[..., 1::2]) else given
 
 
 def _held(case: Case, found: dict[str, Applied]) -> Outcome:
