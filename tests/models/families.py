@@ -138,15 +138,120 @@ LOCAL = [name for name, (_, extra) in ATTENTIONS.items() if WINDOW in extra.valu
 """Those of them whose layers see a window or a chunk of their run."""
 
 
+RECURRENT = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_hidden_layers": 4,
+}
+"""Gated DeltaNet."""
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+    "num_hidden_layers": 4,
+}
+"""Mamba-2, in chunks shorter than documents."""
+
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16, "head_dim": 16, "layer_types": RECURRENT},
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", {**DELTA, "head_dim": 16, "layer_types": RECURRENT}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16, "head_dim": 16, "layer_types": RECURRENT},
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", {**DELTA, "linear_num_value_heads": 2, "layer_types": RECURRENT}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {**EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    ),
+    "lfm3": (
+        "Lfm3Config",
+        {
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 5,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA,
+            "layer_types": RECURRENT,
+            "position_embedding_type": "rope",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 16,
+        },
+    ),
+    "bamba": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    "falcon_h1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 64}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+            "num_hidden_layers": 5,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 8,
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "minimax": (
+        "MiniMaxConfig",
+        {"head_dim": 8, "block_size": 8, "num_local_experts": 4, "layer_types": RECURRENT, "num_hidden_layers": 4},
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            "layer_types": RECURRENT,
+            "num_hidden_layers": 4,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "model_max_length": 256,
+        },
+    ),
+}
+"""Families of attention and recurrent layers: gated delta rules, Mamba-2, lightning attention, short convolutions."""
+
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, sharp: bool = False) -> Any:
     """A random model of a family on the CPU, in evaluation mode, with transformers' eager attention.
 
     Args:
-        family: a key of ``FAMILIES``, or of ``ATTENTIONS`` for a sharp one.
+        family: a key of ``FAMILIES``, or of ``ATTENTIONS`` or ``HYBRIDS`` for a sharp one.
         dtype: of its parameters.
         sharp: with weights so large that what attention sees matters.
     """
-    name, extra = (ATTENTIONS if sharp else FAMILIES)[family]
+    name, extra = ({**ATTENTIONS, **HYBRIDS} if sharp else FAMILIES)[family]
     config_class = getattr(transformers, name)
     wanted = {**COMMON, **extra}
     config = config_class(**wanted)

@@ -22,7 +22,31 @@ from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SERVED = (FULL, SLIDING, CHUNKED)
-"""Layer types through which a packed row can pass."""
+"""Layer types of attention through which a packed row can pass."""
+HYBRID = "hybrid"
+"""Layer type of full attention beside a recurrent mixer."""
+RECURRENT = ("linear_attention", "conv", HYBRID)
+"""Layer types whose mixer carries a state from token to token, or looks back through a convolution."""
+MIXERS = {
+    "bamba": "mamba",
+    "falcon_h1": "mamba",
+    "granitemoehybrid": "mamba",
+    "kimi_linear": "self_attn",
+    "lfm2": "conv",
+    "lfm2_moe": "conv",
+    "lfm3": "conv",
+    "minimax": "self_attn",
+    "nemotron_h": "mixer",
+    "olmo_hybrid": "linear_attn",
+    "qwen3_5_moe_text": "linear_attn",
+    "qwen3_5_text": "linear_attn",
+    "qwen3_next": "linear_attn",
+}
+"""Model types whose recurrent layers restart at each document, with the attribute of a layer that is its mixer."""
+PER_TOKEN = ("mlp", "moe")
+"""Layer types in which no token sees another."""
+WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
+"""Model types in which no layer has RoPE, whatever their configs say of it."""
 ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Model types whose layers with full attention have no RoPE where other layers have a window."""
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
@@ -57,6 +81,16 @@ class LayerConfig:
     softcap: float | None
     key_dim: int
     value_dim: int
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a mixer of it carries a state from token to token, alone or beside attention."""
+        return self.kind in RECURRENT
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention, alone or beside a mixer."""
+        return self.kind in (*SERVED, HYBRID)
 
     @property
     def locality(self) -> Locality:
@@ -182,6 +216,16 @@ class ModelConfig:
     def localities(self) -> tuple[Locality, ...]:
         """How far back a query sees in each layer, first to last."""
         return tuple(layer.locality for layer in self.layers)
+
+    @property
+    def mixer_name(self) -> str | None:
+        """The attribute of a recurrent layer that is its mixer; None where that is not known."""
+        return MIXERS.get(self.model_type or "")
+
+    @property
+    def recurrent_layers(self) -> list[int]:
+        """Numbers of the layers with a recurrent mixer, from 0."""
+        return [number for number, layer in enumerate(self.layers) if layer.is_recurrent]
 
     @property
     def shortest_window(self) -> int | None:
@@ -345,7 +389,7 @@ class ModelConfig:
         """A sentence on layers with a window, and one on layers without RoPE, where other layers have none or RoPE."""
         layers = self.layers
         windowed = [number for number, layer in enumerate(layers) if layer.window is not None]
-        still = [number for number, layer in enumerate(layers) if layer.kind in SERVED and not layer.rotates]
+        still = [number for number, layer in enumerate(layers) if layer.attends and not layer.rotates]
         notes = []
         if windowed and len(windowed) < len(layers):
             widths = " or ".join(
@@ -364,7 +408,7 @@ class ModelConfig:
     @property
     def can_be_planned(self) -> bool:
         """Whether some layer both has RoPE and sees everything before it: elsewhere a longer context needs no base."""
-        return any(layer.rotates and layer.kind == FULL for layer in self.layers)
+        return any(layer.rotates and layer.kind in (FULL, HYBRID) for layer in self.layers)
 
     @property
     def planning_notes(self) -> list[str]:
@@ -388,11 +432,13 @@ class ModelConfig:
     def packing_refusals(self) -> list[str]:
         """Why packed rows cannot pass through the model, each the rest of a sentence on it; none where they can."""
         refused = []
-        other = sorted({layer.kind for layer in self.layers} - set(SERVED))
-        if other:
+        passable = (*SERVED, *PER_TOKEN, *(RECURRENT if self.mixer_name else ()))
+        other = {layer.kind: number for number, layer in reversed(list(enumerate(self.layers)))}
+        unknown = [f"{kind} (layer {other[kind]})" for kind in sorted(set(other) - set(passable))]
+        if unknown:
             refused.append(
-                f"has layers of type {', '.join(other)}, through which a packed row would leak; ropewalk serves full "
-                "and sliding attention"
+                f"has layers of type {', '.join(unknown)}, through which a packed row would leak; ropewalk serves full "
+                f"and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
             )
         if not self.values.get("is_causal", True):
             refused.append("attends in both directions; packed rows need a causal decoder")
@@ -506,6 +552,17 @@ def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
+    # Granite 4 says in words whether it has RoPE.
+    said = config.get("position_embedding_type", "rope") == "rope" or config.get("model_type") != "granitemoehybrid"
+    if config.get("model_type") in WITHOUT_ROPE or not said:
+        return [False] * len(kinds)
+    return [
+        turned and kind in (*SERVED, HYBRID)
+        for turned, kind in zip(_attention_that_rotates(config, kinds), kinds, strict=True)
+    ]
+
+
+def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
     stated = config.get("no_rope_layers")
     if stated:
         if len(stated) != len(kinds):

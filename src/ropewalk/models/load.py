@@ -17,7 +17,7 @@ from ropewalk.attention import AttentionSpec, require_engine_name
 from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
-from ropewalk.models import attention_hooks
+from ropewalk.models import attention_hooks, recurrent_layers
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.config_file import CONFIG_ERRORS, one_line, read_model_config
 from ropewalk.models.generation import generating as generating
@@ -245,7 +245,7 @@ def attach(
     """
     config = ModelConfig.of(model.config)
     if methods is None:
-        methods = config.methods
+        methods = config.methods if any(layer.rotates for layer in config.layers) else {}
     _refuse_architecture(model, config)
     attention_hooks.register()
     teach_transformers()
@@ -259,6 +259,7 @@ def attach(
     if hooks is None:
         model._ropewalk_hooks = attention_hooks.LayoutHooks(engine, config.localities)
         model._ropewalk_hooks.install(model)
+        recurrent_layers.install(model, config)
     else:
         hooks.engine = engine
 

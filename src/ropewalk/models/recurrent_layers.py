@@ -1,0 +1,189 @@
+"""Recurrent layers in packed rows: state and convolution restart at each document.
+
+Gated DeltaNet, Mamba-2, lightning attention and short convolutions carry a state from token to token, and no mask
+reaches it. While a model call has a layout, the forward of each such layer's mixer, on the instance, gathers the runs
+of the rows into a batch of their own: every entry starts with a state of zeros, and a causal mixer never lets the
+padding at an entry's end reach the tokens before it. So it computes for each run what it computes for that run alone.
+
+A run is the whole row under ``full`` and a document elsewhere. The anchor is a run of its own: documents see it
+through attention, and no state goes from it into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Token
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attention.layout import PackedLayout, kept
+from ropewalk.errors import EngineError
+from ropewalk.models.attention_hooks import LayoutCall, current_call
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.losses import decoder_of
+
+SHORT = 32
+"""Runs of up to so many tokens share a batch. Longer ones share it with runs of less than twice their length, so that
+padding at most doubles their work."""
+CACHES = ("past_key_values", "cache_params")
+"""What mixers call the cache of their state."""
+
+
+def install(model: nn.Module, config: ModelConfig) -> None:
+    """Let the recurrent layers of a model restart where the layout of a call says.
+
+    Args:
+        model: a transformers decoder; its instances of mixers are changed.
+        config: of the model.
+
+    Raises:
+        EngineError: if the mixer of a layer is not where its model type has it.
+    """
+    for layer, mixer in mixers_of(model, config):
+        marks = _LayerMarks()
+        layer.register_forward_pre_hook(marks.before, with_kwargs=True)
+        layer.register_forward_hook(marks.after, always_call=True)
+        mixer.forward = _RunByRun(mixer.forward)
+
+
+def mixers_of(model: nn.Module, config: ModelConfig) -> list[tuple[nn.Module, nn.Module]]:
+    """The recurrent layers of a model, each with its mixer.
+
+    Raises:
+        EngineError: if transformers has them elsewhere than expected.
+    """
+    if not config.recurrent_layers:
+        return []
+    layers, name = getattr(decoder_of(model), "layers", ()), config.mixer_name
+    found = []
+    for number in config.recurrent_layers:
+        mixer = getattr(layers[number], name or "", None) if number < len(layers) else None
+        if not isinstance(mixer, nn.Module):
+            raise EngineError(
+                f"layer {number} of {type(model).__name__} should hold its recurrent mixer as {name}, and does not; "
+                "packed rows would leak through it"
+            )
+        found.append((layers[number], mixer))
+    return found
+
+
+class _LayerMarks:
+    """Hooks of one layer: its mixer may be handed no keywords, and activation checkpointing calls the layer alone."""
+
+    def __init__(self) -> None:
+        self._marks: list[Token[LayoutCall | None]] = []
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = kwargs.get("layout")
+        if call is None and current_call.get() is not None:
+            raise EngineError(
+                f"{type(layer).__name__} is handed no layout by its model; this architecture cannot train on packed rows"
+            )
+        if call is not None and call.sharded is not None:
+            raise EngineError(
+                f"{type(layer).__name__} is recurrent, and its state does not travel between ranks; use parallel.ring "
+                "1 and parallel.sequence 1"
+            )
+        self._marks.append(current_call.set(call))
+
+    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
+        if self._marks:
+            current_call.reset(self._marks.pop())
+
+
+class _RunByRun:
+    """The forward of one mixer: run by run while a layout is current, else as it was."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = current_call.get()
+        if call is None:
+            return self.forward(*args, **kwargs)
+        hidden = args[0] if args else kwargs["hidden_states"]
+        # Kernels take no layout; there is no padding mask, and no cache beside a layout.
+        options = {key: value for key, value in kwargs.items() if key not in ("hidden_states", "layout")}
+        options |= {key: None for key in ("attention_mask", *CACHES) if key in options}
+        batches = run_batches(call.layouts, hidden.device)
+        if batches is None:
+            return self.forward(hidden, *args[1:], **options)
+        flat, outputs, rest = hidden.flatten(0, 1), [], 0
+        for batch in batches.batches:
+            padded = flat.new_zeros(batch.runs * batch.longest, flat.shape[1])
+            padded = padded.index_copy(0, batch.places, flat.index_select(0, batch.tokens))
+            output = self.forward(padded.unflatten(0, (batch.runs, batch.longest)), *args[1:], **options)
+            if isinstance(output, tuple):
+                # The state at the end of a run, which nobody reads without a cache.
+                rest, output = len(output) - 1, output[0]
+            outputs.append(output.flatten(0, 1).index_select(0, batch.places))
+        merged = torch.cat(outputs).index_select(0, batches.back).unflatten(0, hidden.shape[:2])
+        return (merged, *[None] * rest) if rest else merged
+
+
+@dataclass(frozen=True, eq=False)
+class RunBatch:
+    """Runs of similar length, padded at their ends.
+
+    Attributes:
+        runs, longest: how many, and the tokens of the longest.
+        tokens: int64 ``[tokens]``, indices into the rows one after another.
+        places: int64 ``[tokens]``, where each lies in ``runs x longest``.
+    """
+
+    runs: int
+    longest: int
+    tokens: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RunBatches:
+    """All runs of a batch of rows.
+
+    Attributes:
+        batches: by length.
+        back: int64 ``[batch * length]``: for each token of the rows its place among those of all batches.
+    """
+
+    batches: tuple[RunBatch, ...]
+    back: Tensor
+
+
+@kept
+def run_batches(layouts: tuple[PackedLayout, ...], device: torch.device) -> RunBatches | None:
+    """How the runs of a batch of rows are gathered for a recurrent layer; None where each row is one run.
+
+    Args:
+        layouts: one a row, all of one length.
+        device: where the indices are wanted.
+    """
+    of_rows = [_run_lengths(layout) for layout in layouts]
+    if all(len(lengths) == 1 for lengths in of_rows):
+        return None
+    lengths, length = torch.cat(of_rows), layouts[0].total_length
+    order = torch.cat([layout.storage_in_order + row * length for row, layout in enumerate(layouts)])
+    starts = lengths.cumsum(0) - lengths
+    # The least power of two that holds a run.
+    size = 2 ** (lengths.clamp(min=SHORT) - 1).double().log2().floor().long().add(1)
+    batches = []
+    for each in torch.unique(size).tolist():
+        chosen = torch.nonzero(size == each).flatten()
+        mine, longest = lengths[chosen], int(lengths[chosen].max())
+        inside = torch.arange(int(mine.sum())) - (mine.cumsum(0) - mine).repeat_interleave(mine)
+        tokens = order[starts[chosen].repeat_interleave(mine) + inside]
+        places = (torch.arange(len(chosen)) * longest).repeat_interleave(mine) + inside
+        batches.append(RunBatch(len(chosen), longest, tokens.to(device), places.to(device)))
+    gathered = torch.cat([batch.tokens for batch in batches])
+    return RunBatches(tuple(batches), torch.argsort(gathered))
+
+
+def _run_lengths(layout: PackedLayout) -> Tensor:
+    """int64: tokens of each run of a row, in the order of ``storage_in_order``: the anchor's before the documents'."""
+    if layout.pattern == "full":
+        return torch.tensor([layout.total_length])
+    anchor = torch.tensor([layout.anchor_length] if layout.anchor_length else [], dtype=torch.int64)
+    return torch.cat([anchor, layout.document_lengths])

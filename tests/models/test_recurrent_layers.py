@@ -1,0 +1,233 @@
+"""Recurrent layers in packed rows: each run is computed as that run alone, and no state goes from one into another."""
+
+import copy
+
+import pytest
+import torch
+
+from ropewalk import PackedLayout
+from ropewalk.errors import EngineError
+from ropewalk.models import recurrent_layers
+from ropewalk.models.config import MIXERS, ModelConfig
+from ropewalk.models.load import attach, checkpoint_activations
+from ropewalk.models.recurrent_layers import mixers_of, run_batches
+from ropewalk.parallel import ShardedLayouts
+from tests.models.families import HYBRIDS, tiny_model
+
+LENGTHS = (23, 5, 40, 17)
+"""Documents longer than the chunks of the recurrences, of two sizes for the batches of runs."""
+ROUNDING = 256 * 2.0**-23
+"""Of the largest value: norms, rotary angles and recurrent states of transformers are float32 in any model."""
+
+
+def attached(plain):
+    model = copy.deepcopy(plain)
+    attach(model, engine="segments", exact_rope=False)
+    return model
+
+
+def apart_from_the_anchor(model, anchor_length):
+    """Plain transformers, whose recurrent mixers see the first tokens and the others as two sequences of their own."""
+    model = copy.deepcopy(model)
+    for _, mixer in mixers_of(model, ModelConfig.of(model.config)):
+
+        def forward(hidden_states, *args, own=mixer.forward, **kwargs):
+            parts = [
+                own(part, *args, **kwargs) for part in (hidden_states[:, :anchor_length], hidden_states[:, anchor_length:])
+            ]
+            if isinstance(parts[0], tuple):
+                return torch.cat([part[0] for part in parts], 1), None
+            return torch.cat(parts, 1)
+
+        mixer.forward = forward
+    return model
+
+
+def runs_of(layout):
+    """The tokens that plain transformers is given for each document, and how many of them are an anchor."""
+    if layout.pattern == "full":
+        return [(torch.arange(layout.total_length), 0)]
+    documents = range(int(layout.document_ids.max()) + 1)
+    mine = [torch.nonzero(layout.document_ids == document).flatten() for document in documents]
+    anchor = torch.arange(layout.anchor_length if layout.pattern == "anchor" else 0)
+    return [(torch.cat([anchor, tokens]), len(anchor)) for tokens in mine]
+
+
+def compare(plain, layout, seed=1):
+    """Largest difference of logits and gradients between a packed row and each document alone, in units of size."""
+    ours = attached(plain)
+    oracle = plain
+    if layout.pattern == "anchor":
+        oracle = apart_from_the_anchor(plain, layout.anchor_length)
+    torch.manual_seed(seed)
+    ids = torch.randint(3, 90, (1, layout.total_length))
+    logits = ours(input_ids=ids, layout=layout).logits[0]
+    cotangent = torch.randn_like(logits)
+    loss, mine, worst = torch.zeros((), dtype=logits.dtype), torch.zeros((), dtype=logits.dtype), 0.0
+    size = float(logits.detach().abs().max())
+    for tokens, anchor_length in runs_of(layout):
+        alone = oracle(
+            input_ids=ids[:, tokens],
+            position_ids=layout.position_ids[tokens][None],
+            attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
+            use_cache=False,
+        ).logits[0][anchor_length:]
+        tokens = tokens[anchor_length:]
+        worst = max(worst, float((logits[tokens] - alone).detach().abs().max()) / size)
+        loss = loss + (alone * cotangent[tokens]).sum()
+        mine = mine + (logits[tokens] * cotangent[tokens]).sum()
+    mine.backward()
+    loss.backward()
+    gradients = [(p.grad, q.grad) for p, q in zip(ours.parameters(), oracle.parameters(), strict=True)]
+    assert all((p is None) == (q is None) for p, q in gradients)
+    pairs = [(p, q) for p, q in gradients if p is not None]
+    scale = max(float(q.abs().max()) for _, q in pairs)
+    for parameter in plain.parameters():
+        parameter.grad = None
+    return worst, max(float((p - q).abs().max()) for p, q in pairs) / scale
+
+
+@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_packed_row_equals_each_document_alone(family, pattern):
+    """Outputs and gradients in float64. Under anchor, attention sees [anchor; document], and recurrence the document."""
+    positions = "continuous" if pattern == "full" else "reset"
+    layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern != "intra_document"), positions)
+    outputs, gradients = compare(tiny_model(family, torch.float64, sharp=True), layout)
+    assert outputs <= ROUNDING
+    assert gradients <= ROUNDING
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "falcon_h1"])
+@pytest.mark.parametrize("pattern", ["intra_document", "anchor"])
+def test_interleaved_documents_of_continuous_positions_equal_each_alone(family, pattern):
+    layout = PackedLayout.from_segments([9, 33, 4, 7, 12], [1, 0, 2, 1, 0], pattern, 2)
+    outputs, gradients = compare(tiny_model(family, torch.float64, sharp=True), layout)
+    assert max(outputs, gradients) <= ROUNDING
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_state_that_does_not_restart_is_noticed(family, monkeypatch):
+    """The same comparison with recurrent layers that take the row for one run fails by far."""
+    monkeypatch.setattr(recurrent_layers, "run_batches", lambda layouts, device: None)
+    layout = PackedLayout.from_lengths(LENGTHS, "intra_document", 0, "reset")
+    outputs, gradients = compare(tiny_model(family, torch.float64, sharp=True), layout)
+    assert outputs > 100 * ROUNDING
+    assert gradients > 100 * ROUNDING
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba", "minimax"])
+def test_checkpointed_layers_restart_when_they_are_computed_again(family):
+    """In the backward no model call is current: the layout comes to each layer by its own keywords."""
+    plain = attached(tiny_model(family, torch.float64, sharp=True)).train()
+    again = copy.deepcopy(plain)
+    checkpoint_activations(again)
+    layout = PackedLayout.from_lengths(LENGTHS, "anchor")
+    torch.manual_seed(1)
+    ids = torch.randint(3, 90, (1, layout.total_length))
+    for model in (plain, again):
+        model(input_ids=ids, layout=layout).logits.square().sum().backward()
+    for (name, mine), theirs in zip(again.named_parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        assert mine.grad is None or torch.equal(mine.grad, theirs.grad), name
+
+
+def test_rows_of_a_batch_have_layouts_of_their_own():
+    model = attached(tiny_model("qwen3_next", torch.float64, sharp=True))
+    layouts = [
+        PackedLayout.from_lengths([10, 30, 19], "anchor"),
+        PackedLayout.from_lengths([60], "full", 0),
+        PackedLayout.from_segments([20, 5, 34], [1, 0, 1], "intra_document"),
+    ]
+    ids = torch.randint(3, 90, (3, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        together = model(input_ids=ids, layout=layouts).logits
+        alone = torch.cat(
+            [model(input_ids=row[None], layout=layout).logits for row, layout in zip(ids, layouts, strict=True)]
+        )
+    assert float((together - alone).abs().max()) <= ROUNDING * float(alone.abs().max())
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "granitemoehybrid", "minimax"])
+def test_a_call_without_a_layout_is_transformers_own(family):
+    plain = tiny_model(family, sharp=True)
+    ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(attached(plain)(ids).logits, attached(plain)(ids, use_cache=False).logits)
+        expected = plain.generate(ids, max_new_tokens=8, do_sample=False)
+        assert torch.equal(attached(plain).generate(ids, max_new_tokens=8, do_sample=False), expected)
+
+
+@pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
+def test_every_token_is_in_one_run_and_padding_is_bounded(pattern):
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for _ in range(3):
+        lengths = torch.randn(200, generator=generator).mul(1.2).add(5).exp().long().clamp(min=1).tolist()
+        documents = torch.randint(0, 120, (200,), generator=generator).tolist()
+        lengths[-1] += 120_000 - sum(lengths)
+        rows.append(PackedLayout.from_segments(lengths, documents, pattern, 1))
+    batches = run_batches(tuple(rows), torch.device("cpu"))
+    if pattern == "full":
+        assert batches is None
+        return
+    length = rows[0].total_length
+    tokens = torch.cat([batch.tokens for batch in batches.batches])
+    assert torch.equal(tokens[batches.back], torch.arange(3 * length))
+    runs = set()
+    for batch in batches.batches:
+        entries, inside = batch.places // batch.longest, batch.places % batch.longest
+        for entry in range(batch.runs):
+            mine = batch.tokens[entries == entry]
+            assert torch.equal(inside[entries == entry], torch.arange(len(mine)))
+            row = rows[int(mine[0]) // length]
+            document = row.document_ids[mine % length]
+            assert torch.equal(mine % length, torch.nonzero(row.document_ids == document[0]).flatten())
+            runs.add((int(mine[0]) // length, int(document[0])))
+        if batch.longest > recurrent_layers.SHORT:
+            assert batch.runs * batch.longest < 2 * len(batch.tokens)
+    assert len(runs) == sum(len(row.document_lengths) + 1 for row in rows)
+
+
+def test_a_row_cut_over_ranks_is_refused_by_name():
+    model = attached(tiny_model("lfm2", sharp=True))
+    layout = PackedLayout.from_lengths([10, 21], "anchor")
+    sharded = ShardedLayouts.ulysses([layout], 0, 1, None)
+    with pytest.raises(EngineError, match="Lfm2DecoderLayer is recurrent, and its state does not travel"):
+        model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_mixers_are_where_their_model_type_has_them(family):
+    """Every module that transformers calls by a recurrent name is found, once, in the layers that configs call so."""
+    model = tiny_model(family, sharp=True)
+    found = mixers_of(model, ModelConfig.of(model.config))
+    names = ("DeltaNet", "DeltaAttention", "ShortConv", "Mixer", "MambaLayer", "LightningAttention")
+    assert {id(mixer) for _, mixer in found} == {
+        id(module) for module in model.modules() if type(module).__name__.endswith(names)
+    }
+
+
+def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(MIXERS, "lfm2", "mixer")
+    with pytest.raises(EngineError, match="layer 0 of Lfm2ForCausalLM should hold its recurrent mixer as mixer"):
+        attach(tiny_model("lfm2", sharp=True))
+
+
+def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(MIXERS, "lfm2")
+    with pytest.raises(EngineError, match=r"has layers of type conv \(layer 0\), through which a packed row would leak"):
+        attach(tiny_model("lfm2", sharp=True))
+
+
+@pytest.mark.parametrize("family", sorted(set(HYBRIDS) - {"nemotron_h", "kimi_linear"}))
+def test_the_exact_rotary_module_fits(family):
+    plain = tiny_model(family, sharp=True)
+    ours = copy.deepcopy(plain)
+    attach(ours, engine="segments")
+    ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = plain(ids, use_cache=False).logits
+        packed = ours(ids, layout=PackedLayout.from_lengths([30], "full", 0)).logits
+    # Angles of up to 29 rad that are rounded to float32 and not, through a few layers of float32.
+    assert float((packed - expected).abs().max()) <= 2**-12 * float(expected.abs().max())
