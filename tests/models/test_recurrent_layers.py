@@ -11,7 +11,7 @@ from ropewalk.models import recurrent_layers
 from ropewalk.models.config import MIXERS, ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations
 from ropewalk.models.recurrent_layers import mixers_of, run_batches
-from ropewalk.parallel import ShardedLayouts
+from ropewalk.parallel import SequenceGroups, ShardedLayouts
 from tests.models.families import HYBRIDS, tiny_model
 
 LENGTHS = (23, 5, 40, 17)
@@ -29,7 +29,7 @@ def attached(plain):
 def apart_from_the_anchor(model, anchor_length):
     """Plain transformers, whose recurrent mixers see the first tokens and the others as two sequences of their own."""
     model = copy.deepcopy(model)
-    for _, mixer in mixers_of(model, ModelConfig.of(model.config)):
+    for mixer in mixers_of(model, ModelConfig.of(model.config)):
 
         def forward(hidden_states, *args, own=mixer.forward, **kwargs):
             parts = [
@@ -192,8 +192,8 @@ def test_every_token_is_in_one_run_and_padding_is_bounded(pattern):
 def test_a_row_cut_over_ranks_is_refused_by_name():
     model = attached(tiny_model("lfm2", sharp=True))
     layout = PackedLayout.from_lengths([10, 21], "anchor")
-    sharded = ShardedLayouts.ulysses([layout], 0, 1, None)
-    with pytest.raises(EngineError, match="Lfm2DecoderLayer is recurrent, and its state does not travel"):
+    sharded = ShardedLayouts.of([layout], SequenceGroups())
+    with pytest.raises(EngineError, match="Lfm2ShortConv is recurrent, and its state does not travel"):
         model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)
 
 
@@ -203,9 +203,18 @@ def test_mixers_are_where_their_model_type_has_them(family):
     model = tiny_model(family, sharp=True)
     found = mixers_of(model, ModelConfig.of(model.config))
     names = ("DeltaNet", "DeltaAttention", "ShortConv", "Mixer", "MambaLayer", "LightningAttention")
-    assert {id(mixer) for _, mixer in found} == {
+    assert {id(mixer) for mixer in found} == {
         id(module) for module in model.modules() if type(module).__name__.endswith(names)
     }
+
+
+def test_a_mixer_that_is_handed_no_layout_is_refused_by_name():
+    model = attached(tiny_model("lfm2", sharp=True))
+    layer = model.model.layers[0]
+    own = layer.forward
+    layer.forward = lambda hidden, layout, **kwargs: own(hidden, **kwargs)
+    with pytest.raises(EngineError, match="Lfm2ShortConv is handed no keyword arguments by its layer"):
+        model(input_ids=torch.ones(1, 9, dtype=torch.long), layout=PackedLayout.from_lengths([8]))
 
 
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):

@@ -1,7 +1,7 @@
 """Recurrent layers in packed rows: state and convolution restart at each document.
 
 Gated DeltaNet, Mamba-2, lightning attention and short convolutions carry a state from token to token, and no mask
-reaches it. While a model call has a layout, the forward of each such layer's mixer, on the instance, gathers the runs
+reaches it. Where a model call has a layout, the forward of each such layer's mixer, on the instance, gathers the runs
 of the rows into a batch of their own: every entry starts with a state of zeros, and a causal mixer never lets the
 padding at an entry's end reach the tokens before it. So it computes for each run what it computes for that run alone.
 
@@ -12,7 +12,6 @@ through attention, and no state goes from it into them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import Token
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +41,12 @@ def install(model: nn.Module, config: ModelConfig) -> None:
     Raises:
         EngineError: if the mixer of a layer is not where its model type has it.
     """
-    for layer, mixer in mixers_of(model, config):
-        marks = _LayerMarks()
-        layer.register_forward_pre_hook(marks.before, with_kwargs=True)
-        layer.register_forward_hook(marks.after, always_call=True)
-        mixer.forward = _RunByRun(mixer.forward)
+    for mixer in mixers_of(model, config):
+        mixer.forward = _RunByRun(type(mixer).__name__, mixer.forward)
 
 
-def mixers_of(model: nn.Module, config: ModelConfig) -> list[tuple[nn.Module, nn.Module]]:
-    """The recurrent layers of a model, each with its mixer.
+def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
+    """The mixers of a model's recurrent layers, first to last.
 
     Raises:
         EngineError: if transformers has them elsewhere than expected.
@@ -66,44 +62,34 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[tuple[nn.Module, nn
                 f"layer {number} of {type(model).__name__} should hold its recurrent mixer as {name}, and does not; "
                 "packed rows would leak through it"
             )
-        found.append((layers[number], mixer))
+        found.append(mixer)
     return found
 
 
-class _LayerMarks:
-    """Hooks of one layer: its mixer may be handed no keywords, and activation checkpointing calls the layer alone."""
-
-    def __init__(self) -> None:
-        self._marks: list[Token[LayoutCall | None]] = []
-
-    def before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = kwargs.get("layout")
-        if call is None and current_call.get() is not None:
-            raise EngineError(
-                f"{type(layer).__name__} is handed no layout by its model; this architecture cannot train on packed rows"
-            )
-        if call is not None and call.sharded is not None:
-            raise EngineError(
-                f"{type(layer).__name__} is recurrent, and its state does not travel between ranks; use parallel.ring "
-                "1 and parallel.sequence 1"
-            )
-        self._marks.append(current_call.set(call))
-
-    def after(self, layer: nn.Module, args: Any, output: Any) -> None:
-        if self._marks:
-            current_call.reset(self._marks.pop())
-
-
 class _RunByRun:
-    """The forward of one mixer: run by run while a layout is current, else as it was."""
+    """The forward of one mixer: run by run where it is handed a layout, else as it was.
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
+    The layout is taken from its keywords: where activations are checkpointed, the forward runs again in the backward,
+    outside of any call of the model.
+    """
+
+    def __init__(self, name: str, forward: Callable[..., Any]) -> None:
+        self.name, self.forward = name, forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = current_call.get()
+        call: LayoutCall | None = kwargs.get("layout")
         if call is None:
+            if current_call.get() is not None:
+                raise EngineError(
+                    f"{self.name} is handed no keyword arguments by its layer, so the layout never arrived; this "
+                    "architecture cannot train on packed rows"
+                )
             return self.forward(*args, **kwargs)
+        if call.sharded is not None:
+            raise EngineError(
+                f"{self.name} is recurrent, and its state does not travel between ranks; use parallel.ring 1 and "
+                "parallel.sequence 1"
+            )
         hidden = args[0] if args else kwargs["hidden_states"]
         # Kernels take no layout; there is no padding mask, and no cache beside a layout.
         options = {key: value for key, value in kwargs.items() if key not in ("hidden_states", "layout")}

@@ -61,6 +61,11 @@ class RotaryEmbedding(nn.Module):
         # a length-dependent method replaces it, so the cache cannot grow with every length seen.
         self._cache: dict[tuple[str | None, torch.device], tuple[int | None, Tensor, float]] = {}
 
+    @property
+    def layer_types(self) -> list[str]:
+        """Layer types with a method of their own; LFM3 asks its rotary module for them."""
+        return [kind for kind in self.methods if kind is not None]
+
     def frequencies(self, layer_type: str | None = None, total_length: int | None = None) -> RopeFrequencies:
         """What :meth:`forward` rotates with, for audits: float64 on the CPU.
 
@@ -94,7 +99,8 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             x: any tensor on the device where the result is wanted; its dtype has no effect.
-            position_ids: integer ``[batch, length]``, tokens.
+            position_ids: integer ``[batch, length]``, tokens; or ``[axes, batch, length]``, all axes alike, as Qwen3.5
+                turns the positions of text.
             layer_type: whose method to use, where layer types differ.
 
         Returns:
@@ -102,9 +108,10 @@ class RotaryEmbedding(nn.Module):
             ``pairs``. In the style ``complex`` one complex64 tensor ``[batch, length, rotary_dim / 2]``.
 
         Raises:
-            RopewalkError: if the layer type is unknown, or the module is being trained with a method that is
-                for inference only.
+            RopewalkError: if the layer type is unknown, the axes differ, or the module is being trained with a method
+                that is for inference only.
         """
+        position_ids = _one_axis(position_ids)
         method = self._method(layer_type)
         if self.training and torch.is_grad_enabled() and not method.trainable:
             raise RopewalkError(
@@ -155,6 +162,21 @@ class RotaryEmbedding(nn.Module):
         return f"{described}, style={self.style}"
 
 
+def _one_axis(position_ids: Tensor) -> Tensor:
+    """``[batch, length]`` of positions that may come once an axis: time, height and width, which are one in text.
+
+    Raises:
+        RopewalkError: if they differ: an image or a video is in the sequence.
+    """
+    if position_ids.dim() < 3:
+        return position_ids
+    first = position_ids[0]
+    # An expanded tensor is one axis in memory; elsewhere the host has to wait for the device.
+    if position_ids.stride(0) != 0 and not torch.equal(position_ids, first.expand_as(position_ids)):
+        raise RopewalkError("positions differ by axis, as those of images do; the rotary module is for text alone")
+    return first
+
+
 class RotaryRows(nn.Module):
     """cos and sin of a batch in which each row has a RoPE method of its own: several settings in one forward pass.
 
@@ -181,6 +203,11 @@ class RotaryRows(nn.Module):
             raise RopewalkError(
                 f"rows of one batch must rotate one number of dimensions, got {told or 'no rows'}"
             )
+
+    @property
+    def layer_types(self) -> list[str]:
+        """As :attr:`RotaryEmbedding.layer_types`."""
+        return self.rows[0].layer_types
 
     @property
     def total_length(self) -> int | None:
@@ -211,6 +238,7 @@ class RotaryRows(nn.Module):
         Raises:
             RopewalkError: if the batch has another number of rows, or as :meth:`RotaryEmbedding.forward`.
         """
+        position_ids = _one_axis(position_ids)
         if position_ids.shape[0] not in (1, len(self.rows)):
             raise RopewalkError(
                 f"there are {len(self.rows)} methods for a batch of {position_ids.shape[0]} rows; give one a row"
