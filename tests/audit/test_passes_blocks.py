@@ -31,11 +31,24 @@ ONE_AND_THE_OTHERS = [
 """For what takes seconds: memory is held alike, whatever the dtype of the steps."""
 
 
-def random_call(seed, heads, kv_heads, length, head_dim, value_dim=None, window=None, softcap=None, size=1.0):
+def random_call(
+    seed,
+    heads,
+    kv_heads,
+    length,
+    head_dim,
+    value_dim=None,
+    window=None,
+    softcap=None,
+    size=1.0,
+    chunk=None,
+    sinks=False,
+):
     generator = torch.Generator().manual_seed(seed)
     shapes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim or head_dim)
     q, k, v = (torch.randn(n, length, d, generator=generator, dtype=torch.float64) * size for n, d in shapes)
-    return AttentionCall(0, q, k, v, head_dim**-0.5, softcap, window)
+    sink = torch.randn(heads, generator=generator, dtype=torch.float64) * 3 if sinks else None
+    return AttentionCall(0, q, k, v, head_dim**-0.5, softcap, window, chunk, sink)
 
 
 def random_angles(seed, length, rotary_dim):
@@ -53,23 +66,36 @@ def turned(x, angles, rotation):
     x, width = x.numpy().copy(), rotation.rotary_dim
     for pair in range(width // 2):
         a, b = (pair, pair + width // 2) if rotation.style == "halves" else (2 * pair, 2 * pair + 1)
+        a, b = a + rotation.start, b + rotation.start
         z = (x[..., a] + 1j * x[..., b]) * np.exp(1j * angles[:, pair])
         x[..., a], x[..., b] = z.real, z.imag
     return x
 
 
-def sees(i, j, window, layout):
-    if j > i or (window is not None and i - j >= window):
+def sees(i, j, call, layout):
+    """Whether query i sees key j: both in one run, in order, and near enough in it."""
+    run = run_of(i, layout)
+    if j > i or j not in run:
         return False
+    query, key = run.index(i), run.index(j)
+    if call.chunk is not None and query // call.chunk != key // call.chunk:
+        return False
+    return call.window is None or query - key < call.window
+
+
+def run_of(i, layout):
+    """The tokens of the sequence that the model would run on by itself: a row, a document, an anchor and a document."""
     if layout is None or layout.pattern == "full":
-        return True
+        return list(range(i + 1))
     bounds, owners = layout.cu_seqlens.tolist(), layout.segment_documents.tolist()
 
     def document(token):
         inside = [owner for owner, start in zip(owners, bounds, strict=False) if start <= token]
         return inside[-1] if inside else -1
 
-    return document(i) == document(j) or (layout.pattern == "anchor" and j < layout.anchor_length)
+    anchor = range(layout.anchor_length) if layout.pattern == "anchor" else ()
+    own = [j for j in range(i + 1) if document(j) == document(i) and j not in anchor]
+    return [j for j in anchor if j <= i] + own
 
 
 def dense(call, angles, rotation, layout):
@@ -79,7 +105,7 @@ def dense(call, angles, rotation, layout):
     heads, length, group = len(q), q.shape[1], len(q) // len(k)
     output, weights = np.zeros((heads, length, v.shape[-1])), np.zeros((heads, length, length))
     scores = np.zeros((heads, length, length))
-    seen = [[j for j in range(length) if sees(i, j, call.window, layout)] for i in range(length)]
+    seen = [[j for j in range(length) if sees(i, j, call, layout)] for i in range(length)]
     for head in range(heads):
         keys, values = k[head // group], v[head // group]
         for i in range(length):
@@ -87,8 +113,11 @@ def dense(call, angles, rotation, layout):
             if call.softcap is not None:
                 s = call.softcap * np.tanh(s / call.softcap)
             scores[head, i] = s
-            e = np.exp(s[seen[i]] - s[seen[i]].max())
-            weights[head, i, seen[i]] = e / e.sum()
+            largest = s[seen[i]].max()
+            e = np.exp(s[seen[i]] - largest)
+            # A sink is a score without a value.
+            sink = 0.0 if call.sinks is None else np.exp(float(call.sinks[head]) - largest)
+            weights[head, i, seen[i]] = e / (e.sum() + sink)
             output[head, i] = weights[head, i] @ values
     return output, weights, scores
 
@@ -113,6 +142,9 @@ def cases(draw):
     rotation = LayerRotation(
         None, 2 * draw(st.integers(0, head_dim // 2)), draw(st.sampled_from(["halves", "interleaved"]))
     )
+    if draw(st.booleans()):
+        # The last dimensions of a head.
+        rotation = replace(rotation, start=head_dim - rotation.rotary_dim)
     call = random_call(
         draw(st.integers(0, 10**6)),
         kv_heads * draw(st.integers(1, 3)),
@@ -123,6 +155,8 @@ def cases(draw):
         draw(st.none() | st.integers(1, 26)),
         draw(st.none() | st.floats(0.5, 30)),
         draw(st.sampled_from([0.3, 1.0, 3.0])),
+        draw(st.none() | st.integers(1, 26)),
+        draw(st.booleans()),
     )
     return call, rotation, draw(layouts(length)), draw(st.integers(0, 10**6))
 
@@ -160,8 +194,9 @@ def test_blocks_in_float64_are_attention_by_its_definition(case, block_bytes):
     largest = float(call.value.abs().max())
     np.testing.assert_allclose(output.numpy(), expected, rtol=0, atol=2 * allowed * largest)
     np.testing.assert_allclose(trace.received.numpy(), weights.sum(1), rtol=0, atol=length * allowed)
-    np.testing.assert_allclose(trace.received.sum(-1).numpy(), length, rtol=0, atol=length * allowed)
-    seen = np.array([[sees(i, j, call.window, layout) for j in range(length)] for i in range(length)])
+    if call.sinks is None:
+        np.testing.assert_allclose(trace.received.sum(-1).numpy(), length, rtol=0, atol=length * allowed)
+    seen = np.array([[sees(i, j, call, layout) for j in range(length)] for i in range(length)])
     np.testing.assert_allclose(
         trace.first_scores.numpy(), np.where(seen[:, 0], scores[..., 0], 0), rtol=0, atol=allowed
     )
@@ -235,7 +270,7 @@ def test_a_first_token_out_of_sight_has_no_score(name, hidden):
         LayerAttention(call, tables(angles), LayerRotation(None, 4, "halves"), ARITHMETICS[name], layout)
     )
     scores = dense(call, angles, LayerRotation(None, 4, "halves"), layout)[2]
-    seen = np.array([sees(i, 0, call.window, layout) for i in range(12)])
+    seen = np.array([sees(i, 0, call, layout) for i in range(12)])
     assert 0 < seen.sum() < 12
     allowed = rounding_of(call, ARITHMETICS[name])
     np.testing.assert_allclose(
@@ -311,6 +346,58 @@ def test_scores_are_rounded_after_each_step_as_in_a_tensor_of_their_dtype(dtype,
         expected = torch.tanh(expected / softcap) * softcap
     assert expected.dtype == dtype
     assert torch.equal(trace.first_scores, expected.double())
+
+
+def masked_weights(call, arithmetic):
+    """``[heads, length, length]``: all weights at once."""
+    layer = LayerAttention(
+        call, tables(np.zeros((call.query.shape[1], 0))), LayerRotation(None, 0, "halves"), arithmetic
+    )
+    return layer.weights(*layer.scores(0, call.query.shape[1])).flatten(0, 1)
+
+
+def eager_weights(call, dtype):
+    """What transformers' own eager attention of gpt-oss makes of a call in a dtype."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    q, k, v = (x[None].to(dtype) for x in (call.query, call.key, call.value))
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups = len(call.query) // len(call.key)
+    module.sinks = call.sinks.to(dtype)
+    length = q.shape[2]
+    mask = torch.zeros(length, length, dtype=dtype).masked_fill(
+        torch.ones(length, length, dtype=torch.bool).triu(1), torch.finfo(dtype).min
+    )
+    return eager_attention_forward(module, q, k, v, mask, call.scale)[1][0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sinks_in_float64_are_those_of_gpt_oss(seed):
+    call = random_call(seed, 4, 2, 30, 8, size=2.0, sinks=True)
+    expected = eager_weights(call, torch.float64)
+    found = masked_weights(call, EXACT)
+    scores = dense(call, np.zeros((30, 0)), LayerRotation(None, 0, "halves"), None)[2]
+    torch.testing.assert_close(found, expected, rtol=0, atol=weight_error(call, scores))
+    # The sinks take their share.
+    assert bool((found.sum(-1) < 1).all())
+    assert float(found.sum(-1).min()) < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_sinks_are_rounded_to_the_last_bit_as_gpt_oss_does(seed, dtype):
+    """Whole numbers, whose products are exact until they are rounded; scores of tens, so that roundings show."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randint(-15, 16, (heads, 30, 8), generator=generator).double() for heads in (4, 2))
+    sinks = torch.randn(4, generator=generator).double() * 30
+    call = AttentionCall(0, q, k, k, 0.03, None, None, sinks=sinks.to(dtype))
+    found, expected = masked_weights(call, stock_arithmetic(dtype)), eager_weights(call, dtype)
+    assert found.dtype == expected.dtype == dtype
+    assert torch.equal(found, expected)
+    if dtype != torch.float32:
+        # A maximum that is subtracted before it is rounded would give others.
+        unrounded = replace(stock_arithmetic(dtype), scores=torch.float32)
+        assert not torch.equal(masked_weights(call, unrounded), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -5,6 +5,7 @@ import transformers
 
 from ropewalk.models.losses import decoder_of
 from ropewalk.models.mitigated_attention import attending, exact_rotary, mitigated
+from tests.models.families import LATENT as LATENT_WIDTHS
 
 LENGTH = 96
 
@@ -22,6 +23,9 @@ COMMON = {
     "attn_implementation": "sdpa",
     "pad_token_id": None,
 }
+# Latent attention calls the rotated part of a head its head_dim. All experts at once: which ones a token takes would
+# otherwise turn on a rounding.
+LATENT = {**LATENT_WIDTHS, "head_dim": LATENT_WIDTHS["qk_rope_head_dim"], "num_experts_per_tok": 4}
 FAMILIES = {
     "llama": (transformers.LlamaConfig, {}),
     "qwen2": (transformers.Qwen2Config, {}),
@@ -31,6 +35,8 @@ FAMILIES = {
         {"sliding_window": 128, "attn_implementation": "eager", "query_pre_attn_scalar": 8},
     ),
     "cohere": (transformers.CohereConfig, {"bos_token_id": 0, "eos_token_id": 1}),
+    "deepseek_v2": (transformers.DeepseekV2Config, {**LATENT, "topk_method": "greedy"}),
+    "deepseek_v3": (transformers.DeepseekV3Config, LATENT),
 }
 
 

@@ -10,12 +10,21 @@ import torch
 import transformers
 
 from ropewalk import EngineError, RopewalkError
+from ropewalk.attention.options import Locality
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
-from ropewalk.audit.passes import Runner, shifted
+from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
 from ropewalk.models import intercept
-from ropewalk.models.intercept import AuditedModel, intercepted, kept_in_float32, random_parameters
-from ropewalk.models.rotary import rotary_module
-from tests.models.families import COMMON, FAMILIES, tiny_model
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.intercept import (
+    AuditedModel,
+    LayerRotation,
+    intercepted,
+    kept_in_float32,
+    random_parameters,
+)
+from ropewalk.models.rotary import rotary_module, swap_rotary
+from tests.audit.audit_cases import dense_attention
+from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
 
 LENGTH = 40
 SHIFTS = (0, 137)
@@ -83,9 +92,22 @@ def loaded_as(model, dtype):
     return ours
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+REFUSED = {"granite_swa", "llama4"}
+"""Of the families with windows, sinks, chunks or latent attention, those whose roundings the audit does not know."""
+SHARP = [*sorted(ATTENTIONS.keys() - REFUSED), "llama4 without norm"]
+
+
+def sharp(name):
+    """One of ``SHARP``, whose windows and chunks are shorter than the rows here."""
+    if name in ATTENTIONS:
+        return tiny_model(name, sharp=True)
+    return other("Llama4TextConfig", **ATTENTIONS["llama4"][1], use_qk_norm=False)
+
+
+@pytest.fixture(scope="module", params=[*sorted(FAMILIES), *(f"sharp {name}" for name in SHARP)])
 def audited_model(request):
-    return AuditedModel.of(tiny(request.param))
+    name = request.param.removeprefix("sharp ")
+    return AuditedModel.of(tiny(name) if name == request.param else sharp(name))
 
 
 @pytest.fixture(scope="module")
@@ -364,32 +386,117 @@ def test_the_answer_may_round_to_float32_where_the_rest_may_not():
     assert seen == [(torch.float64, torch.float32, torch.float32)] * 3
 
 
-def test_gpt_oss_is_refused_for_its_sinks():
-    with pytest.raises(EngineError, match="GptOssForCausalLM has learned attention sinks"):
-        AuditedModel.of(other("GptOssConfig", head_dim=8, num_local_experts=2, rope_parameters=PLAIN))
+def test_sinks_that_are_rounded_elsewhere_are_refused_by_name():
+    with pytest.raises(
+        EngineError, match="GraniteSWAForCausalLM has learned attention sinks that it rounds in a"
+    ):
+        AuditedModel.of(tiny_model("granite_swa", sharp=True))
 
 
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+@pytest.mark.parametrize(
+    ("name", "gives", "expected"),
+    [
+        ("gpt_oss", "pairs", {LayerRotation(None, 16, "halves")}),
+        ("cohere2", "interleaved", {LayerRotation(None, 8, "interleaved"), LayerRotation(None, 0, "halves")}),
+        ("deepseek_v2", "complex", {LayerRotation(None, 8, "interleaved", 8)}),
+        ("deepseek_v3", "halves", {LayerRotation(None, 8, "halves", 8)}),
+        ("glm4_moe_lite", "halves", {LayerRotation(None, 8, "halves", 8)}),
+        (
+            "llama4 without norm",
+            "complex",
+            {LayerRotation(None, 8, "interleaved"), LayerRotation(None, 0, "halves")},
+        ),
+    ],
+)
+def test_angles_are_mapped_to_the_dimensions_that_the_layers_rotate(name, gives, expected):
+    """However the rotary module lays them out; in latent attention they are the last ones of a head."""
+    audited_model = AuditedModel.of(sharp(name))
+    assert audited_model.gives == gives
+    assert set(audited_model.layers) == expected
 
-LATENT = {
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "llama4 without norm"])
+def test_a_complex_rotation_in_float32_is_known_though_its_sums_are_fused(name):
+    runner = Runner(AuditedModel.of(sharp(name)), 1024)
+    assert runner.stock(torch.float32) == stock_arithmetic(torch.float32)
+    found = runner.stock(torch.bfloat16)
+    assert (found.cos_sin, found.rotation) == (torch.float32, torch.float32)
 
 
-def test_latent_attention_is_refused():
-    with pytest.raises(EngineError, match="DeepseekV3ForCausalLM does more to queries and keys than rotate"):
-        AuditedModel.of(other("DeepseekV3Config", **LATENT))
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v2", "deepseek_v3", "llama4 without norm"])
+def test_ropewalks_rotary_module_is_audited_as_transformers_own(name):
+    model = sharp(name)
+    own = AuditedModel.of(model)
+    swap_rotary(model, ModelConfig.of(model.config).methods)
+    ours = AuditedModel.of(model)
+    assert (ours.gives, ours.layers) == (own.gives, own.layers)
+    found, exact = (
+        logits(Runner(ours, 2**20), row(), arithmetic, 2**19)
+        for arithmetic in (replace(EXACT, angles="model"), EXACT)
+    )
+    # Its cos and sin are exact but for their rounding to float32.
+    assert (found - exact).abs().max() <= units(model, torch.float32) * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", SHARP)
+def test_drift_beyond_the_window_is_that_of_the_keys_that_are_seen(name):
+    """D from transformers' own attention weights, in which hidden keys have none."""
+    model, ids, shifts = sharp(name), row(), (0, 2**26)
+    runner = Runner(AuditedModel.of(model), longest(shifts, LENGTH))
+    own = [dense_attention(model, ids, shift) for shift in shifts]
+    expected = float(((own[0] - own[1]).abs().sum(-2) / queries_from(LENGTH)).sum())
+    a, b = (
+        runner.run(ids, stock_arithmetic(torch.float32), shifted(LENGTH, shift), keep=("layers",))
+        for shift in shifts
+    )
+    found = difference(runner, (1, a), (-1, b))
+    # Each weight is off by roundings of its layer in each of four passes; D divides a column's sum by its queries.
+    columns = own[0].shape[0] * own[0].shape[1] * LENGTH
+    assert abs(found.D - expected) <= columns * units(model, torch.float32)
+    # Angles of 2^26 radians are off by some radians in float32, so there is something to see.
+    assert expected > 10 * columns * units(model, torch.float32)
+    for layer, locality in enumerate(ModelConfig.of(model.config).localities):
+        seen = own[0][layer].sum(0) > 0
+        reach = LENGTH if locality.reach is None else locality.reach
+        assert int(seen.sum(1).max()) <= reach
+        assert bool((a.seen_by[layer] >= seen.sum(0)).all())
+        assert int(a.seen_by[layer].max()) <= reach
+        assert locality.reach in (None, WINDOW)
+
+
+def test_each_layer_type_is_rotated_with_its_own_frequencies():
+    audited_model, ids = AuditedModel.of(sharp("gemma3")), row()
+    sliding, full = audited_model.methods["sliding_attention"], audited_model.methods["full_attention"]
+    assert sliding.rope_theta != full.rope_theta
+    expected = stock_logits(audited_model.model, ids)
+    found = logits(Runner(audited_model, LENGTH), ids, EXACT)
+    allowed = units(audited_model.model, torch.float32) * expected.abs().max()
+    assert (found - expected).abs().max() <= allowed
+    swapped = replace(audited_model, methods={"sliding_attention": full, "full_attention": sliding})
+    assert (logits(Runner(swapped, LENGTH), ids, EXACT) - expected).abs().max() > 1000 * allowed
+
+
+def test_chunks_are_no_windows():
+    """The same tokens in a window and in chunks: transformers tells both to its masks by one name."""
+    model = sharp("llama4 without norm")
+    found = {}
+
+    def answer(call):
+        found[call.layer] = call.locality
+        return call.value.repeat_interleave(2, dim=0)
+
+    with intercepted(model, answer, torch.float32):
+        model.model(row()[None], use_cache=False)
+    assert tuple(found.values()) == ModelConfig.of(model.config).localities
+    assert {locality.chunk for locality in found.values()} == {WINDOW, None}
+
+
+def test_a_window_that_contradicts_the_config_is_refused():
+    model = sharp("llama4 without norm")
+    with intercepted(model, lambda call: call.value.repeat_interleave(2, dim=0), torch.float32):
+        intercept._active[-1].localities = (Locality(chunk=WINDOW + 1),) * model.config.num_hidden_layers
+        with pytest.raises(EngineError, match="the last 7 tokens, and the config says 8; neither is guessed"):
+            model.model(row()[None], use_cache=False)
 
 
 def test_norms_after_the_rotation_are_refused():
@@ -405,10 +512,11 @@ def test_a_model_without_rope_is_refused():
         AuditedModel.of(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
 
-def test_complex_frequencies_are_refused_by_name():
-    model = other("Llama4TextConfig", head_dim=8, num_local_experts=2, intermediate_size_mlp=48)
-    with pytest.raises(EngineError, match="Llama4"):
-        AuditedModel.of(model)
+def test_llama_4_is_refused_for_its_norm_after_the_rotation():
+    with pytest.raises(
+        EngineError, match=r"Llama4ForCausalLM normalises .* after it has rotated.*use_qk_norm"
+    ):
+        AuditedModel.of(tiny_model("llama4", sharp=True))
 
 
 def test_a_model_that_takes_no_attention_from_outside_is_refused_by_name():

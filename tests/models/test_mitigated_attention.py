@@ -31,7 +31,7 @@ ATTENDED = ("fused attention", *FUSED_MITIGATIONS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "deepseek_v2", "deepseek_v3"])
 def test_every_mend_attends_as_the_model_does(family, dtype):
     model = copy_in_dtype(tiny(family), dtype)
     ids = row()
@@ -62,6 +62,17 @@ def test_exact_angles_mend_what_far_positions_break():
     # Angles of up to 2^21 rad in float32 are off by 0.07 rad; cos and sin in float32 by 6e-8.
     assert error("exact angles") < error(None) / 100
     assert error("float32 rotation") < error(None) / 100
+
+
+@pytest.mark.parametrize(
+    ("family", "dtypes"), [("llama", {torch.float32}), ("deepseek_v3", {torch.bfloat16})]
+)
+def test_what_arrives_is_the_narrower_of_queries_and_keys(family, dtypes):
+    """Latent attention puts its rotated keys into a tensor of the model's dtype, and its queries not."""
+    model = copy_in_dtype(tiny(family), torch.bfloat16)
+    with mitigated(model, "float32 attention", exact_rotary(model)) as arrived, torch.no_grad():
+        decoder_of(model)(row()[None], use_cache=False)
+    assert arrived == dtypes
 
 
 class Layer(nn.Module):

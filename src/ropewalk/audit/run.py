@@ -44,7 +44,8 @@ def audit(config: AuditSettings, context: RunContext | None = None) -> AuditResu
         context: where to run; its ``device`` is asked, its reporter is told of rows and progress.
 
     Raises:
-        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks.
+        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks that it
+            rounds in a way of its own.
         RopewalkError: if there is no such checkpoint or text, or the text does not fill a row.
 
     Example:
@@ -120,7 +121,8 @@ def audit_model(
         Plain values; see :class:`~ropewalk.audit.results.Audit`.
 
     Raises:
-        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks.
+        EngineError: if the model does anything to queries and keys that is no rotation, or has attention sinks that it
+            rounds in a way of its own.
         RopewalkError: if rows, settings or layouts do not fit each other.
 
     Example:

@@ -10,24 +10,30 @@ parameters that its class begins with.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ropewalk.attention.options import Locality
 from ropewalk.errors import EngineError, RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config import CHUNKED, ModelConfig
 from ropewalk.models.losses import OutputHead, decoder_of
 from ropewalk.models.rotary import rotary_module
 from ropewalk.rope import RopeMethod, Style
 
 NAME = "ropewalk_intercept"
 """Registered name of the attention function that passes queries, keys and values on."""
+
+SINKS_IN_SCORES = ("gpt_oss",)
+"""Model types whose eager attention takes learned sinks for one more score: rounded with the scores, their maximum
+subtracted and rounded, then one softmax. Others with sinks round elsewhere, and would be said to err as they do not."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class AttentionCall:
         scale: multiplier of q·k.
         softcap: scores become ``softcap * tanh(scores / softcap)``; None for none.
         window: sliding window in tokens; None where all earlier tokens are seen.
+        chunk: tokens of the chunks outside of which a query sees nothing (Llama 4); None for none.
+        sinks: ``[heads]``: a learned score of each head that takes part in the softmax and has no value (gpt-oss); None
+            for none.
     """
 
     layer: int
@@ -51,6 +60,13 @@ class AttentionCall:
     scale: float
     softcap: float | None
     window: int | None
+    chunk: int | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def locality(self) -> Locality:
+        """How far back a query sees in its run."""
+        return Locality(self.window, self.chunk)
 
 
 Answer = Callable[[AttentionCall], Tensor]
@@ -77,8 +93,10 @@ def intercepted(
     """
     _register()
     parent, attribute, rotary = rotary_module(model)
-    before = model.config.get_text_config()._attn_implementation
-    counted = _Counted(answer)
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    chunked = CHUNKED in (getattr(config, "layer_types", None) or ())
+    counted = _Counted(answer, ModelConfig.of(config).localities if chunked else ())
     with ExitStack() as stack, torch.no_grad():
         evaluating(model, stack)
         stack.enter_context(float32_products())
@@ -140,14 +158,26 @@ def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
 
 
 class _Counted:
-    """Numbers the calls, and lets the answer round to float32 where everything else must not."""
+    """Numbers the calls, and lets the answer round to float32 where everything else must not.
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer, self.layer = answer, 0
+    transformers tells windows and chunks to a mask by the same name: which it is, the config says.
+    """
+
+    def __init__(self, answer: Answer, localities: tuple[Locality, ...] = ()) -> None:
+        """``localities``: of each layer, of a model some of whose layers attend in chunks."""
+        self.answer, self.localities, self.layer = answer, localities, 0
         self.keeping: KeepFloat64 | None = None
 
-    def __call__(self, **parts: Any) -> Tensor:
-        call = AttentionCall(layer=self.layer, **parts)
+    def __call__(self, name: str, window: int | None, **parts: Any) -> Tensor:
+        locality = Locality(window)
+        if self.localities:
+            locality = self.localities[self.layer]
+            if locality.reach != window:
+                raise EngineError(
+                    f"layer {self.layer}, of {name}, attends to the last {window} tokens, and the config says "
+                    f"{locality.reach}; neither is guessed"
+                )
+        call = AttentionCall(layer=self.layer, window=locality.window, chunk=locality.chunk, **parts)
         self.layer += 1
         with self.unkept():
             return self.answer(call)
@@ -177,17 +207,17 @@ class _Rotary(nn.Module):
         # the module tree.
         self.own, self.position_ids = [deepcopy(own)], position_ids
 
-    def forward(self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any
+    ) -> tuple[Tensor, Tensor] | Tensor:
         if self.position_ids is not None:
             position_ids = self.position_ids[None]
         with _active[-1].unkept():
             # As it runs by itself: its own roundings are to be seen, not kept from it.
             found = self.own[0](x, position_ids, *kind, **named)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise EngineError(
-                f"{type(self.own[0]).__name__} does not give cos and sin, so nothing can be rotated apart"
-            )
-        cos, sin = found
+        if isinstance(found, Tensor) and found.is_complex():
+            return found if self.position_ids is not None else torch.ones_like(found)
+        cos, sin = _two_parts(found, self.own[0])
         if self.position_ids is not None:
             # In float64 the probe's rotation is to be exact; elsewhere the dtype is the module's own choice.
             return (cos.to(x.dtype), sin.to(x.dtype)) if x.dtype == torch.float64 else (cos, sin)
@@ -304,8 +334,6 @@ def _attention(
     name = type(module).__name__
     if not _active:
         raise EngineError(f"{name} was called with the audit's attention outside of an audit")
-    if options.get("s_aux") is not None:
-        raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
     if isinstance(attention_mask, Tensor):
         raise EngineError(f"{name} attends through a mask of its own, which the audit does not know")
     if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
@@ -313,16 +341,23 @@ def _attention(
     window = None if attention_mask is None else attention_mask.window
     if query.shape[0] != 1:
         raise RopewalkError(f"the audit takes one row at a time, got a batch of {query.shape[0]}")
+    sinks = options.get("s_aux")
     output = _active[-1](
+        name,
+        options.get("sliding_window") if window is None else window,
         query=query[0],
         key=key[0],
         value=value[0],
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=options.get("softcap"),
-        window=options.get("sliding_window") if window is None else window,
+        # As it is cast now: the parameter itself is put back when its module has run.
+        sinks=None if sinks is None else sinks.detach(),
     )
     return output.transpose(0, 1)[None].contiguous(), None
 
+
+PAIRED: tuple[Style, ...] = ("halves", "interleaved")
+"""Which dimensions of a head can make a pair."""
 
 PROBE_TOKENS = 8
 PROBE_START = 3
@@ -336,13 +371,24 @@ class LayerRotation:
 
     Attributes:
         layer_type: whose frequencies it takes, where the model has several; None where it has one.
-        rotary_dim: leading dimensions of a head that are rotated; 0 for a layer without positions (NoPE).
+        rotary_dim: dimensions of a head that are rotated; 0 for a layer without positions (NoPE).
         style: which dimensions make a pair: ``halves`` or ``interleaved``.
+        start: the first of the rotated dimensions: 0, or where latent attention's rotated part begins.
     """
 
     layer_type: str | None
     rotary_dim: int
     style: Style
+    start: int = 0
+
+    @property
+    def dims(self) -> slice:
+        """The rotated dimensions of a head."""
+        return slice(self.start, self.start + self.rotary_dim)
+
+    def put_back(self, x: Tensor, turned: Tensor) -> Tensor:
+        """Queries or keys ``[..., head_dim]`` with their rotated dimensions exchanged."""
+        return torch.cat((x[..., : self.start], turned, x[..., self.dims.stop :]), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,6 +401,8 @@ class AuditedModel:
         methods: RoPE method of each layer type, as the config says.
         layers: how each layer rotates.
         head: from hidden states to logits.
+        gives: how the rotary module lays out what it computes, as the styles of
+            :class:`~ropewalk.rope.RotaryEmbedding` do; the layers may lay their dimensions out otherwise.
     """
 
     model: Any
@@ -362,6 +410,7 @@ class AuditedModel:
     methods: dict[str | None, RopeMethod]
     layers: tuple[LayerRotation, ...]
     head: OutputHead
+    gives: Style = "halves"
 
     @classmethod
     def of(cls, model: Any) -> AuditedModel:
@@ -371,8 +420,9 @@ class AuditedModel:
             model: a causal decoder from transformers; the same afterwards.
 
         Raises:
-            EngineError: if it does anything to queries and keys that is not a rotation of their leading dimensions,
-                or takes no attention function from outside.
+            EngineError: if it does anything to queries and keys that is not a rotation of their first or last
+                dimensions, has attention sinks that it rounds in a way of its own, or takes no attention function from
+                outside.
             RopewalkError: if it has no RoPE, or its logits are computed in a way that is not known.
         """
         name = type(model).__name__
@@ -381,8 +431,7 @@ class AuditedModel:
         config = model.config.get_text_config()
         if not getattr(config, "is_causal", True):
             raise EngineError(f"{name} attends in both directions; the audit needs a causal decoder")
-        if any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters()):
-            raise EngineError(f"{name} has learned attention sinks, which the audit does not compute")
+        _refuse_other_order(model)
         methods = ModelConfig.of(config).methods
         try:
             rotary = rotary_module(model)[2]
@@ -398,8 +447,11 @@ class AuditedModel:
         with ExitStack() as stack:
             evaluating(model, stack)
             methods = {kind: method for kind, method in methods.items() if kind in present}
-            layers = _rotations(model, rotary, list(methods))
-            return cls(model, rotary, methods, layers, OutputHead.of(model))
+            positions = _probe_positions(model)
+            pairs = {kind: method.rotary_dim // 2 for kind, method in methods.items()}
+            gives = _style_given(rotary, positions, pairs)
+            layers = _rotations(model, rotary, list(methods), gives)
+            return cls(model, rotary, methods, layers, OutputHead.of(model), gives)
 
     @property
     def device(self) -> torch.device:
@@ -434,13 +486,45 @@ class AuditedModel:
         """
         # One more position tells a length-dependent module how long the sequence is.
         longer = torch.cat([position_ids, position_ids.new_tensor([total_length - 1])])
-        cos, sin = _own_cos_sin(self.rotary, longer.to(self.device), dtype, layer_type)
+        cos, sin = _own_cos_sin(self.rotary, longer.to(self.device), dtype, layer_type, self.gives)
         return cos[:-1], sin[:-1]
 
 
+def _refuse_other_order(model: Any) -> None:
+    """Refuse what float64 cannot tell from attention that the audit computes, but that rounds in another order.
+
+    Raises:
+        EngineError: if the model is such a one.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    sinks = any(key.rpartition(".")[2] == "sinks" for key, _ in model.named_parameters())
+    if sinks and config.model_type not in SINKS_IN_SCORES:
+        raise EngineError(
+            f"{name} has learned attention sinks that it rounds in a way of its own; the audit computes those of "
+            f"{', '.join(SINKS_IN_SCORES)}"
+        )
+    if config.model_type == "llama4_text" and getattr(config, "use_qk_norm", False):
+        raise EngineError(
+            f"{name} normalises queries and keys after it has rotated and rounded them (use_qk_norm), and the audit "
+            "computes a rotation that comes last; Llama 4 without that norm can be audited"
+        )
+
+
 def _own_cos_sin(
+    rotary: nn.Module, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None, gives: Style
+) -> tuple[Tensor, Tensor]:
+    """cos and sin once a pair, however the module lays them out."""
+    cos, sin = _given(rotary, position_ids, dtype, layer_type)
+    if gives in ("pairs", "complex"):
+        return cos, sin
+    name = type(rotary).__name__
+    return _one_of_pair(cos, gives, name), _one_of_pair(sin, gives, name)
+
+
+def _given(
     rotary: nn.Module, position_ids: Tensor, dtype: torch.dtype, layer_type: str | None
 ) -> tuple[Tensor, Tensor]:
+    """cos and sin as a rotary module gives them: ``[length, rotary_dim]``, or half as wide."""
     x = torch.zeros(1, len(position_ids), 1, dtype=dtype, device=position_ids.device)
     kind = {} if layer_type is None else {"layer_type": layer_type}
     own = deepcopy(rotary)
@@ -448,20 +532,68 @@ def _own_cos_sin(
         # One token first, in a copy: a dynamic module keeps the frequencies of the longest sequence that it has seen.
         own(x[:, :1], torch.zeros_like(position_ids[None, :1]), **kind)
         found = own(x, position_ids[None], **kind)
-    name = type(rotary).__name__
-    if not isinstance(found, tuple) or len(found) != 2 or any(part.is_complex() for part in found):
-        raise EngineError(f"{name} does not give cos and sin, so the audit cannot separate its rotation")
-    halves = [_one_of_pair(part[0], name) for part in found]
-    return halves[0], halves[1]
+    cos, sin = (found.real, found.imag) if _is_complex(found) else _two_parts(found, rotary)
+    return cos[0], sin[0]
 
 
-def _one_of_pair(both: Tensor, name: str) -> Tensor:
+def _is_complex(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.is_complex()
+
+
+def _two_parts(given: Any, rotary: nn.Module) -> tuple[Tensor, Tensor]:
+    if not isinstance(given, tuple) or len(given) != 2 or any(part.is_complex() for part in given):
+        raise EngineError(
+            f"{type(rotary).__name__} does not give cos and sin, so the audit cannot separate its rotation"
+        )
+    return given
+
+
+def _style_given(rotary: nn.Module, position_ids: Tensor, pairs: Mapping[str | None, int]) -> Style:
+    """How a rotary module lays out cos and sin, seen in what it gives at some positions.
+
+    Args:
+        rotary: the module.
+        position_ids: int64 ``[length]``, none of them 0, where all styles look alike.
+        pairs: of dimensions that are rotated, for each layer type, as the config says.
+    """
+    found: set[Style] = set()
+    for kind, wanted in pairs.items():
+        kinds = {} if kind is None else {"layer_type": kind}
+        x = torch.zeros(1, len(position_ids), 1, dtype=torch.float64, device=position_ids.device)
+        with torch.no_grad():
+            given = deepcopy(rotary)(x, position_ids[None], **kinds)
+        if _is_complex(given):
+            found.add("complex")
+            continue
+        cos = _two_parts(given, rotary)[0]
+        half = cos.shape[-1] // 2
+        if torch.equal(cos[..., :half], cos[..., half:]):
+            found.add("halves")
+        elif torch.equal(cos[..., 0::2], cos[..., 1::2]):
+            found.add("interleaved")
+        elif cos.shape[-1] == wanted:
+            found.add("pairs")
+        else:
+            raise _no_rope(type(rotary).__name__)
+    if len(found) != 1:
+        raise EngineError(
+            f"{type(rotary).__name__} lays out cos and sin in several ways: {', '.join(sorted(found))}"
+        )
+    return found.pop()
+
+
+def _one_of_pair(both: Tensor, gives: Style, name: str) -> Tensor:
     half = both.shape[-1] // 2
-    if torch.equal(both[..., :half], both[..., half:]):
-        return both[..., :half]
-    if torch.equal(both[..., 0::2], both[..., 1::2]):
-        return both[..., 0::2]
-    raise EngineError(f"{name} gives the two dimensions of a pair different angles, which is no RoPE")
+    one, other = (
+        (both[..., :half], both[..., half:]) if gives == "halves" else (both[..., 0::2], both[..., 1::2])
+    )
+    if not torch.equal(one, other):
+        raise _no_rope(name)
+    return one
+
+
+def _no_rope(name: str) -> EngineError:
+    return EngineError(f"{name} gives the two dimensions of a pair different angles, which is no RoPE")
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: Style) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -486,13 +618,15 @@ def joined(first: Tensor, second: Tensor, style: Style) -> Tensor:
     )
 
 
-def _rotations(model: Any, rotary: nn.Module, layer_types: list[str | None]) -> tuple[LayerRotation, ...]:
+def _rotations(
+    model: Any, rotary: nn.Module, layer_types: list[str | None], gives: Style
+) -> tuple[LayerRotation, ...]:
     """Run a few tokens with and without rotation, and find for each layer what leads from one to the other."""
     positions = _probe_positions(model)
     runs = _with_and_without(model, torch.float64, positions)
     _check_calls(model, runs[0])
     tables = {
-        kind: [part.double() for part in _own_cos_sin(rotary, positions, torch.float64, kind)]
+        kind: [part.double() for part in _own_cos_sin(rotary, positions, torch.float64, kind, gives)]
         for kind in layer_types
     }
     name = type(model).__name__
@@ -559,17 +693,20 @@ def _rotation(
         return LayerRotation(None, 0, "halves")
     for kind, (cos, sin) in tables.items():
         width = 2 * cos.shape[-1]
-        for style in ("halves", "interleaved"):
+        unrotated = max(0, plain.query.shape[-1] - width)
+        # The first dimensions of a head, or the last: those of latent attention.
+        for start, style in product(sorted({0, unrotated}), PAIRED):
+            found = LayerRotation(kind, width, style, start)
             worst = 0.0
             for before, after in both:
-                a, b, c, d = rotate(before[..., :width], cos, sin, style)
-                ours = torch.cat((joined(a - b, c + d, style), before[..., width:]), dim=-1)
+                a, b, c, d = rotate(before[..., found.dims], cos, sin, style)
+                ours = found.put_back(before, joined(a - b, c + d, style))
                 worst = max(worst, float((ours - after).abs().max()))
             if worst <= tolerance:
-                return LayerRotation(kind, width, style)
+                return found
     raise EngineError(
-        f"layer {plain.layer} of {name} does more to queries and keys than rotate their leading dimensions, so the "
-        "audit cannot compute its rotation apart from it"
+        f"layer {plain.layer} of {name} does more to queries and keys than rotate their first or last dimensions, so "
+        "the audit cannot compute its rotation apart from it"
     )
 
 

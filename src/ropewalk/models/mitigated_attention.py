@@ -102,16 +102,21 @@ def exact_rotary(model: Any) -> RotaryEmbedding:
 
 
 class RoundedRotaryEmbedding(nn.Module):
-    """Exact angles, but cos and sin in the dtype of the activations, so that the rotation runs in it as well."""
+    """Exact angles, but cos and sin in the dtype of the activations, so that the rotation runs in it as well.
+
+    There are no complex numbers of 16 bits: a model that rotates with those does it in float32 anyway.
+    """
 
     def __init__(self, exact: RotaryEmbedding) -> None:
         super().__init__()
         self.exact = exact
 
-    def forward(self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        """cos and sin in ``x.dtype``, ``[batch, length, rotary_dim]`` each; arguments as the exact module's."""
-        cos, sin = self.exact(x, position_ids, *kind, **named)
-        return cos.to(x.dtype), sin.to(x.dtype)
+    def forward(
+        self, x: Tensor, position_ids: Tensor, *kind: Any, **named: Any
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """What the exact module gives, its cos and sin in ``x.dtype``; arguments as the exact module's."""
+        found = self.exact(x, position_ids, *kind, **named)
+        return found if isinstance(found, Tensor) else (found[0].to(x.dtype), found[1].to(x.dtype))
 
 
 @contextmanager
@@ -146,7 +151,8 @@ def mitigated(model: Any, name: str, exact: RotaryEmbedding) -> Iterator[set[tor
         exact: of :func:`exact_rotary`.
 
     Yields:
-        The dtypes in which queries arrived at the attention function so far; stays empty for ``exact angles``.
+        The dtypes in which queries and keys, the narrower of both, arrived at the attention function so far; stays
+        empty for ``exact angles``.
 
     Raises:
         RopewalkError: if there is no such mitigation.
@@ -199,11 +205,12 @@ def _fused(
     return output
 
 
-def _arrives(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
+def _arrives(module: nn.Module, query: Tensor, key: Tensor, options: dict[str, Any]) -> None:
     if options.get("s_aux") is not None or options.get("softcap") is not None:
         raise EngineError(f"{type(module).__name__} does to its scores what PyTorch's fused attention cannot")
     if _arrived:
-        _arrived[-1].add(query.dtype)
+        # Latent attention may round its keys alone.
+        _arrived[-1].add(min(query.dtype, key.dtype, key=lambda dtype: dtype.itemsize))
 
 
 def float32_rotation(
@@ -227,7 +234,7 @@ def float32_rotation(
     Returns:
         ``[batch, length, heads, value_dim]`` in the values' dtype, and no weights.
     """
-    _arrives(module, query, options)
+    _arrives(module, query, key, options)
     query, key = query.to(value.dtype), key.to(value.dtype)
     return _fused(module, query, key, value, attention_mask, **options), None
 
@@ -289,7 +296,7 @@ def _in_float32(
     attention_mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    _arrives(module, query, options)
+    _arrives(module, query, key, options)
     output = _fused(module, query.float(), key.float(), value.float(), attention_mask, **options)
     return output.to(value.dtype)
 
@@ -309,7 +316,7 @@ def split_product(
     attention in the model's dtype, whose kernels sum products in float32. Arguments and result as
     :func:`float32_rotation`.
     """
-    _arrives(module, query, options)
+    _arrives(module, query, key, options)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     q_high, q_low = _halves(query, value.dtype)
     k_high, k_low = _halves(key, value.dtype)
