@@ -220,7 +220,13 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax": (
         "MiniMaxConfig",
-        {"head_dim": 8, "block_size": 8, "num_local_experts": 4, "layer_types": RECURRENT, "num_hidden_layers": 4},
+        {
+            "head_dim": 8,
+            "block_size": 8,
+            "num_local_experts": 4,
+            "layer_types": RECURRENT,
+            "num_hidden_layers": 4,
+        },
     ),
     "kimi_linear": (
         "KimiLinearConfig",
@@ -242,6 +248,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Families of attention and recurrent layers: gated delta rules, Mamba-2, lightning attention, short convolutions."""
+
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, sharp: bool = False) -> Any:
     """A random model of a family on the CPU, in evaluation mode, with transformers' eager attention.

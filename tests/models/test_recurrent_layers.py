@@ -33,7 +33,8 @@ def apart_from_the_anchor(model, anchor_length):
 
         def forward(hidden_states, *args, own=mixer.forward, **kwargs):
             parts = [
-                own(part, *args, **kwargs) for part in (hidden_states[:, :anchor_length], hidden_states[:, anchor_length:])
+                own(part, *args, **kwargs)
+                for part in (hidden_states[:, :anchor_length], hidden_states[:, anchor_length:])
             ]
             if isinstance(parts[0], tuple):
                 return torch.cat([part[0] for part in parts], 1), None
@@ -90,7 +91,7 @@ def compare(plain, layout, seed=1):
 @pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_packed_row_equals_each_document_alone(family, pattern):
-    """Outputs and gradients in float64. Under anchor, attention sees [anchor; document], and recurrence the document."""
+    """Outputs and gradients in float64; under anchor, attention sees [anchor; document] and recurrence the document."""
     positions = "continuous" if pattern == "full" else "reset"
     layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern != "intra_document"), positions)
     outputs, gradients = compare(tiny_model(family, torch.float64, sharp=True), layout)
@@ -143,7 +144,10 @@ def test_rows_of_a_batch_have_layouts_of_their_own():
     with torch.no_grad():
         together = model(input_ids=ids, layout=layouts).logits
         alone = torch.cat(
-            [model(input_ids=row[None], layout=layout).logits for row, layout in zip(ids, layouts, strict=True)]
+            [
+                model(input_ids=row[None], layout=layout).logits
+                for row, layout in zip(ids, layouts, strict=True)
+            ]
         )
     assert float((together - alone).abs().max()) <= ROUNDING * float(alone.abs().max())
 
@@ -219,13 +223,17 @@ def test_a_mixer_that_is_handed_no_layout_is_refused_by_name():
 
 def test_a_mixer_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(MIXERS, "lfm2", "mixer")
-    with pytest.raises(EngineError, match="layer 0 of Lfm2ForCausalLM should hold its recurrent mixer as mixer"):
+    with pytest.raises(
+        EngineError, match="layer 0 of Lfm2ForCausalLM should hold its recurrent mixer as mixer"
+    ):
         attach(tiny_model("lfm2", sharp=True))
 
 
 def test_a_recurrent_layer_of_an_unknown_model_is_refused_by_name(monkeypatch):
     monkeypatch.delitem(MIXERS, "lfm2")
-    with pytest.raises(EngineError, match=r"has layers of type conv \(layer 0\), through which a packed row would leak"):
+    with pytest.raises(
+        EngineError, match=r"has layers of type conv \(layer 0\), through which a packed row would leak"
+    ):
         attach(tiny_model("lfm2", sharp=True))
 
 

@@ -553,7 +553,10 @@ def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
 
 def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
     # Granite 4 says in words whether it has RoPE.
-    said = config.get("position_embedding_type", "rope") == "rope" or config.get("model_type") != "granitemoehybrid"
+    said = (
+        config.get("position_embedding_type", "rope") == "rope"
+        or config.get("model_type") != "granitemoehybrid"
+    )
     if config.get("model_type") in WITHOUT_ROPE or not said:
         return [False] * len(kinds)
     return [

@@ -173,7 +173,9 @@ def _one_axis(position_ids: Tensor) -> Tensor:
     first = position_ids[0]
     # An expanded tensor is one axis in memory; elsewhere the host has to wait for the device.
     if position_ids.stride(0) != 0 and not torch.equal(position_ids, first.expand_as(position_ids)):
-        raise RopewalkError("positions differ by axis, as those of images do; the rotary module is for text alone")
+        raise RopewalkError(
+            "positions differ by axis, as those of images do; the rotary module is for text alone"
+        )
     return first
 
 
