@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from ropewalk import EngineError, RopewalkError
+from ropewalk import EngineError, PackedLayout, RopewalkError
 from ropewalk.attention.options import Locality
 from ropewalk.audit.arithmetic import EXACT, stock_arithmetic
 from ropewalk.audit.passes import Runner, difference, longest, queries_from, shifted
@@ -22,6 +22,7 @@ from ropewalk.models.intercept import (
     kept_in_float32,
     random_parameters,
 )
+from ropewalk.models.load import attach
 from ropewalk.models.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
@@ -462,6 +463,24 @@ def test_drift_beyond_the_window_is_that_of_the_keys_that_are_seen(name):
         assert bool((a.seen_by[layer] >= seen.sum(0)).all())
         assert int(a.seen_by[layer].max()) <= reach
         assert locality.reach in (None, WINDOW)
+
+
+@pytest.mark.parametrize("pattern", ["anchor", "intra_document"])
+@pytest.mark.parametrize("name", SHARP)
+def test_documents_that_are_laid_out_anew_attend_as_packed_rows_do(name, pattern):
+    """Windows and chunks count inside a run: a document, with the anchor in front of it."""
+    model, ids = sharp(name), row()
+    # Segments of one document need not be neighbours, so a place in a run is no place in the row.
+    sizes = [8, 11, 9, 10] if pattern == "anchor" else [8, 11, 9, 12]
+    layout = PackedLayout.from_segments(sizes, [0, 1, 0, 1], pattern, 2 if pattern == "anchor" else 0)
+    packed = copy.deepcopy(model)
+    attach(packed, exact_rope=False)
+    with torch.no_grad():
+        expected = packed(ids[None], layout=layout).logits[0]
+    runner = Runner(AuditedModel.of(model), 1024)
+    found = runner.run(ids, stock_arithmetic(torch.float32), layout.position_ids, layout)
+    ours = torch.cat(list(runner.logits(found)))
+    assert (ours - expected).abs().max() <= units(model, torch.float32) * expected.abs().max()
 
 
 def test_each_layer_type_is_rotated_with_its_own_frequencies():
