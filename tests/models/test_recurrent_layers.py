@@ -1,17 +1,22 @@
 """Recurrent layers in packed rows: each run is computed as that run alone, and no state goes from one into another."""
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from ropewalk import PackedLayout
-from ropewalk.errors import EngineError
+from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models import recurrent_layers
-from ropewalk.models.config import MIXERS, ModelConfig
+from ropewalk.models.config import MIXERS, WITHOUT_ROPE, ModelConfig
 from ropewalk.models.load import attach, checkpoint_activations
 from ropewalk.models.recurrent_layers import mixers_of, run_batches
-from ropewalk.parallel import SequenceGroups, ShardedLayouts
+from ropewalk.parallel import MeshShape, SequenceGroups, ShardedLayouts
+from ropewalk.rope import Default, RotaryEmbedding, methods_from_config, replace_methods
+from ropewalk.training.preflight import refuse_on_mesh
 from tests.models.families import HYBRIDS, tiny_model
 
 LENGTHS = (23, 5, 40, 17)
@@ -91,7 +96,7 @@ def compare(plain, layout, seed=1):
 @pytest.mark.parametrize("pattern", ["full", "intra_document", "anchor"])
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_packed_row_equals_each_document_alone(family, pattern):
-    """Outputs and gradients in float64; under anchor, attention sees [anchor; document] and recurrence the document."""
+    """Outputs and gradients in float64. Under anchor, attention sees [anchor; document], a recurrence the document."""
     positions = "continuous" if pattern == "full" else "reset"
     layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern != "intra_document"), positions)
     outputs, gradients = compare(tiny_model(family, torch.float64, sharp=True), layout)
@@ -248,3 +253,61 @@ def test_the_exact_rotary_module_fits(family):
         packed = ours(ids, layout=PackedLayout.from_lengths([30], "full", 0)).logits
     # Angles of up to 29 rad that are rounded to float32 and not, through a few layers of float32.
     assert float((packed - expected).abs().max()) <= 2**-12 * float(expected.abs().max())
+
+
+def test_the_axes_of_images_stay_in_the_config_of_qwen3_5():
+    config = ModelConfig.of(tiny_model("qwen3_5", sharp=True).config)
+    axes = {"mrope_interleaved": True, "mrope_section": [1, 1, 0]}
+    values = {**config.values, "rope_parameters": {**config.values["rope_parameters"], **axes}}
+    method = methods_from_config(values)[None]
+    assert method == config.full_attention_rope
+    written = replace_methods(values, replace(method, rope_theta=5e6))["rope_parameters"]
+    assert written["rope_theta"] == 5e6
+    assert {key: written[key] for key in axes} == axes
+    with pytest.raises(RopewalkError, match="unknown mrope_interleaved, mrope_section"):
+        methods_from_config({**values, "model_type": "llama"})
+
+
+def test_positions_that_differ_by_axis_are_refused():
+    rotary = RotaryEmbedding(Default(rotary_dim=8, rope_theta=1e4))
+    positions = torch.arange(6)[None].expand(3, 1, 6)
+    expected = rotary(torch.empty(1), positions[0])
+    for same in (positions, positions.clone()):
+        assert all(torch.equal(*pair) for pair in zip(rotary(torch.empty(1), same), expected, strict=True))
+    with pytest.raises(RopewalkError, match="positions differ by axis"):
+        rotary(torch.empty(1), positions + torch.arange(3)[:, None, None])
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(shard=2, ring=2), MeshShape(sequence=2)])
+def test_a_mesh_that_cuts_rows_is_refused_before_training(mesh):
+    config = ModelConfig.of(tiny_model("qwen3_next", sharp=True).config)
+    with pytest.raises(
+        EngineError, match=r"recurrent layers \(2 of 4\), whose state does not travel between ranks"
+    ):
+        refuse_on_mesh(mesh, config, True, [])
+    refuse_on_mesh(MeshShape(replicate=2, shard=2), config, True, [])
+
+
+def test_planning_is_about_the_attention_of_a_hybrid():
+    config = ModelConfig.of(tiny_model("qwen3_next", sharp=True).config)
+    assert [layer.rotates for layer in config.layers] == [False, True, False, True]
+    assert config.can_be_planned
+    assert config.training_refusals(4096) == []
+    assert ModelConfig.of(tiny_model("falcon_h1", sharp=True).config).can_be_planned
+    assert not any(
+        layer.rotates for layer in ModelConfig.of(tiny_model("nemotron_h", sharp=True).config).layers
+    )
+    granite = tiny_model("granitemoehybrid", sharp=True).config
+    granite.position_embedding_type = None
+    assert ModelConfig.of(granite).training_refusals(4096) == [
+        "has no layer with RoPE, so there is nothing to extend"
+    ]
+
+
+def test_model_types_without_rope_are_those_whose_source_has_no_rotary_module():
+    models = Path(transformers.__file__).parent / "models"
+    folders = {name: name.removesuffix("_text") for name in MIXERS}
+    texts = {
+        name: (models / folder / f"modeling_{folder}.py").read_text() for name, folder in folders.items()
+    }
+    assert {name for name, text in texts.items() if "RotaryEmbedding(config" not in text} == set(WITHOUT_ROPE)

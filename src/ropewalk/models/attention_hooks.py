@@ -82,7 +82,12 @@ class LayoutCall:
         return self.layouts[0].total_length
 
 
-current_call: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", default=None)
+_current: ContextVar[LayoutCall | None] = ContextVar("ropewalk_layout_call", default=None)
+
+
+def has_layout() -> bool:
+    """Whether a model call with a layout is under way: what is reached without it must raise."""
+    return _current.get() is not None
 
 
 def register() -> None:
@@ -98,7 +103,7 @@ def register() -> None:
 def _mask_over(stock: Callable[..., Any]) -> Callable[..., Any]:
     def mask(*args: Any, **kwargs: Any) -> Any:
         # With a layout there is no mask tensor: transformers would build T x T booleans for a packed row.
-        return None if current_call.get() is not None else stock(*args, **kwargs)
+        return None if _current.get() is not None else stock(*args, **kwargs)
 
     return mask
 
@@ -197,7 +202,7 @@ def _stock_attention(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """A plain causal sequence, perhaps cached or padded: transformers' own function, in the model's dtype."""
-    if current_call.get() is not None:
+    if _current.get() is not None:
         raise EngineError(
             f"{type(module).__name__} does not hand keyword arguments down to its attention, so the layout never "
             "arrived; this architecture cannot train on packed rows"
@@ -245,7 +250,7 @@ class LayoutHooks:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = kwargs.get("layout")
-        if call is None and current_call.get() is None:
+        if call is None and _current.get() is None:
             _refuse_restarts(kwargs)
         pinned = ExitStack()
         if call is not None and not isinstance(call, LayoutCall):
@@ -256,13 +261,13 @@ class LayoutHooks:
         if call is None and kwargs.get("past_key_values") is not None:
             _round_keys_into(kwargs["past_key_values"])
         # An inner module that a layout does not reach keeps the outer mark: its attention will raise.
-        self._marks.append((current_call.set(call if call is not None else current_call.get()), pinned))
+        self._marks.append((_current.set(call if call is not None else _current.get()), pinned))
         return args, kwargs
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._marks:
             mark, pinned = self._marks.pop()
-            current_call.reset(mark)
+            _current.reset(mark)
             pinned.close()
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

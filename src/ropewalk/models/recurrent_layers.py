@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.layout import PackedLayout, kept
 from ropewalk.errors import EngineError
-from ropewalk.models.attention_hooks import LayoutCall, current_call
+from ropewalk.models.attention_hooks import LayoutCall, has_layout
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.losses import decoder_of
 
@@ -79,7 +79,7 @@ class _RunByRun:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call: LayoutCall | None = kwargs.get("layout")
         if call is None:
-            if current_call.get() is not None:
+            if has_layout():
                 raise EngineError(
                     f"{self.name} is handed no keyword arguments by its layer, so the layout never arrived; this "
                     "architecture cannot train on packed rows"

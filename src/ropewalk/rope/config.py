@@ -42,6 +42,11 @@ ROPE_KEYS = (
 )
 """Every top-level config key that says something about RoPE; :func:`replace_methods` clears them."""
 
+OF_AXES = ("mrope_interleaved", "mrope_section")
+"""Which frequencies follow time, height or width of an image; in text the three are one position."""
+READS_AXES = ("qwen3_5_moe_text", "qwen3_5_text")
+"""Model types of text whose configs have these keys."""
+
 
 def head_dim(config: Config) -> int:
     """Dimensions of one attention head: ``head_dim``, else ``hidden_size // num_attention_heads``.
@@ -190,7 +195,7 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     """The method that one flat mapping of RoPE parameters describes; ``rope_theta`` is in it."""
     method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
-    for key in ("rope_type", "type"):
+    for key in ("rope_type", "type", *_keys_of_axes(config)):
         values.pop(key, None)
     theta = values.pop("rope_theta")
     dim = _rotary_dim(config, values.pop("partial_rotary_factor", None))
@@ -284,7 +289,17 @@ def replace_methods(
     caller's to say.
     """
     kept = {key: value for key, value in config.items() if key not in ROPE_KEYS}
-    return kept | config_entries(methods, head_dim(config), spelling=spelling)
+    written = kept | config_entries(methods, head_dim(config), spelling=spelling)
+    before = config.get("rope_parameters") or {}
+    axes = {key: before[key] for key in _keys_of_axes(config) if key in before}
+    if axes and "rope_parameters" in written:
+        # They say nothing of text, and the model as a whole needs them for images.
+        written["rope_parameters"] = {**written["rope_parameters"], **axes}
+    return written
+
+
+def _keys_of_axes(config: Config) -> tuple[str, ...]:
+    return OF_AXES if config.get("model_type") in READS_AXES else ()
 
 
 def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:

@@ -267,8 +267,15 @@ def refuse_on_mesh(
 
     Raises:
         RopewalkError: for dropout: every process would draw the same mask for other tokens.
-        EngineError: for transformers' own RoPE that takes the length of a shard for the row's.
+        EngineError: for recurrent layers whose rows are cut over ranks, and for transformers' own RoPE that takes the
+            length of a shard for the row's.
     """
+    if config.recurrent_layers and mesh.sequence_degree > 1:
+        raise EngineError(
+            f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state "
+            f"does not travel between ranks, and parallel ({mesh}) cuts rows over {mesh.sequence_degree}; use "
+            "parallel.ring 1 and parallel.sequence 1, with parallel.replicate and parallel.shard as you like"
+        )
     for key, value in config.values.items():
         active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
         if active and ("dropout" in key or key.endswith("pdrop")):
