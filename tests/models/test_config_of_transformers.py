@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
+from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ROTATE_IN_WINDOWS_ALONE, WITH_SINKS, ModelConfig
 from ropewalk.models.config_file import build, class_of, read_model_config
 from tests.checkpoint_cases import CASES, path_of
@@ -171,3 +172,14 @@ def test_families_that_are_known_by_name_are_those_of_the_installed_transformers
     # deepseek_v4 and mimo_v2_flash have layer types of their own, for which they are refused.
     assert sinks - {"deepseek_v4", "mimo_v2_flash"} == installed.intersection(WITH_SINKS)
     assert windowed - {"exaone4_5"} == installed.intersection(ROTATE_IN_WINDOWS_ALONE)
+
+
+def test_a_window_that_a_switch_turns_off_is_none_where_the_class_writes_0() -> None:
+    config = transformers.Qwen2MoeConfig(**COMMON, sliding_window=32, use_sliding_window=False)
+    assert config.sliding_window == 0
+    assert {layer.window for layer in ModelConfig.of(config).layers} == {None}
+
+
+def test_layers_whose_heads_differ_in_shape_are_refused() -> None:
+    with pytest.raises(RopewalkError, match="layers of gemma4_text differ in the shape of their heads"):
+        ModelConfig.of(transformers.Gemma4TextConfig())

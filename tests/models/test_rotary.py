@@ -157,3 +157,17 @@ def test_another_rope_is_for_the_layers_that_limit_the_context():
         assert torch.equal(model(ids).logits, before)
     assert inside == {"full_attention": other, "sliding_attention": own["sliding_attention"]}
     assert not torch.equal(before, changed)
+
+
+def test_layer_types_that_no_layer_has_need_no_frequencies_of_the_stock_module():
+    """Mellum's class states a RoPE for layers with a window, and a small model may have none of them."""
+    config = transformers.MellumConfig(
+        **{**COMMON, "layer_types": ["full_attention"] * 3},
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
+    )
+    assert "sliding_attention" in config.rope_parameters
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    attach(model, engine="segments")
+    assert set(rotary_module(model)[2].methods) == {"full_attention"}

@@ -153,10 +153,10 @@ def asked_of(module: nn.Module, layout: LayoutCall, options: dict[str, Any]) -> 
             "train on packed rows"
         )
     locality, window = layout.locality_of(number), options.get("sliding_window")
-    if window is not None and window != locality.window:
+    if window != locality.window:
+        asked = "no sliding window" if window is None else f"a sliding window of {window} tokens"
         raise EngineError(
-            f"{name} of layer {number} asks for a sliding window of {window} tokens, and its config says "
-            f"{locality.window}; neither is guessed"
+            f"{name} of layer {number} asks for {asked}, and its config says {locality.window}; neither is guessed"
         )
     return AttentionOptions(
         scale=options.get("scaling"),

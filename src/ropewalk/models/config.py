@@ -51,6 +51,8 @@ ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone
 """Model types whose layers with full attention have no RoPE where other layers have a window."""
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
 """Model types whose attention has a learned sink in every layer."""
+CHANGES_ITS_MASK = ("doge",)
+"""Model types whose attention adds scores of its own to the mask, which no engine is given."""
 
 
 DUAL_CHUNK = "dual_chunk_attention_config"
@@ -440,6 +442,8 @@ class ModelConfig:
                 f"has layers of type {', '.join(unknown)}, through which a packed row would leak; ropewalk serves full "
                 f"and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
             )
+        if self.model_type in CHANGES_ITS_MASK:
+            refused.append("adds scores of its own to the mask of its attention, which no engine knows")
         if not self.values.get("is_causal", True):
             refused.append("attends in both directions; packed rows need a causal decoder")
         return refused
@@ -485,8 +489,18 @@ SHAPE_KEYS = (
 
 
 def shape_values(text: Any) -> dict[str, int]:
-    """Widths and counts that a transformers config has, under the names that are read."""
-    found = {key: getattr(text, key, None) for key in SHAPE_KEYS}
+    """Widths and counts that a transformers config has, under the names that are read.
+
+    Raises:
+        RopewalkError: if its layers differ in one of them.
+    """
+    try:
+        found = {key: getattr(text, key, None) for key in SHAPE_KEYS}
+    except RuntimeError as error:
+        # transformers raises it for a value that differs from layer to layer, as Gemma 4's head_dim.
+        raise RopewalkError(
+            f"the layers of {text.model_type} differ in the shape of their heads, and ropewalk takes one for all"
+        ) from error
     return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
@@ -506,6 +520,9 @@ def layer_values(text: Any) -> dict[str, Any]:
             kind = CHUNKED
         kinds = [kind] * (getattr(text, "num_hidden_layers", None) or 1)
     layers = {"layer_types": list(kinds), "is_causal": getattr(text, "is_causal", True)}
+    if not getattr(text, "use_sliding_window", True) and getattr(text, "sliding_window", None) == 0:
+        # Qwen2-MoE's class writes a window that its switch turns off as 0.
+        layers["sliding_window"] = None
     rotating = getattr(text, "no_rope_layers", None)
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 

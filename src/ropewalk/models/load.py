@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -355,6 +356,11 @@ def _refuse_architecture(model: Any, config: ModelConfig) -> None:
     refused = config.packing_refusals()
     if refused:
         raise EngineError(f"{type(model).__name__} {refused[0]}")
+    homes = {type(module).__module__ for module in model.modules()}
+    if not any(hasattr(sys.modules[home], "ALL_ATTENTION_FUNCTIONS") for home in homes):
+        raise EngineError(
+            f"{type(model).__name__} takes no attention function from outside, so it cannot run on packed rows"
+        )
 
 
 def _implementation(config: ModelConfig) -> str:

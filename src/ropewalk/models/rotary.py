@@ -71,6 +71,9 @@ def swap_rotary(model: nn.Module, methods: Mapping[str | None, RopeMethod]) -> N
         RopewalkError: if there is not one rotary module, or it does not compute what ``methods`` say.
     """
     parent, attribute, stock = rotary_module(model)
+    # A config may name layer types that none of its layers has, and the stock module has nothing for those.
+    kinds = {None, *(layer.kind for layer in ModelConfig.of(model.config).layers)}
+    methods = {kind: method for kind, method in methods.items() if kind in kinds}
     # A config cannot say start tokens, so the stock module knows nothing of them: compare without.
     without = {kind: method.as_computed_by_transformers() for kind, method in methods.items()}
     for style in STYLES:
