@@ -63,6 +63,7 @@ benchmarks: $(READY)
 
 docs: $(READY)
 	@$(BIN)/python scripts/recipe_reference.py
+	@$(BIN)/python scripts/supported_models.py --page
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build demo

@@ -47,7 +47,9 @@ def test_links_between_files_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("name", ["recipe_reference.py", "base_table.py", "scaling_table.py"])
+@pytest.mark.parametrize(
+    "name", ["recipe_reference.py", "base_table.py", "scaling_table.py", "supported_models.py"]
+)
 def test_tables_are_up_to_date(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, "--check"])
     try:

@@ -20,6 +20,7 @@ MOST_OF_A_MESSAGE = 2000
 
 SUMMARIES = {
     "inspect": "Show a checkpoint's RoPE and how far it reaches; with --target, what that length needs.",
+    "models": "Show which families of models are supported, and why others are not.",
     "rope": "RoPE arithmetic: bounds, bases, frequencies, plans, and a probe on a checkpoint.",
     "audit": "Measure how far arithmetic breaks relative positions in a model, which step does it, and what "
     "mitigates it.",

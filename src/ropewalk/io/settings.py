@@ -43,7 +43,7 @@ class Option:
         repeated: whether the option is given once for each value.
         formerly: names that it had, which are still taken.
         hidden: whether it is a setting of recipes and of the Python API alone.
-        argument: whether it is a positional argument, which a command line always gives.
+        argument: whether it is a positional argument.
     """
 
     name: str | None = None

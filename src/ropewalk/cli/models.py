@@ -1,0 +1,25 @@
+"""``ropewalk models``: which families of models are supported, and why others are not."""
+
+from __future__ import annotations
+
+from ropewalk.cli.binding import make_command
+from ropewalk.cli.output import JsonFlag, print_json, show
+from ropewalk.models.support import ModelsSettings
+
+
+def models(settings: ModelsSettings, *, as_json: JsonFlag = False) -> None:
+    """Show which families of models are supported, and why others are not.
+
+    Reads a table that ships with ropewalk; builds and loads no model.
+    """
+    from ropewalk.models.support import supported
+    from ropewalk.reporting.models import describe_support
+
+    result = supported(settings)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(describe_support(result, settings))
+
+
+app = make_command(models, "models", "ropewalk models qwen3")

@@ -1,0 +1,106 @@
+"""Which of transformers' causal families ropewalk supports, as tried with a tiny random model of each.
+
+``families.json`` beside this module holds what ``scripts/supported_models.py`` found; no model is built here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ropewalk.errors import RopewalkError
+from ropewalk.io.results import Result
+from ropewalk.io.settings import Option, Settings
+
+COLUMNS = {
+    "packed_training": "packed training",
+    "context_parallelism": "context parallelism",
+    "audit": "audit",
+    "planning": "planning",
+    "export": "export",
+}
+"""What is tried with each family, by its name in JSON and as people read it."""
+
+TESTED, REFUSED, NOT_TRIED = "tested", "refused", "not tried"
+
+
+class ModelsSettings(Settings):
+    """Which family is asked about."""
+
+    family: Annotated[str | None, Option(argument=True)] = Field(
+        None, description="One family, as config.json calls it in model_type, with all reasons."
+    )
+
+
+@dataclass(frozen=True)
+class Support:
+    """One thing that was tried with one family.
+
+    Attributes:
+        status: ``tested``, ``refused``, or ``not tried``.
+        reason: why it is refused or was not tried; of ``tested``, what it needs. Empty where there is nothing to say.
+    """
+
+    status: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SupportResult(Result):
+    """What was tried with transformers' causal families.
+
+    Attributes:
+        transformers: its version when they were tried.
+        families: by name, then by the keys of :data:`COLUMNS`; one alone if one was asked about.
+        without_rope: names of the families whose decoder has no RoPE.
+    """
+
+    transformers: str
+    families: Mapping[str, Mapping[str, Support]]
+    without_rope: tuple[str, ...]
+
+
+def supported(config: ModelsSettings) -> SupportResult:
+    """What was tried with every causal family of transformers, or with one.
+
+    Raises:
+        RopewalkError: if the family is unknown, or its decoder has no RoPE.
+
+    Example:
+        >>> from ropewalk.models.support import ModelsSettings, supported
+        >>> supported(ModelsSettings(family="qwen3")).families["qwen3"]["packed_training"].status
+        'tested'
+    """
+    table = _table()
+    if config.family is None:
+        return table
+    if config.family in table.without_rope:
+        raise RopewalkError(f"{config.family} has no RoPE, so ropewalk has nothing to extend")
+    if config.family not in table.families:
+        near = difflib.get_close_matches(config.family, table.families, n=1)
+        meant = f"did you mean {near[0]}?" if near else "ropewalk models lists those that are known"
+        raise RopewalkError(
+            f"transformers {table.transformers} has no causal family {config.family!r}; {meant}"
+        )
+    return SupportResult(
+        table.transformers, {config.family: table.families[config.family]}, table.without_rope
+    )
+
+
+@cache
+def _table() -> SupportResult:
+    found: dict[str, Any] = json.loads(
+        resources.files("ropewalk.models").joinpath("families.json").read_text(encoding="utf-8")
+    )
+    families = {
+        name: {column: Support(**cells[column]) for column in COLUMNS}
+        for name, cells in found["families"].items()
+    }
+    return SupportResult(found["transformers"], families, tuple(found["without_rope"]))

@@ -1,0 +1,554 @@
+"""What ropewalk does with a tiny random model of every causal family of transformers: the work behind families.json.
+
+``scripts/supported_models.py`` runs :func:`support_of` on each family; the tests run it on a few.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ropewalk import PackedLayout
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.intercept import AuditedModel
+from ropewalk.models.load import attach, with_rope
+from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
+from ropewalk.rope import Default
+from ropewalk.testing import Ranks
+from tests.models.test_attention_hooks import LENGTHS, documents_alone
+
+WINDOW = 7
+"""Tokens of windows and chunks: shorter than the documents."""
+ROUNDING = 1024 * 2.0**-23
+"""Of the largest logit or gradient: norms and rotary angles of transformers are float32 in a float64 model."""
+EXACT = 2.0**-12
+"""The same for float32 models whose angles are rounded to float32 and not."""
+NOTICED = 1e-3
+"""Of the largest logit: how far off a row must be whose documents see each other, or the comparison says nothing."""
+SECONDS = 60
+"""For everything that is done with one family in one process."""
+MOST_PARAMETERS = 30_000_000
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": 8,
+    "attention_dropout": 0.0,
+    # Windows and chunks
+    "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 2,
+    # Experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    # Latent attention
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    # Sparse attention
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_topk": 8,
+    # Layers with a state
+    "mamba_d_state": 8,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 1,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "mamba_headdim": 8,
+    "ssm_state_size": 8,
+    "n_groups": 1,
+    "chunk_size": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "lru_width": 32,
+    "attention_window_size": WINDOW,
+    "num_mem_blocks": 1,
+    # Encoders of images and sounds
+    "image_size": 16,
+    "patch_size": 8,
+    "depth": 1,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    # Other names of the same
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 4,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 4,
+    "n_inner": 48,
+    "n_positions": 256,
+    "rotary_dim": 8,
+    "ffn_hidden_size": 48,
+    "ffn_dim": 48,
+    "conv_dim": 32,
+    "block_ff_dim": 48,
+    "attention_hidden_size": 32,
+    "kv_channels": 8,
+    "altup_num_inputs": 2,
+    "laurel_rank": 4,
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 8,
+    "query_pre_attn_scalar": 8,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_target_positions": 256,
+    "max_source_positions": 256,
+}
+"""Values of the keys that a config class has."""
+
+OTHER_PARTS = ("vision_config", "audio_config", "vq_config")
+"""Parts of a config beside the language model's that are made small too."""
+
+MIXED = ["sliding_attention", "full_attention"] * 2
+STATEFUL = ["linear_attention", "full_attention"] * 2
+
+INDEXED: dict[str, Any] = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+}
+DIFFERENT_HEADS: dict[str, Any] = {
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "num_kv_shared_layers": 0,
+    "layer_types": MIXED,
+}
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "apertus": {"max_position_embeddings": None},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "bailing_hybrid": {"layer_types": STATEFUL, "num_experts_per_token": 2, "num_expert_group": 1},
+    "cwm": {"max_position_embeddings": None},
+    "falcon_h1": {"mamba_d_ssm": 32},
+    "gemma3": {"num_hidden_layers": 6},
+    "gemma3_text": {"num_hidden_layers": 6},
+    "granitemoehybrid": {"layer_types": STATEFUL, "position_embedding_type": "rope"},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "laguna": {"layer_types": MIXED},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "mellum": {"layer_types": MIXED},
+    "ministral": {"head_dim": 8},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "use_mem_rope": True,
+        "n_mamba_heads": 4,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        "max_seq_len": 256,
+    },
+    "longcat_flash": {"num_layers": 2, "moe_topk": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 16},
+    "zaya": {"num_experts_per_tok": 1},
+    "kolibri1": {"num_hidden_layers": 6},
+    "jamba": {"layer_types": STATEFUL},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 2},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "intermediate_size": [48] * 4,
+        "layer_types": MIXED,
+    },
+    "qwen4_exp": INDEXED,
+    "qwen4_exp_text": INDEXED,
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), DIFFERENT_HEADS),
+}
+"""What families need beside or in place of :data:`SMALL`; a value of None leaves a key to the class."""
+
+ROTATES_WITHOUT_A_MODULE = ("codegen", "gptj", "roformer")
+"""Families whose attention rotates queries and keys by itself."""
+ENCODERS_ALONE_ROTATE = ("inkling2_text", "musicgen", "musicgen_melody")
+"""Families whose decoder has no RoPE, though their code speaks of it."""
+NOT_TRIED = {
+    "blt": "it reads bytes in patches of a second model",
+    "cohere_compass_text": "its tokens have positions on several axes",
+    "dots3_note": "its layers have shapes of their own, which cannot be made small",
+    "dots3_note_text": "its layers have shapes of their own, which cannot be made small",
+    "gemma3n": "its encoder of images needs timm; its language model is gemma3n_text",
+    "gemma4_assistant": "it drafts tokens from the states of another model",
+    "gemma4_unified_assistant": "it drafts tokens from the states of another model",
+    "phi4_multimodal": "its encoders of images and sounds cannot be built small",
+}
+"""Families of which no tiny model can be run with tokens alone, and why."""
+
+Support = dict[str, Any]
+
+
+def families() -> list[str]:
+    """Names of all causal families of the installed transformers, sorted."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_config(name: str) -> Any:
+    """A small config of a family: of its language model, where the family has others beside it."""
+    config_class = CONFIG_MAPPING[name]
+    whole = config_class()
+    text = whole.get_text_config()
+    wanted = {**_values_for(type(text), text), **OVERRIDES.get(name, {})}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    tiny = type(text)(**wanted)
+    if type(text) is config_class:
+        return tiny
+    parts = {}
+    for key, kind in config_class.sub_configs.items():
+        if kind is type(text):
+            parts[key] = tiny
+        elif key in OTHER_PARTS and (other := getattr(whole, key, None)) is not None:
+            parts[key] = type(other)(**_values_for(type(other), other))
+    return config_class(**parts) if tiny in parts.values() else tiny
+
+
+def _values_for(config_class: type, defaults: Any) -> dict[str, Any]:
+    renamed = getattr(config_class, "attribute_map", {})
+    settable = {
+        key: value
+        for key, value in SMALL.items()
+        if _has(defaults, key)
+        and key not in renamed
+        and not isinstance(getattr(config_class, key, None), property)
+    }
+    if _has(defaults, "kv_lora_rank") and "num_key_value_heads" in settable:
+        # Latent attention makes keys and values of every head.
+        settable["num_key_value_heads"] = settable["num_attention_heads"]
+    # A window that the class leaves out is no part of what it is.
+    for key in ("sliding_window", "attention_chunk_size", "head_dim", "q_lora_rank"):
+        if _has(defaults, key) and getattr(defaults, key) is None:
+            settable.pop(key, None)
+    return settable
+
+
+def _has(config: Any, key: str) -> bool:
+    """Whether a config has a value that is the same for all layers."""
+    try:
+        return hasattr(config, key)
+    except RuntimeError:
+        # It differs from layer to layer.
+        return False
+
+
+def tiny_model(name: str, dtype: torch.dtype) -> Any:
+    """A random model of a family with weights so large that what attention sees matters; eager, in evaluation mode."""
+    torch.manual_seed(0)
+    config = tiny_config(name)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    size = sum(each.numel() for each in model.parameters())
+    if size > MOST_PARAMETERS:
+        raise RuntimeError(f"its smallest model here has {size:,} parameters")
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() > 1 or parameter_name.endswith("sinks"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    if dtype == torch.float64 and any("Experts" in type(module).__name__ for module in model.modules()):
+        # Grouped products of experts have no float64.
+        model.set_experts_implementation("eager")
+    return model.to(dtype).eval()
+
+
+def has_rope(name: str) -> bool:
+    """Whether the code of a family's decoder turns queries and keys by their positions."""
+    if name in ROTATES_WITHOUT_A_MODULE:
+        return True
+    if name in ENCODERS_ALONE_ROTATE:
+        return False
+    if name in NOT_TRIED:
+        return True
+    text = CONFIG_MAPPING[name]().get_text_config()
+    if text.model_type != name and text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return has_rope(text.model_type)
+    model_class = transformers.AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[name]]
+    with open(sys.modules[model_class.__module__].__file__) as file:
+        return bool(re.search(r"class \w*RotaryEmbedding|\.rotary_emb\b", file.read()))
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"takes more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+UNFIT = (
+    AttributeError,
+    AssertionError,
+    ImportError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    StrictDataclassError,
+    TimeoutError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises on a config or a call that does not suit a family."""
+
+
+def entry(status: str, reason: str = "") -> Support:
+    """One cell of the table."""
+    return {"status": status, "reason": " ".join(reason.split())}
+
+
+def judged(check: Callable[[], Support]) -> Support:
+    """A check's result: ropewalk's refusals are sentences, anything else that it raises is a failure."""
+    try:
+        return check()
+    except RopewalkError as error:
+        return entry("refused", str(error))
+    except UNFIT as error:
+        return entry("fails", f"{type(error).__name__}: {_short(error)}")
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return " ".join(lines[:2])[:200]
+
+
+def support_of(name: str, ranks: Ranks | None = None) -> Support:
+    """What works for one family: a status and a reason for each of the columns.
+
+    Args:
+        name: of the family.
+        ranks: two processes for context parallelism; without them it is left as None.
+    """
+    columns = ("packed_training", "context_parallelism", "audit", "planning", "export")
+    if name in NOT_TRIED:
+        return dict.fromkeys(columns, entry("not tried", NOT_TRIED[name]))
+    try:
+        with at_most(SECONDS):
+            plain = tiny_model(name, torch.float64)
+            with torch.no_grad():
+                plain(input_ids=torch.randint(3, 90, (1, 9)), use_cache=False)
+    except UNFIT as error:
+        return dict.fromkeys(
+            columns, entry("not tried", f"no tiny model runs: {type(error).__name__}: {_short(error)}")
+        )
+    with at_most(4 * SECONDS):
+        packed = judged(lambda: packed_training(name, plain))
+        found = {
+            "packed_training": packed,
+            "context_parallelism": None,
+            "audit": judged(lambda: audit(name)),
+            "planning": judged(lambda: planning(name)),
+            "export": judged(lambda: export(name)),
+        }
+    if packed["status"] != "tested":
+        found["context_parallelism"] = packed
+    elif ranks is not None:
+        found["context_parallelism"] = judged(lambda: context_parallelism(name, ranks))
+    return found
+
+
+def packed_training(name: str, plain: Any) -> Support:
+    """Rows of documents longer than windows equal each document alone, outputs and gradients in float64."""
+    ours = copy.deepcopy(plain)
+    attach(ours, engine="segments", exact_rope=False)
+    torch.manual_seed(1)
+    for pattern in ("intra_document", "anchor"):
+        layout = PackedLayout.from_lengths(LENGTHS, pattern, int(pattern == "anchor"), "reset")
+        ids = torch.randint(3, 90, (1, layout.total_length))
+        logits = ours(input_ids=ids, layout=layout).logits[0]
+        cotangent = torch.randn_like(logits)
+        expected, loss = logits.detach().clone(), torch.zeros((), dtype=torch.float64)
+        trained = torch.zeros(layout.total_length, 1, dtype=torch.float64)
+        for tokens, alone in documents_alone(plain, ids, layout):
+            expected[tokens] = alone.detach()
+            loss = loss + (alone * cotangent[tokens]).sum()
+            trained[tokens] = 1
+        size = float(expected.abs().max())
+        off = float((logits - expected).detach().abs().max()) / size
+        with torch.no_grad():
+            # With a mask, transformers does not guess documents from positions that restart.
+            whole = torch.ones_like(ids)
+            positions = layout.position_ids[None]
+            mixed = plain(ids, attention_mask=whole, position_ids=positions, use_cache=False).logits[0]
+        if float((mixed - expected).abs().max()) < NOTICED * size:
+            return entry("not tried", "documents that see each other change no logit of its tiny model")
+        if not off <= ROUNDING:
+            return entry("WRONG", f"logits of a packed row ({pattern}) are off by {off:.1e} of the largest")
+        ours.zero_grad()
+        plain.zero_grad()
+        (logits * cotangent * trained).sum().backward()
+        loss.backward()
+        theirs = {key: each.grad for key, each in plain.named_parameters() if each.grad is not None}
+        mine = {key: each.grad for key, each in ours.named_parameters() if each.grad is not None}
+        largest = max(float(grad.abs().max()) for grad in theirs.values())
+        for key in theirs.keys() | mine.keys():
+            # A parameter that no token reaches has no gradient, or zeros.
+            difference = mine.get(key, 0) - theirs.get(key, 0)
+            share = float(difference.abs().max()) / largest
+            if not share <= ROUNDING:
+                return entry(
+                    "WRONG", f"the gradient of {key} is off by {share:.1e} of the largest ({pattern})"
+                )
+    return exact_rotary(name)
+
+
+def exact_rotary(name: str) -> Support:
+    """Whether our rotary module fits too; where it does not, training needs ``exact_rope: false``."""
+    plain = tiny_model(name, torch.float32)
+    ours = copy.deepcopy(plain)
+    try:
+        attach(ours, engine="segments")
+    except RopewalkError as error:
+        return entry("tested", f"with exact_rope: false, since {error}")
+    ids = torch.randint(3, 90, (1, 30), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = plain(ids, use_cache=False).logits
+        packed = ours(ids, layout=PackedLayout.from_lengths([30], "full", 0)).logits
+    off = float((packed - expected).abs().max()) / float(expected.abs().max())
+    if not off <= EXACT:
+        return entry("WRONG", f"logits with the exact rotary module are off by {off:.1e} of the largest")
+    return entry("tested")
+
+
+def context_parallelism(name: str, ranks: Ranks) -> Support:
+    """A row cut over two processes, by the ring and by Ulysses, gives the logits of the whole row."""
+    for kind in ("ring", "sequence"):
+        said = ranks.run(sharded_difference, kind, name)
+        refusals = [each for each in said if isinstance(each, str)]
+        if refusals:
+            return entry(*refusals[0].split("|", 1))
+        worst = max(said)
+        if not worst <= ROUNDING:
+            return entry(
+                "WRONG", f"logits of a row on two ranks ({kind}) are off by {worst:.1e} of the largest"
+            )
+    return entry("tested")
+
+
+def sharded_difference(kind: str, name: str) -> float | str:
+    """How far one rank's logits are from those of the whole row, over the largest; or what was raised.
+
+    Args:
+        kind: ``ring`` or ``sequence``, of two ranks.
+    """
+    torch.set_num_threads(1)
+    mesh = make_mesh(MeshShape(**{kind: 2}), "cpu")
+    model = tiny_model(name, torch.float64)
+    said: float | str
+    try:
+        attach(model, engine="segments", exact_rope=False)
+        layout = PackedLayout.from_lengths(LENGTHS, "anchor")
+        torch.manual_seed(1)
+        ids = torch.randint(3, 90, (1, layout.total_length))
+        sharded = ShardedLayouts.of([layout], mesh.groups)
+        with torch.no_grad():
+            whole = model(input_ids=ids, layout=layout).logits
+            mine = model(input_ids=sharded.take([ids[0]], 0), layout=sharded).logits
+        row = sharded.rows[0]
+        places = row.of(mesh.groups.ring_rank, mesh.groups.sequence_rank)
+        held = places >= 0
+        difference = mine[0][held] - whole[0][places[held]]
+        said = float(difference.abs().max() / whole.abs().max())
+    except RopewalkError as error:
+        said = f"refused|{error}"
+    except UNFIT as error:
+        said = f"fails|{type(error).__name__}: {_short(error)}"
+    dist.barrier()
+    return said
+
+
+def audit(name: str) -> Support:
+    """The audit can tell the model's rotation from everything else that it does."""
+    AuditedModel.of(tiny_model(name, torch.float32))
+    return entry("tested")
+
+
+def planning(name: str) -> Support:
+    """The config says which layers have RoPE, and some of them see everything before them."""
+    config = ModelConfig.of(tiny_config(name))
+    _ = (config.layers, config.full_attention_rope.frequencies(config.trained_length), config.planning_notes)
+    if config.can_be_planned:
+        return entry("tested")
+    lifted = dataclasses.replace(
+        config, values={**config.values, "sliding_window": None, "layer_types": None}
+    )
+    windows = all(layer.rotates and layer.window is not None for layer in config.layers)
+    if windows and lifted.can_be_planned:
+        return entry(
+            "tested", "of a checkpoint without a window; where every layer has one, no base reaches further"
+        )
+    return entry("refused", "no layer has both RoPE and full attention: no base reaches further")
+
+
+def export(name: str) -> Support:
+    """A new base is in the saved config, and in the frequencies of the model that transformers builds of it."""
+    config = ModelConfig.of(tiny_config(name))
+    old = config.full_attention_rope
+    wanted = Default(old.rotary_dim, 7 * old.rope_theta)
+    changed = with_rope(config, wanted, 1024)
+    with tempfile.TemporaryDirectory() as folder:
+        changed.source.save_pretrained(folder)
+        read = ModelConfig.of(transformers.AutoConfig.from_pretrained(folder))
+    expected, found = (each.frequencies(1024).inv_freq for each in (wanted, read.full_attention_rope))
+    if not torch.equal(expected, found):
+        return entry("WRONG", "the saved config says other frequencies")
+    model = transformers.AutoModelForCausalLM.from_config(read.source, attn_implementation="eager")
+    held = [buffer for key, buffer in model.named_buffers() if key.endswith("inv_freq")]
+    if not any(
+        each.shape == expected.shape and torch.allclose(each.double(), expected, rtol=1e-5) for each in held
+    ):
+        return entry("WRONG", "no rotary module built from the saved config has its frequencies")
+    return entry("tested")

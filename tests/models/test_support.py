@@ -1,0 +1,88 @@
+"""The table of supported families: it knows every family of transformers, and says what their models do."""
+
+import importlib
+import json
+
+import pytest
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.support import COLUMNS, ModelsSettings, supported
+from ropewalk.testing import Ranks
+from tests.models import every_family
+from tests.places import ROOT
+
+SAMPLE = ("llama", "gemma3_text", "gpt_oss", "llama4_text", "longcat_flash", "granite_swa", "falcon", "moshi")
+"""Families of every kind: windows, sinks, chunks, latent attention, two rotary modules, refused ones."""
+
+
+def test_every_family_of_transformers_is_known():
+    """Where this fails: python scripts/supported_models.py NAME ..., and read what it says."""
+    table = supported(ModelsSettings())
+    assert set(every_family.families()) <= {*table.families, *table.without_rope}
+    assert not set(table.families) & set(table.without_rope)
+
+
+def test_no_family_is_silently_wrong():
+    table = supported(ModelsSettings())
+    for name, cells in table.families.items():
+        assert list(cells) == list(COLUMNS)
+        for support in cells.values():
+            assert support.status in ("tested", "refused", "not tried"), name
+            assert support.status == "tested" or support.reason, name
+
+
+def test_what_trains_on_packed_rows_trains_on_several_processes():
+    for cells in supported(ModelsSettings()).families.values():
+        assert cells["packed_training"].status == cells["context_parallelism"].status
+
+
+def test_one_family_alone():
+    result = supported(ModelsSettings(family="qwen3"))
+    assert list(result.families) == ["qwen3"]
+    assert json.loads(json.dumps(result.to_json()))["families"]["qwen3"]["packed_training"] == {
+        "status": "tested",
+        "reason": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [("qwen33", "did you mean qwen3"), ("gpt2", "gpt2 has no RoPE"), ("?", "ropewalk models lists those")],
+)
+def test_an_unknown_family_is_refused(family, message):
+    with pytest.raises(RopewalkError, match=message):
+        supported(ModelsSettings(family=family))
+
+
+@pytest.mark.parametrize("family", ["llama", "falcon"])
+def test_a_family_without_other_processes_is_as_the_table_says(family):
+    found = every_family.support_of(family)
+    expected = supported(ModelsSettings(family=family)).to_json()["families"][family]
+    del found["context_parallelism"], expected["context_parallelism"]
+    assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SAMPLE)
+def test_the_table_is_what_the_models_do(family, two_ranks: Ranks):
+    found = every_family.support_of(family, two_ranks)
+    assert found == supported(ModelsSettings(family=family)).to_json()["families"][family]
+
+
+def test_a_wrong_row_would_be_noticed(monkeypatch):
+    """With a window of one token more in our attention alone, the comparison says WRONG."""
+    hooks = importlib.import_module("ropewalk.models.attention_hooks")
+    asked = hooks.asked_of
+
+    def one_more(module, layout, options):
+        found = asked(module, layout, options)
+        return hooks.AttentionOptions(found.scale, found.softcap, found.window and found.window + 1)
+
+    monkeypatch.setattr(hooks, "asked_of", one_more)
+    plain = every_family.tiny_model("mistral", every_family.torch.float64)
+    found = every_family.packed_training("mistral", plain)
+    assert (found["status"], "off by" in found["reason"]) == ("WRONG", True)
+
+
+def test_the_table_is_in_the_package():
+    assert (ROOT / "src" / "ropewalk" / "models" / "families.json").is_file()
