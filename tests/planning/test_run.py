@@ -30,7 +30,7 @@ def test_a_plan_for_a_number_of_processes_sizes_every_stage(whole: str) -> None:
 
 def test_what_extend_refuses_has_no_plan() -> None:
     with pytest.raises(RopewalkError, match="does not train this model"):
-        plan(PlanSettings(model=str(CONFIGS / "qwen3-next-80b-a3b.json"), target=2**19))
+        plan(PlanSettings(model=str(CONFIGS / "mistral-7b-v0.1.json"), target=2**17))
 
 
 @pytest.mark.parametrize("door", [inspect, plan])
