@@ -429,10 +429,10 @@ def test_blocks_are_of_a_size_that_suits_the_device(device, length, block_bytes,
     assert edges == sorted({*range(0, length, queries), 33, length})
 
 
-def held_at_once(length, arithmetic, block_bytes):
+def held_at_once(length, arithmetic, block_bytes, sinks=False):
     """Bytes at the peak, and the bytes of what is as long as the row: a dozen tensors like the queries."""
     heads, head_dim = 2, 4
-    call = random_call(0, heads, heads, length, head_dim)
+    call = random_call(0, heads, heads, length, head_dim, sinks=sinks)
     call = replace(
         call, **{name: getattr(call, name).to(arithmetic.rest) for name in ("query", "key", "value")}
     )
@@ -446,9 +446,10 @@ def held_at_once(length, arithmetic, block_bytes):
 
 @pytest.mark.parametrize("length", [2048, 4096])
 @pytest.mark.parametrize("name", ONE_AND_THE_OTHERS)
-def test_memory_is_six_blocks_and_what_is_as_long_as_the_row(length, name):
+@pytest.mark.parametrize("sinks", [False, True])
+def test_memory_is_six_blocks_and_what_is_as_long_as_the_row(length, name, sinks):
     block_bytes = 2**20
-    peak, linear = held_at_once(length, ARITHMETICS[name], block_bytes)
+    peak, linear = held_at_once(length, ARITHMETICS[name], block_bytes, sinks)
     assert peak <= 6 * block_bytes + linear
 
 
