@@ -198,12 +198,25 @@ def test_every_token_is_in_one_run_and_padding_is_bounded(pattern):
     assert len(runs) == sum(len(row.document_lengths) + 1 for row in rows)
 
 
-def test_a_row_cut_over_ranks_is_refused_by_name():
+@pytest.mark.parametrize("degrees", [{"ring": 2}, {"sequence": 2}])
+def test_a_row_cut_over_ranks_is_refused_by_name(degrees):
     model = attached(tiny_model("lfm2", sharp=True))
-    layout = PackedLayout.from_lengths([10, 21], "anchor")
-    sharded = ShardedLayouts.of([layout], SequenceGroups())
+    sharded = ShardedLayouts.of([PackedLayout.from_lengths([10, 21], "anchor")], SequenceGroups(**degrees))
     with pytest.raises(EngineError, match="Lfm2ShortConv is recurrent, and its state does not travel"):
         model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
+def test_a_group_of_one_rank_holds_whole_rows(family):
+    """What data parallelism hands to the model."""
+    model = attached(tiny_model(family, sharp=True))
+    layout = PackedLayout.from_segments([20, 5, 34], [1, 0, 1], "anchor")
+    ids = torch.randint(3, 90, (1, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(input_ids=ids, layout=layout).logits
+        assert torch.equal(
+            model(input_ids=ids, layout=ShardedLayouts.of([layout], SequenceGroups())).logits, expected
+        )
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

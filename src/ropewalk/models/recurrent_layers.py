@@ -85,7 +85,8 @@ class _RunByRun:
                     "architecture cannot train on packed rows"
                 )
             return self.forward(*args, **kwargs)
-        if call.sharded is not None:
+        # A group of one rank holds whole rows as they are stored.
+        if call.sharded is not None and call.sharded.groups.ring * call.sharded.groups.sequence > 1:
             raise EngineError(
                 f"{self.name} is recurrent, and its state does not travel between ranks; use parallel.ring 1 and "
                 "parallel.sequence 1"
