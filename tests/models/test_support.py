@@ -31,9 +31,12 @@ def test_no_family_is_silently_wrong():
             assert support.status == "tested" or support.reason, name
 
 
-def test_what_trains_on_packed_rows_trains_on_several_processes():
+def test_only_recurrent_layers_train_on_packed_rows_and_not_on_several_processes():
     for cells in supported(ModelsSettings()).families.values():
-        assert cells["packed_training"].status == cells["context_parallelism"].status
+        packed, parallel = cells["packed_training"], cells["context_parallelism"]
+        assert packed.status == parallel.status or (
+            packed.status == "tested" and "is recurrent, and its state does not travel" in parallel.reason
+        )
 
 
 def test_one_family_alone():
