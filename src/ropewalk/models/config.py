@@ -388,7 +388,7 @@ class ModelConfig:
 
     @property
     def layer_notes(self) -> list[str]:
-        """A sentence each on recurrent layers, on layers with a window and on layers without RoPE, where not all are so."""
+        """A sentence each on layers that are recurrent, have a window or have no RoPE, where not all are so."""
         layers = self.layers
         windowed = [number for number, layer in enumerate(layers) if layer.window is not None]
         still = [number for number, layer in enumerate(layers) if layer.attends and not layer.rotates]
@@ -396,8 +396,8 @@ class ModelConfig:
         recurrent = [number for number in self.recurrent_layers if not layers[number].attends]
         if recurrent:
             notes.append(
-                f"{_which(recurrent, len(layers))} is recurrent and has no RoPE: what it carries over a longer context is "
-                "for training to teach, whatever the base"
+                f"{_which(recurrent, len(layers))} is recurrent and has no RoPE: what it carries over a longer "
+                "context is for training to teach, whatever the base"
             )
         if windowed and len(windowed) < len(layers):
             widths = " or ".join(

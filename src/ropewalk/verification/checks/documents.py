@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import rotary_module
 from ropewalk.models.losses import LossModel, decoder_of
+from ropewalk.models.recurrent_layers import mixers_of
 from ropewalk.rope import RotaryEmbedding
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim
@@ -84,20 +86,20 @@ def separate_losses(model: LossModel, row: Row) -> Tensor:
         if not bool((row.labels[own] != IGNORED).any()):
             continue
         places = torch.cat([torch.arange(lead), own])
-        hidden = _plain(model, row.input_ids[places], layout.position_ids[places], length)[lead:]
+        hidden = _plain(model, row.input_ids[places], layout.position_ids[places], length, lead)[lead:]
         targets = row.labels[own].to(model.device)
         found = F.cross_entropy(model.head.logits(hidden), targets, reduction="none", ignore_index=IGNORED)
         losses = losses.index_add(0, own.to(model.device), found)
     return losses
 
 
-def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Tensor:
-    """Hidden states ``[tokens, hidden_size]`` of one causal sequence at given positions."""
+def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int, lead: int) -> Tensor:
+    """Hidden states ``[tokens, hidden_size]`` of one sequence at given positions, behind an anchor of ``lead``."""
     rotary: Any = rotary_module(model.model)[2]
     # A method that depends on the length takes that of the whole row.
     pinned = rotary.pinned(length) if isinstance(rotary, RotaryEmbedding) else nullcontext()
     device = model.device
-    with pinned, _tuned_at(model.model, positions.to(device)):
+    with pinned, _tuned_at(model.model, positions.to(device)), _restarting_behind(model.model, lead):
         output = decoder_of(model.model)(
             ids[None].to(device),
             position_ids=positions[None].to(device),
@@ -107,6 +109,29 @@ def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int) -> Ten
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
+
+
+@contextmanager
+def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
+    """While the context is open, recurrent layers see the first ``lead`` tokens as a sequence of their own.
+
+    An anchor means nothing to them: in a packed row their state starts with the document.
+    """
+    config = ModelConfig.of(model.config)
+    with ExitStack() as stack:
+        for mixer in mixers_of(model, config) if lead and config.recurrent_layers else ():
+
+            def apart(*args: Any, own: Any = mixer.forward, **kwargs: Any) -> Any:
+                hidden, *rest = args or (kwargs.pop("hidden_states"),)
+                cut = hidden.split([lead, hidden.shape[1] - lead], dim=1)
+                parts = [own(part, *rest, **kwargs) for part in cut]
+                if isinstance(parts[0], tuple):
+                    return torch.cat([part[0] for part in parts], dim=1), None
+                return torch.cat(parts, dim=1)
+
+            stack.callback(setattr, mixer, "forward", mixer.forward)
+            mixer.forward = apart
+        yield
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, Row
+from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case, with_labels
 from ropewalk.verification.checks import Claim, every_mesh, sharded_and_own
@@ -33,6 +34,10 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
     On the mesh the first step has the recipe's micro-batches, and the second adds up those of one row.
     """
     model, sizes = load_on(case, mesh, world, torch.float64), (case.rows_per_batch, 1)
+    if mesh.shape.sequence_degree > 1 and ModelConfig.of(model.model.config).recurrent_layers:
+        return Outcome.not_run(
+            "not applicable: the state of recurrent layers does not travel between ranks, so no run cuts their rows"
+        )
     found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
     if not world.is_rank_0:
         return Outcome.not_run("")
