@@ -404,7 +404,7 @@ def test_what_changes_the_results_is_another_evaluation(
     assert run(*asked) == 0
     essays.write_text("Another sentence about nothing. " * 50)
     assert run(*asked) == 2
-    assert "differs in materials" in capsys.readouterr().err
+    assert "differs in haystack_sources" in capsys.readouterr().err
     essays.write_text("A sentence about nothing. " * 50)
     settings = model / "tokenizer_config.json"
     value = json.loads(settings.read_text())

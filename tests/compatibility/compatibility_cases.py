@@ -76,7 +76,7 @@ def differences_from_before(
         part: ``commands`` or ``artifacts``.
         scenario: the steps are of.
         now: what steps say, by name; all of a scenario, or some.
-        renamed: keys, the old name and the new one.
+        renamed: keys and names, the old one and the new one.
     """
     kept = command_outputs.read_kept(part)[scenario]
     before = {step: kept[step] for step in now}
@@ -92,6 +92,8 @@ def differences_from_before(
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {names.get(key, key): _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, str):
+        return names.get(value, value)
     return [_renamed(each, names) for each in value] if isinstance(value, list) else value
 
 

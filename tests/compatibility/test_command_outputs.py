@@ -11,11 +11,13 @@ import pytest
 from tests.compatibility.compatibility_cases import command_outputs, differences_from_before
 
 RENAMED: dict[str, str] = {
+    "forced": "teacher_forced",
+    "materials": "haystack_sources",
     "ladder": "ablation",
     "ladder_samples": "ablation_samples",
     "mends": "mitigations",
 }
-"""JSON keys that were given another name on purpose: the old name, and the new one."""
+"""JSON keys and names of tasks that are others on purpose: the old name, and the new one."""
 
 CHANGED_SENTENCES: dict[str, str] = {
     "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
@@ -72,6 +74,8 @@ CHANGED_SENTENCES: dict[str, str] = {
 
 CHANGED: dict[str, str] = {
     "inspect-others.gemma-3-4b to 256k.json.target": "a model with a RoPE for each layer type is extended now",
+    "inspect-others.qwen3-next-80b-a3b.json.layers": "recurrent layers have no RoPE",
+    "inspect-others.qwen3-next-80b-a3b.json.notes": "and a note says so",
     "inspect-others.qwen2.5-7b-instruct-1m.json.notes": "the note says how a recipe drops dual chunk attention",
 }
 """Outputs that are others on purpose: where they begin, and why."""

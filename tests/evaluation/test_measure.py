@@ -141,8 +141,8 @@ def test_needle_grid_by_answers_and_by_teacher_forcing(under_test: ModelUnderTes
     assert [(r.task, r.length, r.n) for r in results] == [
         ("generated", 360, 3),
         ("generated", 500, 3),
-        ("forced", 360, 3),
-        ("forced", 500, 3),
+        ("teacher_forced", 360, 3),
+        ("teacher_forced", 500, 3),
     ]
     for result in results:
         assert [row["depth"] for row in result.details["depths"]] == [0.0, 0.5, 1.0]
@@ -177,12 +177,15 @@ def test_perplexity_without_text_is_not_run(under_test: ModelUnderTest) -> None:
 def test_what_a_server_cannot_do_is_not_run_with_the_reason(tokenizer: Any) -> None:
     served = ModelUnderTest(tokenizer, Served())
     asked = settings(
-        suites=("perplexity", "needle", "short"), lengths=(200,), depths=1, tasks=("forced", "hellaswag")
+        suites=("perplexity", "needle", "short"),
+        lengths=(200,),
+        depths=1,
+        tasks=("teacher_forced", "hellaswag"),
     )
     results = evaluate_model(served, asked, DOCUMENTS)
     assert [(r.task, r.status) for r in results] == [
         ("perplexity", "not run"),
-        ("forced", "not run"),
+        ("teacher_forced", "not run"),
         ("hellaswag", "not run"),
     ]
     assert all("measure the checkpoint itself" in (r.reason or "") for r in results)

@@ -172,7 +172,7 @@ def test_each_benchmark_has_its_figures_in_the_order_of_the_tables() -> None:
         forced,
         BEFORE,
         documents("sliding"),
-        *needle(LENGTHS[:2], task="forced"),
+        *needle(LENGTHS[:2], task="teacher_forced"),
         *needle(),
         *retrieval("longeval", "lines", {8192: 12}),
         *retrieval("longeval", "lines_200", {8192: 12}),
@@ -180,14 +180,14 @@ def test_each_benchmark_has_its_figures_in_the_order_of_the_tables() -> None:
         *ruler(),
     ]
     assert stems(results) == [
-        *("ruler", "passkey", "longeval", "longeval-lines_200", "needle-forced", "needle-generated"),
+        *("ruler", "passkey", "longeval", "longeval-lines_200", "needle-teacher_forced", "needle-generated"),
         *("perplexity", "short"),
     ]
     titles = {stem: figure.title for stem, figure in evaluation_figures("m", results, 85.6)}
     assert titles["ruler"] == "m: RULER"
     assert titles["passkey"] == "m: passkey"
     assert titles["longeval-lines_200"] == "m: longeval, lines_200"
-    assert titles["needle-forced"] == "m: needle, forced"
+    assert titles["needle-teacher_forced"] == "m: needle, teacher_forced"
     assert titles["short"] == "m: short-context tasks"
 
 
@@ -200,7 +200,12 @@ def test_figures_mark_what_the_model_was_made_for_and_the_threshold() -> None:
 
 def test_what_was_not_run_has_no_figure() -> None:
     reason = "no text was given"
-    for suite, task in (("passkey", "passkey"), ("ruler", "vt"), ("needle", "forced"), ("short", "mmlu")):
+    for suite, task in (
+        ("passkey", "passkey"),
+        ("ruler", "vt"),
+        ("needle", "teacher_forced"),
+        ("short", "mmlu"),
+    ):
         assert stems([TaskResult.not_run(suite, task, None, reason)]) == []
 
 

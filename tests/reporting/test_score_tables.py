@@ -53,7 +53,7 @@ def every_result() -> list[TaskResult]:
         *ruler(),
         *retrieval("passkey", "passkey", {4096: 20, 8192: 3}),
         *needle(),
-        *needle(LENGTHS[:2], task="forced"),
+        *needle(LENGTHS[:2], task="teacher_forced"),
         *retrieval("longeval", "lines", {8192: 12}, 50),
         BEFORE,
         documents("truncated"),

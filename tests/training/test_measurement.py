@@ -67,7 +67,7 @@ def test_a_run_measures_any_suite_and_goes_on_with_its_results(finished):
             ("perplexity", "perplexity", TARGET),
             ("perplexity", "sliding", TARGET),
             ("needle", "generated", TRAINED),
-            ("needle", "forced", TRAINED),
+            ("needle", "teacher_forced", TRAINED),
         }
         (lines,) = [r for r in summary[when] if r["suite"] == "longeval"]
         assert lines["status"] == "ok"

@@ -17,6 +17,9 @@ Unit = Literal["percent", "perplexity"]
 ITSELF = "the model itself"
 """What chose LongPPL's key tokens, where the user named no evaluator."""
 
+TASKS_BEFORE = {"forced": "teacher_forced"}
+"""Tasks that had another name in version 0.1.0, whose results are read."""
+
 SAMPLES = "samples_sha256"
 """Key in a result's details: a digest of what was asked, equal for two results on the same samples."""
 
@@ -170,7 +173,7 @@ class TaskResult:
             raise TypeError("a position or a sample is not a JSON object")
         return cls(
             value["suite"],
-            value["task"],
+            TASKS_BEFORE.get(value["task"], value["task"]),
             value["length"],
             value["n"],
             _number(value["score"]),

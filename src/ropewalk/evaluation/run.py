@@ -556,7 +556,7 @@ class _Run:
             "settings": settings.identity(),
             "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
-            "materials": sources_identity(settings),
+            "haystack_sources": sources_identity(settings),
         }
         if reads_text(settings):
             known["text"] = inputs_identity([SourceSpec(path=self.config.text)])

@@ -13,7 +13,7 @@ from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.results import TASKS_BEFORE, TaskResult
 from ropewalk.evaluation.samples import Sample, Task, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
 from ropewalk.io.digests import digest
@@ -21,6 +21,8 @@ from ropewalk.io.files import parse_json, replacing, write_json
 from ropewalk.io.json_lines import append_line, check_types, read_lines
 
 SampleKey = tuple[str, str, int, int]
+KEYS_BEFORE = {"materials": "haystack_sources"}
+"""Keys of an identity that had another name in version 0.1.0."""
 
 
 _NoneType = type(None)
@@ -97,7 +99,8 @@ class Prediction:
             raise ValueError(f"there is no metric {value['metric']!r}")
         if not 0 <= value["score"] <= 1:
             raise ValueError(f"score is {value['score']!r}, and not from 0 to 1")
-        return cls(**{**value, "references": tuple(value["references"])})
+        task = TASKS_BEFORE.get(value["task"], value["task"])
+        return cls(**{**value, "task": task, "references": tuple(value["references"])})
 
 
 def predicted(sample: Sample, answer: Answer) -> Prediction:
@@ -329,8 +332,9 @@ def begin(out: Path, identity: Mapping[str, Any]) -> None:
 def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The keys in which two identities differ; of the settings, each one with both values.
 
-    A folder of an earlier version also holds settings of suites that it does not run.
+    A folder of an earlier version also holds settings of suites that it does not run, and names its sources otherwise.
     """
+    begun = {KEYS_BEFORE.get(key, key): value for key, value in begun.items()}
     there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
     if isinstance(there, Mapping):
         begun = {**begun, "settings": {key: there[key] for key in asked if key in there}}

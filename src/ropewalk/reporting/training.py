@@ -125,7 +125,7 @@ def write_run_report(output: Path) -> list[Path]:
         pictures.append(draw(figure, output / "perplexity.png"))
     passkey = {when: [r for r in found if r.suite == "passkey"] for when, found in results.items()}
     if any(passkey.values()):
-        forced = any(result.task == "forced" for found in passkey.values() for result in found)
+        forced = any(result.task == FORCED for found in passkey.values() for result in found)
         figure = passkey_figure(passkey, "Passkey retrieval" + (", teacher-forced" if forced else ""))
         pictures.append(draw(figure, output / "passkey.png"))
     if steps := MetricsLog(output / METRICS).read():

@@ -124,7 +124,7 @@ def test_compiled_flex_reads_our_block_mask():
     q, k, v = (torch.randn(2, heads, 712, 16, generator=generator) for heads in (2, 1, 1))
     compiled = flex.compiled()
     for layouts in ([short, short], others):
-        mask = flex.plan(layouts, torch.device("cpu")).block_mask
+        mask = flex.plan(layouts, torch.device("cpu"), EVERYTHING).block_mask
         with torch.no_grad():
             found = compiled(q, k, v, block_mask=mask, scale=0.25, enable_gqa=True)
         # Float32 sums of at most 712 terms of size 1, whose order differs.

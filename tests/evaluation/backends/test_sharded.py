@@ -51,7 +51,7 @@ def check_sharded(tokenizer: Any, settings: Settings, documents: Any, stated: in
 
 SETTINGS = Settings(
     suites=("perplexity", "needle", "passkey"),
-    tasks=("perplexity", "forced"),
+    tasks=("perplexity", "teacher_forced"),
     # Odd ones: no degree divides them. At 321 the demo model says some keys and some not.
     lengths={"perplexity": (61, 401), "needle": (251,), "passkey": (321,)},
     samples=4,
@@ -81,7 +81,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def alone(model: Any, tokenizer: Any, documents: Any) -> dict[Any, TaskResult]:
     """What one process finds; passkeys are generated there."""
-    asked = Settings(**{**SETTINGS.to_json(), "tasks": ("perplexity", "forced", "passkey")})
+    asked = Settings(**{**SETTINGS.to_json(), "tasks": ("perplexity", "teacher_forced", "passkey")})
     found = evaluate_model(ModelUnderTest.in_memory(model, tokenizer), asked, documents)
     return {(result.suite, result.length): result for result in found}
 
@@ -114,8 +114,8 @@ def test_a_mesh_measures_what_one_process_does(
     assert [(r.suite, r.task, r.length) for r in results] == [
         ("perplexity", "perplexity", 61),
         ("perplexity", "perplexity", 401),
-        ("needle", "forced", 251),
-        ("passkey", "forced", 321),
+        ("needle", "teacher_forced", 251),
+        ("passkey", "teacher_forced", 321),
     ]
     for result in results[:2]:
         assert_same_perplexity(result, alone["perplexity", result.length])
@@ -123,7 +123,7 @@ def test_a_mesh_measures_what_one_process_does(
     # Some digits are right and others are not, or the equality would say nothing.
     assert 0 < results[2].details["tokens_right"] < 100
     assert calls[:3] == [("perplexity at 61 tokens", done, 3) for done in (1, 2, 3)]
-    assert calls[-1] == ("passkey forced at 321 tokens", 4, 4)
+    assert calls[-1] == ("passkey teacher_forced at 321 tokens", 4, 4)
 
 
 def test_passkey_is_right_where_generation_says_it(
@@ -145,7 +145,7 @@ def test_passkey_is_right_where_generation_says_it(
     generated = alone["passkey", 321]
     assert [each["score"] for each in generated.samples] == said
     # Nobody takes the one for the other.
-    assert (result.task, generated.task) == ("forced", "passkey")
+    assert (result.task, generated.task) == ("teacher_forced", "passkey")
     assert result.details["scored"] == "teacher-forced"
     assert "depths" not in result.details
     assert result.details["samples_sha256"] == generated.details["samples_sha256"]
@@ -274,20 +274,23 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
         ({"tasks": ("sliding",)}, "the task sliding, but perplexity of the suite perplexity"),
         (
             {"tasks": ("generated",)},
-            "the task generated, but forced of the suite needle: name that; for generated run",
+            "the task generated, but teacher_forced of the suite needle: name that; for generated run",
         ),
-        ({"tasks": ("passkey",)}, "the task passkey, but forced of the suite passkey"),
-        ({"tasks": ("forcd",)}, "unknown task 'forcd'; did you mean forced"),
-        ({"exclude": ("forced", "perplexity")}, "--exclude forced,perplexity leaves no task to run"),
+        ({"tasks": ("passkey",)}, "the task passkey, but teacher_forced of the suite passkey"),
+        ({"tasks": ("teacher_forcd",)}, "unknown task 'teacher_forcd'; did you mean teacher_forced"),
+        (
+            {"exclude": ("teacher_forced", "perplexity")},
+            "--exclude teacher_forced,perplexity leaves no task to run",
+        ),
         ({"lengths": ()}, "the suite perplexity needs lengths"),
         ({"lengths": (512,)}, "states max_position_embeddings 256, and the lengths go up to 512"),
         (
             {"lengths": (100,)},
-            r"prompts do not fit in 100 tokens .*needle forced needs \d+",
+            r"prompts do not fit in 100 tokens .*needle teacher_forced needs \d+",
         ),
         (
             {"lengths": {"perplexity": (250,), "needle": (250,), "passkey": (60,)}},
-            r"prompts do not fit in 60 tokens .*passkey forced needs \d+",
+            r"prompts do not fit in 60 tokens .*passkey teacher_forced needs \d+",
         ),
     ],
 )
@@ -318,10 +321,10 @@ def test_texts_that_are_too_short_are_refused_and_none_is_said(
 
 def test_tasks_narrow_and_exclude() -> None:
     suites = ("passkey", "perplexity", "needle")
-    each = {"passkey": ["forced"], "perplexity": ["perplexity"], "needle": ["forced"]}
+    each = {"passkey": ["teacher_forced"], "perplexity": ["perplexity"], "needle": ["teacher_forced"]}
     assert chosen_tasks(Settings(suites=suites), sharded=True) == each
-    assert chosen_tasks(Settings(suites=suites, tasks=("forced",)), sharded=True) == each
-    left = chosen_tasks(Settings(suites=suites, exclude=("forced", "generated")), sharded=True)
+    assert chosen_tasks(Settings(suites=suites, tasks=("teacher_forced",)), sharded=True) == each
+    left = chosen_tasks(Settings(suites=suites, exclude=("teacher_forced", "generated")), sharded=True)
     assert left == {"passkey": [], "perplexity": ["perplexity"], "needle": []}
 
 

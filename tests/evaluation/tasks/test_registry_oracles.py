@@ -114,7 +114,7 @@ def test_a_score_is_the_share_of_answers_that_are_right(
         lengths=(LENGTH,),
         samples=SAMPLES,
         depths=3,
-        exclude=("forced", "cwe"),
+        exclude=("teacher_forced", "cwe"),
         **sources,
     )
     # Words are few tokens to this tokenizer, and cwe's prompt is long: it has a length of its own.

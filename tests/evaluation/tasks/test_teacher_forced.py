@@ -76,7 +76,7 @@ def test_forced_score_counts_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> N
     samples = made(NeedleGridTask((0.0, 1.0)), 1024, 4, 0, byte_tokenizer())
     # At the end all eight tokens (a space and seven digits), at the beginning all but the last.
     result = forced(samples, monkeypatch, lambda sample, at: sample.details["depth"] == 1 or at < 7)
-    assert (result.suite, result.task, result.length, result.n) == ("needle", "forced", 1024, 8)
+    assert (result.suite, result.task, result.length, result.n) == ("needle", "teacher_forced", 1024, 8)
     assert result.score == 50
     assert result.details["tokens_right"] == pytest.approx(100 * (1 + 7 / 8) / 2)
     assert [(row["depth"], row["score"]) for row in result.details["depths"]] == [(0.0, 0.0), (1.0, 100.0)]

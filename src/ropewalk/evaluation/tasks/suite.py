@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.rows import Ids
     from ropewalk.evaluation.samples import Metric, Task
 
-FORCED = "forced"
+FORCED = "teacher_forced"
 """Name of a task whose answers are given to the model token by token (see ``teacher_forced``)."""
 
 Figure: TypeAlias = Literal["by length", "by depth", "tasks", "by position", "bars"]
