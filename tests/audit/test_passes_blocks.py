@@ -16,6 +16,7 @@ from ropewalk.audit.arithmetic import EXACT, PRODUCTS, inner_products, stock_ari
 from ropewalk.audit.mitigation_costs import peak_bytes
 from ropewalk.audit.passes import LayerAttention, block_edges, rotated, streamed_attention
 from ropewalk.models.intercept import AttentionCall, LayerRotation
+from tests.marks import slow_after
 
 EPS = 2.0**-52
 CPU = torch.device("cpu")
@@ -444,7 +445,7 @@ def held_at_once(length, arithmetic, block_bytes, sinks=False):
     return peak, 12 * heads * length * head_dim * 8
 
 
-@pytest.mark.parametrize("length", [2048, 4096])
+@pytest.mark.parametrize("length", slow_after(1, [2048, 4096]))
 @pytest.mark.parametrize("name", ONE_AND_THE_OTHERS)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_memory_is_six_blocks_and_what_is_as_long_as_the_row(length, name, sinks):

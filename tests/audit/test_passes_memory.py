@@ -99,9 +99,22 @@ def arithmetics():
             yield pytest.param(change.arithmetic, id=f"{str(dtype)[6:]} {name}")
 
 
+@pytest.mark.parametrize(
+    ("arithmetic", "softcap"),
+    [(stock_arithmetic(torch.bfloat16), None), (stock_arithmetic(torch.float32), 20.0)],
+)
+def test_attention_holds_few_blocks_at_once(arithmetic, softcap):
+    assert_few_blocks(arithmetic, softcap)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [None, 20.0])
 @pytest.mark.parametrize("arithmetic", list(arithmetics()))
 def test_every_arithmetic_holds_few_blocks_at_once(arithmetic, softcap):
+    assert_few_blocks(arithmetic, softcap)
+
+
+def assert_few_blocks(arithmetic, softcap):
     length, dim = 256, 4
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(8, length, dim, generator=generator).to(arithmetic.rest) for _ in range(3))

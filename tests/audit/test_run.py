@@ -10,6 +10,7 @@ from ropewalk.models.intercept import AuditedModel
 from ropewalk.models.rotary import swap_rotary
 from ropewalk.rope import methods_from_config
 from tests.audit.audit_cases import changed, sharp_llama, token_rows
+from tests.marks import slow_after
 
 SETTINGS = AuditSettings(shifts=(0, 16, 1000), ablation_samples=2)
 
@@ -54,6 +55,7 @@ def test_the_model_is_the_same_afterwards(rows):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@pytest.mark.slow
 def test_twice_is_the_same(found, again):
     second, *_ = again
     assert second.drift == found.drift or _same(second.drift, found.drift)
@@ -97,7 +99,7 @@ def test_qwen_without_bos_and_with_biases_and_tied_embeddings():
     assert found.ablation[0].D < 1e-7
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("family", slow_after(1, ["gemma3", "gemma2"]))
 def test_soft_capping_and_layer_types(family):
     common = {
         "vocab_size": 97,

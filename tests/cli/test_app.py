@@ -66,6 +66,7 @@ def test_json_is_all_there_is_on_stdout(capsys):
     assert json.loads(capsys.readouterr().out)["max_position_embeddings"] == 256
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_status_130(tmp_path):
     program = (
         "import pathlib, signal, sys, time, ropewalk.training\n"

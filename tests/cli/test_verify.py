@@ -36,6 +36,7 @@ SMALL = ["--layers", "1", "--length", "32"]
 NARROW = ["--set", "exact_rope=false", "--set", "precision=bfloat16"]
 
 
+@pytest.mark.slow
 def test_a_recipe_passes_and_leaves_nothing_behind(recipe, tmp_path, capsys):
     out = tmp_path / "verify.json"
     assert main(["verify", recipe, *SMALL, "--out", str(out), "--json"]) == 0

@@ -48,5 +48,6 @@ def test_a_resumed_run_has_the_losses_of_an_undisturbed_one():
     assert len(losses[0]) == 4
 
 
+@pytest.mark.slow
 def test_rows_are_taken_up_and_not_packed_again(said):
     assert "take up rows" in REFUSED or said["take up rows"]["json"]["reused"]

@@ -111,6 +111,7 @@ def prepared(values, tmp_path):
     return recipe, program, tmp_path / "killed"
 
 
+@pytest.mark.slow
 def test_where_a_process_dies_the_others_say_so_and_the_run_goes_on(values, undisturbed, two_ranks, tmp_path):
     recipe, _, mark = prepared(values, tmp_path)
     first, second = run_together(2, mark, "extend", recipe, code=PROGRAM)

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from tests.marks import slow_after
 from tests.training.family_cases import rows_with_anchor, save_family, two_steps, two_steps_on_ranks
 
-FAMILIES = ("gemma3", "gpt_oss", "llama4", "deepseek_v3")
+FAMILIES = ("gpt_oss", "deepseek_v3", "gemma3", "llama4")
 MESHES = [{"shard": 2}, {"sequence": 2}, {"ring": 2}]
 LOSS = 1e-13
 """Relative: sums of 61 tokens' terms in other orders, 2**-52 each, through a few layers."""
@@ -14,7 +15,7 @@ WEIGHT = 1e-12
 """Absolute: such an error of gradients whose norm is clipped to 1, times the learning rate over AdamW's epsilon, 10."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=slow_after(2, FAMILIES))
 def alone(request, tmp_path_factory):
     """A family's checkpoint, and what one process makes of it."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -36,7 +37,11 @@ def test_two_steps_on_two_ranks_are_those_of_one_process(two_ranks, alone, shape
 
 @pytest.mark.parametrize(
     ("family", "key"),
-    [("gemma3", "sliding_window"), ("gpt_oss", "sliding_window"), ("llama4", "attention_chunk_size")],
+    [
+        ("gpt_oss", "sliding_window"),
+        pytest.param("gemma3", "sliding_window", marks=pytest.mark.slow),
+        pytest.param("llama4", "attention_chunk_size", marks=pytest.mark.slow),
+    ],
 )
 def test_a_window_of_one_token_more_trains_otherwise(two_ranks, tmp_path, family, key):
     """The ranks' windows are those of the config, and matter by much more than what the test above allows."""

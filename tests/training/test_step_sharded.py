@@ -9,6 +9,7 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_bytes
+from tests.marks import slow_after
 from tests.training.sharded_cases import (
     packed_rows,
     save_tied_llama,
@@ -19,13 +20,13 @@ from tests.training.sharded_cases import (
 )
 
 MESHES = [
+    {"ring": 2, "sequence": 2},
+    {"shard": 2, "sequence": 2},
+    {"replicate": 2, "shard": 2},
     {"sequence": 4},
     {"ring": 4},
-    {"ring": 2, "sequence": 2},
     {"shard": 4},
-    {"shard": 2, "sequence": 2},
     {"replicate": 2, "sequence": 2},
-    {"replicate": 2, "shard": 2},
 ]
 PLAIN = (2, 1, "float32", False)
 """Two steps, one row a pass, float32, no checkpointing."""
@@ -66,7 +67,7 @@ def assert_same(together, expected, loss=LOSS, norm=NORM, weight=WEIGHT):
         assert float((gathered[name] - value).abs().max()) < weight, name
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", slow_after(3, MESHES), ids=str)
 def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone, shape):
     # Two passes a step at most: what each sends takes longest.
     options = PLAIN if MeshShape(**shape).data_degree > 1 else IN_PAIRS
@@ -78,8 +79,8 @@ def test_a_mesh_of_four_trains_as_one_process_does(four_ranks, tied_llama, alone
 
 @pytest.mark.parametrize(
     "options",
-    [(2, 2, "float32", True), (2, 1, "float32", True, True), (2, 2, "float32", False)],
-    ids=["two rows a pass, checkpointed", "checkpointed and offloaded", "two rows a pass"],
+    slow_after(1, [(2, 1, "float32", True, True), (2, 2, "float32", True), (2, 2, "float32", False)]),
+    ids=["checkpointed and offloaded", "two rows a pass, checkpointed", "two rows a pass"],
 )
 def test_micro_batches_checkpointing_and_offloading_change_nothing(four_ranks, tied_llama, alone, options):
     shape = {"shard": 2, "sequence": 2}

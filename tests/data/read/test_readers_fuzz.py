@@ -22,6 +22,7 @@ from ropewalk.data.read.documents import Document
 from ropewalk.data.read.input_splits import plan_input_splits, read_input_split
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
+from tests.marks import slow_after
 
 Texts = list[tuple[str, str]]
 
@@ -275,7 +276,7 @@ def test_a_damaged_dataset_is_refused(tmp_path: Path, form: str) -> None:
         assert read(f"hf:{place}") is None
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_after(1, FORMS))
 def test_a_document_of_fifty_megabytes_is_one_document(tmp_path: Path, form: str) -> None:
     large = "long text é " * (50_000_000 // 13)
     path = tmp_path / f"large.{form}"

@@ -38,9 +38,10 @@ from tests.evaluation.sharded_evaluation_cases import (
     probed,
     without_memory,
 )
+from tests.marks import slow_after
 
 FOLDER = demo_model_path()
-MESHES = [{"sequence": 4}, {"shard": 2, "sequence": 2}, {"ring": 2, "sequence": 2}]
+MESHES = [{"ring": 2, "sequence": 2}, {"shard": 2, "sequence": 2}, {"sequence": 4}]
 
 
 def check_sharded(tokenizer: Any, settings: Settings, documents: Any, stated: int) -> None:
@@ -101,7 +102,7 @@ def assert_same_perplexity(result: TaskResult, other: TaskResult) -> None:
         assert one.ci95 == pytest.approx(two.ci95, rel=LOSS_TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize("shape", slow_after(1, MESHES), ids=str)
 def test_a_mesh_measures_what_one_process_does(
     four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, shape: dict[str, int]
 ) -> None:
@@ -151,7 +152,7 @@ def test_passkey_is_right_where_generation_says_it(
     assert result.details["samples_sha256"] == generated.details["samples_sha256"]
 
 
-@pytest.mark.parametrize("mutation", ["positions", "order"])
+@pytest.mark.parametrize("mutation", slow_after(1, ["positions", "order"]))
 def test_a_mesh_that_is_wrong_measures_something_else(
     four_ranks: Any, alone: dict[Any, TaskResult], documents: Any, mutation: str
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_mesh_that_is_wrong_measures_something_else(
     assert needle.details["tokens_right"] != alone["needle", 251].details["tokens_right"]
 
 
+@pytest.mark.slow
 def test_likeliest_tokens_are_those_of_greedy_generation(four_ranks: Any, model: Any) -> None:
     generator = torch.Generator().manual_seed(3)
     prompts, expected = [], []

@@ -19,6 +19,7 @@ from ropewalk.training.checkpoint.files import (
 )
 from ropewalk.training.checkpoint.sharded import ShardedCheckpoints, load_checkpoint
 from ropewalk.training.checkpoint.single import save_checkpoint
+from tests.marks import slow_after
 from tests.training.checkpoint.checkpoint_cases import (
     MESH,
     NAME,
@@ -65,7 +66,7 @@ def test_the_same_mesh_goes_on_bit_for_bit(four_ranks, tied_llama, rows, by_rank
 
 
 @pytest.mark.parametrize(
-    "shape", [{"shard": 4}, {"replicate": 2, "sequence": 2}, {"sequence": 2}, None], ids=str
+    "shape", slow_after(1, [{"sequence": 2}, {"shard": 4}, {"replicate": 2, "sequence": 2}, None]), ids=str
 )
 def test_another_mesh_goes_on_with_the_same_losses(four_ranks, two_ranks, tied_llama, rows, by_ranks, shape):
     out, before = by_ranks

@@ -292,6 +292,7 @@ def test_a_finished_run_resumed_searches_no_more(finished, tiny_checkpoint, tiny
     assert again["short_context"] == summary["short_context"]
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_same_factors(finished, progressive, two_ranks):
     whole, expected, _ = finished
     progressive["parallel"] = {"shard": 2}
