@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from ropewalk.attention import AttentionSpec
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.models.load import ModelSetup
 from ropewalk.rope import Default
@@ -82,16 +83,12 @@ def made(
         rows=tuple(rows),
         trained=(torch.ones(LENGTH, dtype=torch.bool),) * len(rows),
         num_heads=4,
-        head_dim=8,
-        value_dim=None,
-        softcap=None,
-        sinks=False,
+        attention=AttentionSpec("cpu", torch.float32, 8),
         seed=0,
         optimizer=Optimizer(),
         precision="float32",
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
-        device="cpu",
         scratch=str(tmp_path_factory.mktemp("scratch")),
     )

@@ -22,7 +22,6 @@ def case_of(family, folder, scratch):
     """Rows whose documents are longer than the windows of a tiny model, with twice its RoPE base."""
     tiny_model(family, sharp=True).save_pretrained(folder)
     config = read_config(str(folder))
-    spec = attention_spec(config, "cpu", torch.float32)
     generator, rows = torch.Generator().manual_seed(0), []
     for lengths in LENGTHS:
         layout = PackedLayout.from_lengths(lengths, "anchor")
@@ -35,17 +34,13 @@ def case_of(family, folder, scratch):
         rows=tuple(rows),
         trained=(torch.ones(rows[0].layout.total_length, dtype=torch.bool),) * len(rows),
         num_heads=config.num_heads,
-        head_dim=spec.head_dim,
-        value_dim=spec.value_dim,
-        softcap=spec.softcap,
-        sinks=spec.sinks,
+        attention=attention_spec(config, "cpu", torch.float32),
         seed=0,
         optimizer=Optimizer(),
         precision="float32",
         rows_per_batch=2,
         gradient_checkpointing=False,
         offload_activations=False,
-        device="cpu",
         scratch=str(scratch),
         key=uuid.uuid4().hex,
     )

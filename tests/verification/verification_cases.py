@@ -368,3 +368,9 @@ def with_layouts(case, layouts):
         for r, at in zip(case.rows, layouts, strict=True)
     ]
     return replace(case, rows=tuple(rows), key=uuid.uuid4().hex)
+
+
+def in_precision(case, precision):
+    """The case as a recipe of another precision gives it."""
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    return replace(case, precision=precision, attention=replace(case.attention, dtype=dtype))

@@ -56,12 +56,11 @@ class Case:
         rows: packed rows of one length.
         trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
         num_heads: attention heads, which decide how rows may be cut.
-        head_dim, value_dim: widths of one; None where values are as wide.
-        softcap, sinks: soft cap of attention scores, or None; whether heads have learned sinks.
+        attention: what the layers ask of an engine, on the device where one process computes and in the dtype that
+            the precision computes in.
         seed, optimizer, precision: as the recipe or its plan say.
         rows_per_batch: rows of one forward pass; the stage's, and at least 2.
         gradient_checkpointing, offload_activations: as the stage says.
-        device: where one process computes.
         scratch: folder for what the checks save.
         key: of this case, for results that several checks need.
     """
@@ -71,17 +70,13 @@ class Case:
     rows: tuple[Row, ...]
     trained: tuple[Tensor, ...]
     num_heads: int
-    head_dim: int
-    value_dim: int | None
-    softcap: float | None
-    sinks: bool
+    attention: AttentionSpec
     seed: int
     optimizer: Optimizer
     precision: str
     rows_per_batch: int
     gradient_checkpointing: bool
     offload_activations: bool
-    device: str
     scratch: str
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -91,10 +86,9 @@ class Case:
         return self.rows[0].layout.total_length
 
     @property
-    def attention(self) -> AttentionSpec:
-        """What the layers ask of an engine, on ``device`` and in the dtype that the precision computes in."""
-        dtype = torch.float32 if self.precision == "float32" else torch.bfloat16
-        return AttentionSpec(self.device, dtype, self.head_dim, self.value_dim, self.softcap, self.sinks)
+    def device(self) -> str:
+        """Where one process computes."""
+        return str(self.attention.device)
 
     @property
     def rope(self) -> RopeMethod:
@@ -177,24 +171,20 @@ def prepare(
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
-    attention = attention_spec(config, resolved.device, torch.float32)
+    dtype = torch.float32 if resolved.precision == "float32" else torch.bfloat16
     case = Case(
         model=model,
         setup=setup,
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
         num_heads=config.num_heads,
-        head_dim=attention.head_dim,
-        value_dim=attention.value_dim,
-        softcap=attention.softcap,
-        sinks=attention.sinks,
+        attention=attention_spec(config, str(resolved.device), dtype),
         seed=recipe.seed,
         optimizer=recipe.optimizer,
         precision=resolved.precision,
         rows_per_batch=max(stage.rows_per_batch, LEAST_IN_BATCH),
         gradient_checkpointing=stage.gradient_checkpointing,
         offload_activations=stage.offload_activations,
-        device=str(resolved.device),
         scratch=str(scratch),
     )
     return case, remarks, resolved.mesh

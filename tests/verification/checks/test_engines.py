@@ -9,7 +9,7 @@ from ropewalk.attention.oracle import ExactAttention, cotangent_of, oracle_atten
 from ropewalk.parallel import MeshShape
 from ropewalk.verification import Planned
 from ropewalk.verification.checks.engines import attention_inputs, engine_equals_reference
-from tests.verification.verification_cases import run_with
+from tests.verification.verification_cases import in_precision, run_with
 
 
 def attention(ranks, case, shape, fault=None):
@@ -45,7 +45,7 @@ def test_an_engine_that_a_ring_has_not_is_not_run(two_ranks, case):
 
 def test_scores_in_bfloat16_are_outside_the_budget_and_what_is_no_number_too(sharp_case):
     layouts = [sharp_case.rows[0].layout]
-    row = attention_inputs(replace(sharp_case, precision="bfloat16", key=uuid.uuid4().hex))[0][0]
+    row = attention_inputs(replace(in_precision(sharp_case, "bfloat16"), key=uuid.uuid4().hex))[0][0]
     expected = ExactAttention.of(row.tensors, layouts, row.options)
     assert expected.errors_of(expected.values).worst_share == 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from ropewalk.parallel import MeshShape
 from ropewalk.verification import Planned, planned_checks
-from tests.verification.verification_cases import run_with
+from tests.verification.verification_cases import in_precision, run_with
 
 TWO = [MeshShape(ring=2), MeshShape(sequence=2)]
 FOUR = [MeshShape(ring=2, sequence=2), MeshShape(shard=2, ring=2), MeshShape(replicate=2, sequence=2)]
@@ -22,20 +22,20 @@ def attention(ranks, case, shape, fault=None):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", TWO, ids=str)
 def test_two_ranks_attend_as_one(two_ranks, sharp_case, shape, precision):
-    check = attention(two_ranks, replace(sharp_case, precision=precision), shape)
+    check = attention(two_ranks, in_precision(sharp_case, precision), shape)
     assert check.passed, check
     assert check.error > 0
 
 
 @pytest.mark.parametrize("shape", FOUR, ids=str)
 def test_four_ranks_attend_as_one(four_ranks, sharp_case, shape):
-    check = attention(four_ranks, replace(sharp_case, precision="bfloat16-autocast"), shape)
+    check = attention(four_ranks, in_precision(sharp_case, "bfloat16-autocast"), shape)
     assert check.passed, check
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
 def test_rounded_scores_of_a_ring_are_found(two_ranks, sharp_case, precision):
-    sharp = replace(sharp_case, precision=precision)
+    sharp = in_precision(sharp_case, precision)
     check = attention(two_ranks, sharp, MeshShape(ring=2), "ring scores in bfloat16")
     assert check.passed is False
     assert "attention over 2 ring is further from exact attention" in check.note
