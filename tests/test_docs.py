@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -16,6 +17,8 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
+SLOW = ("python.md", "extending.md")
+
 
 def blocks(language: str) -> list:
     fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -25,7 +28,7 @@ def blocks(language: str) -> list:
         for number, text in enumerate(fence.findall(page.read_text()))
     ]
     return [
-        pytest.param(text, id=f"{name}-{number}", marks=[pytest.mark.slow] if name == "python.md" else [])
+        pytest.param(text, id=f"{name}-{number}", marks=[pytest.mark.slow] * (name in SLOW))
         for name, number, text in found
     ]
 
@@ -33,7 +36,11 @@ def blocks(language: str) -> list:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_blocks_run(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
+    if "@register" in code:
+        # The table of RoPE methods would keep the example's for all tests that follow in this process.
+        subprocess.run([sys.executable, "-c", code], check=True)
+    else:
+        exec(compile(code, "documentation", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
