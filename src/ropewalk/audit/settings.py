@@ -83,37 +83,42 @@ class AuditSettings(Settings):
     group: ClassVar[str | None] = "What to measure"
 
     model: Annotated[str, Option(argument=True)] = Field(
-        "embedded", description="A checkpoint's folder, a Hub id, or embedded."
+        "embedded",
+        description="Folder of a checkpoint, Hub id, or `embedded` (the model that ropewalk ships).",
     )
     text: Annotated[str, TEXT] = Field(
-        "embedded:validation", description="Documents: as for ropewalk data pack."
+        "embedded:validation",
+        description="Documents to audit on; the same sources as `ropewalk data pack` reads.",
     )
     length: Annotated[Length | None, TEXT] = Field(
-        None, description=f"Tokens of a row; {LONGEST_DEFAULT}, or the trained length if that is shorter."
+        None,
+        description=f"Row length in tokens. Default: {LONGEST_DEFAULT}, or the trained length if that is shorter.",
     )
-    samples: Annotated[Count, TEXT] = Field(50, ge=1, description="Most rows of text.")
+    samples: Annotated[Count, TEXT] = Field(50, ge=1, description="Maximum number of rows.")
 
     shifts: Shifts = Field(
         (0, 16, 100, 1_000, 10_000, 100_000, 1_000_000),
-        description="Positions of the first token to compare, with commas between; 1k is 1,024. The largest should be "
-        "the context that the model is meant for.",
+        description="Comma-separated positions of a row's first token to compare; 1k is 1,024. Let the "
+        "largest be the context "
+        "that you want to use.",
     )
-    delta2: Shift = Field(16, description="Position that they are compared with.")
+    delta2: Shift = Field(16, description="Position that all of them are compared with.")
     dtypes: Dtypes = Field(
         AUDITED_DTYPES,
-        description="Dtypes with commas between; ablation, mitigations and first-token experiment explain the first.",
+        description="Comma-separated dtypes. The ablation, the mitigations and the first-token experiment "
+        "use the first one.",
     )
     ablation_samples: Annotated[Count, Option(formerly=("--ladder-samples",))] = Field(
         4,
         ge=1,
-        description="Most rows of what runs in float64 (ablation, mitigations, first-token experiment), and of the "
-        "random control.",
+        description="Maximum number of rows for everything that runs in float64 (ablation, mitigations, first-token "
+        "experiment) and for the random control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
-        True, description="Measure the drift of the model with randomly initialised parameters too."
+        True, description="Also measure the same model with randomly initialized weights."
     )
-    costs: bool = Field(True, description="Measure time and memory of the mitigations.")
-    seed: Seed = Field(0, description="Random seed of the random control.")
+    costs: bool = Field(True, description="Measure the time and memory that each mitigation takes.")
+    seed: Seed = Field(0, description="Random seed for the randomly initialized weights.")
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -18,18 +18,22 @@ GO_ON = "go on from the last checkpoint with --resume, or with the same command 
 def extend(
     recipe: Annotated[
         str,
-        Field(description=f"A recipe in YAML, or the name of a shipped one: {', '.join(shipped_recipes())}."),
+        Field(
+            description="Recipe file (YAML), or the name of a recipe that ropewalk ships: "
+            f"{', '.join(shipped_recipes())}."
+        ),
     ],
     *,
     overrides: Annotated[
-        Overrides, Field(description="Change a key of the recipe: stages.0.steps=20; may be given again.")
+        Overrides,
+        Field(description="Override a key of the recipe, for example stages.0.steps=20. Repeatable."),
     ] = (),
     rope: Annotated[
         tuple[FilePath, ...],
         Option(metavar="FILE", repeated=True),
-        Field(description="A factor table, for the stage of its length; may be given again."),
+        Field(description="Factor table for the stage of the same length. Repeatable."),
     ] = (),
-    resume: Annotated[bool, Field(description="Go on with the run in the output folder.")] = False,
+    resume: Annotated[bool, Field(description="Resume the run in the output folder.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Extend a model's context: measure, change RoPE, train, measure again, save.

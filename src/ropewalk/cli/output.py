@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 JsonFlag = Annotated[
-    bool, Field(description="Print the result as JSON on stdout, nothing else."), Option(name="--json")
+    bool, Field(description="Print only the result, as JSON, to stdout."), Option(name="--json")
 ]
 
 
@@ -38,7 +38,7 @@ def _can_be_drawn(path: Path | None) -> Path | None:
 PlotFile = Annotated[
     OutputFile | None,
     AfterValidator(_can_be_drawn),
-    Field(description="Draw a picture into FILE (.png or .svg)."),
+    Field(description="Write a figure to FILE (.png or .svg)."),
 ]
 
 

@@ -19,7 +19,7 @@ class VerifyOutput(Settings):
 
     group: ClassVar[str | None] = "Output"
 
-    out: OutputFile | None = Field(None, description="Write the result as JSON into FILE.")
+    out: OutputFile | None = Field(None, description="Write the result to FILE as JSON.")
     as_json: JsonFlag = False
 
 

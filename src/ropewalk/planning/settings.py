@@ -8,24 +8,31 @@ from pydantic import Field
 
 from ropewalk.io.settings import FilePath, Length, Option, Settings, Several
 
-RotaryDim = Annotated[int, Field(description="Rotated dimensions of a head: head_dim, or a part of it.")]
-TargetLength = Annotated[Length, Option(name="--to"), Field(description="Target length: 131072, 128k, 1M.")]
+RotaryDim = Annotated[
+    int, Field(description="Number of rotated dimensions per head: head_dim, or less under partial rotation.")
+]
+TargetLength = Annotated[
+    Length, Option(name="--to"), Field(description="Target context length in tokens: 131072, 128k, 1M.")
+]
 
 
 class InspectSettings(Settings):
     """Which checkpoint is looked at, and for which length."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="A checkpoint's folder, a config.json, a Hub id, or embedded."
+        description="Folder of a checkpoint, config.json, Hub id, or `embedded` (the model that ropewalk ships)."
     )
-    target: Length | None = Field(None, description="Context to extend to: 131072, 128k, 1M; with advice.")
+    target: Length | None = Field(
+        None, description="Show what the model needs for this context length: 131072, 128k, 1M."
+    )
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None, description="Trained length, where the config misstates it."
+        None, description="Trained length in tokens, if the config misstates it."
     )
     explain: bool = Field(
         False,
-        description="With --target: also the checkpoint's RoPE, every rule's base beside published ones, and all "
-        "sources; takes seconds.",
+        description="With --target, also show the checkpoint's RoPE, the base that each rule gives beside "
+        "published ones, "
+        "and all sources. Takes seconds.",
     )
 
 
@@ -33,19 +40,20 @@ class PlanSettings(Settings):
     """From which checkpoint to which length, and by which rule."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="A checkpoint's folder, a config.json, or a Hub id."
+        description="Folder of a checkpoint, config.json, or Hub id."
     )
     target: TargetLength
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None, description="Trained length; what the config states if not given."
+        None, description="Trained length in tokens. Default: the length that the config states."
     )
     rule: str | None = Field(
         None,
-        description="critical-dimension, length-floor, ntk, lower-bound, schedule:NAME, linear, yarn, llama3, "
-        "theta=5e6; if not given, what inspect --target recommends.",
+        description="Rule that sets RoPE: critical-dimension, length-floor, ntk, lower-bound, "
+        "schedule:NAME, linear, yarn, "
+        "llama3, or theta=5e6. Default: the recommendation of `inspect --target`.",
     )
     explain: bool = Field(
-        False, description="Also list the bases of every rule beside published ones; takes seconds."
+        False, description="Also list the base that each rule gives beside published ones. Takes seconds."
     )
     processes: Annotated[int | None, Option(hidden=True)] = Field(
         None, ge=1, description="GPUs to size each stage for, H100 in nodes of eight; None sizes nothing."
@@ -62,7 +70,9 @@ class UnscaledRope(Settings):
 class ExtendedRope(UnscaledRope):
     """A checkpoint's RoPE, and the length that it is changed for."""
 
-    from_length: Annotated[Length, Option(name="--from")] = Field(description="Trained length: 8192, 8k.")
+    from_length: Annotated[Length, Option(name="--from")] = Field(
+        description="Trained length in tokens: 8192, 8k."
+    )
     to_length: TargetLength
 
 
@@ -70,16 +80,16 @@ class BoundSettings(UnscaledRope):
     """Whose context bound is asked for."""
 
     compare: Annotated[Several[float], Option(metavar="NUMBER,...")] = Field(
-        (), description="Other bases to draw beside it, with commas between: 1e6,5e5."
+        (), description="Comma-separated bases to draw beside it: 1e6,5e5."
     )
 
 
 class BasesSettings(Settings):
     """Which length bases are to reach."""
 
-    length: Length = Field(description="Tokens: 8192, 128k, 1M.")
+    length: Length = Field(description="Context length in tokens: 8192, 128k, 1M.")
     rotary_dim: RotaryDim
-    ceiling: float = Field(1e9, description="Largest base to look at.")
+    ceiling: float = Field(1e9, description="Largest base to search.")
 
 
 class ThetaSettings(ExtendedRope):
@@ -87,21 +97,26 @@ class ThetaSettings(ExtendedRope):
 
     rule: str = Field(
         "recommended",
-        description="recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME "
-        "(gradient, lwm, anchorcontext).",
+        description="Rule: recommended, critical-dimension, length-floor, ntk, lower-bound, or schedule:NAME with "
+        "gradient, lwm or anchorcontext.",
     )
     ceiling: float | None = Field(
-        None, description="For lower-bound: largest base to look at; 1e12 or more if not given."
+        None,
+        description="For lower-bound: largest base to search. Default: 1e12 or more, depending on the length.",
     )
 
 
 class FrequenciesSettings(ExtendedRope):
     """Which method's frequencies are asked for."""
 
-    method: str = Field(description="default, theta, linear, ntk, dynamic, yarn, llama3 or longrope.")
+    method: str = Field(
+        description="RoPE method: default, theta, linear, ntk, dynamic, yarn, llama3 or longrope."
+    )
     factor: float | None = Field(
-        None, description="In place of target over trained length (linear, ntk, yarn, llama3)."
+        None,
+        description="Scaling factor for linear, ntk, yarn and llama3. Default: target length over trained length.",
     )
     factors: FilePath | None = Field(
-        None, description="For longrope: JSON with short_factor and long_factor, one a pair."
+        None,
+        description="For longrope: JSON file with the lists short_factor and long_factor, one number per pair.",
     )

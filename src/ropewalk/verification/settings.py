@@ -15,19 +15,21 @@ class VerifySettings(Settings):
     group: ClassVar[str | None] = "What to verify"
 
     recipe: Annotated[str, Option(argument=True)] = Field(
-        "demo", description="A recipe in YAML, or the name of a shipped one (demo)."
+        "demo", description="Recipe file (YAML), or the name of a recipe that ropewalk ships, such as demo."
     )
     overrides: Overrides = Field(
-        (), description="Change a key of the recipe: stages.0.context=32k; may be given again."
+        (), description="Override a key of the recipe, for example stages.0.context=32k. Repeatable."
     )
     layers: Count | None = Field(
-        None, ge=1, description="Verify the model's first layers alone; all of them if not given."
+        None, ge=1, description="Verify only this many of the model's first layers. Default: all."
     )
-    rows: Count = Field(4, ge=2, description="Packed rows to verify on, at least one for each rank.")
+    rows: Count = Field(4, ge=2, description="Number of packed rows to verify on; at least one per rank.")
     length: Length | None = Field(
         None,
-        description="Tokens of a row; the first stage's context, or less for a large model, if not given.",
+        description="Row length in tokens. Default: the first stage's context, or less for a large model.",
     )
     ranks: Count = Field(
-        2, ge=2, description="Processes to start on this machine; under torchrun its own are used."
+        2,
+        ge=2,
+        description="Number of processes to start on this machine. Ignored under torchrun, which starts its own.",
     )

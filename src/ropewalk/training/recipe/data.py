@@ -13,12 +13,13 @@ from ropewalk.io.settings import FREE, SAME, Count, Settings
 class _Documents(Settings):
     """Where the documents come from, and how they are mixed; these keys stand before the policies of rows."""
 
-    sources: list[SourceSpec] = Field([], description="where the documents come from; or `rows`")
+    sources: list[SourceSpec] = Field([], description="sources of documents; alternatively give `rows`")
     rows: Annotated[list[str], SAME] = Field(
-        [], description="folders of `ropewalk data pack`, one for each context and pattern of the stages"
+        [],
+        description="folders that `ropewalk data pack` wrote, one for each context and pattern of the stages",
     )
     mixture: MixtureSettings | None = Field(
-        None, description="which documents, how often; all once, as they come"
+        None, description="which documents to use and how often; default: every document once, in order"
     )
 
 
@@ -28,14 +29,14 @@ class Data(RowPolicies, _Documents):
     on_resume = DECIDES_ROWS
 
     validation_documents: Count = Field(
-        256, ge=0, description="documents held out of training for the evaluation before and after"
+        256, ge=0, description="number of documents to hold out of training for evaluation"
     )
     validation_sources: list[SourceSpec] = Field(
-        [], description="documents for the evaluation from elsewhere, in place of held-out ones"
+        [], description="sources of evaluation documents, instead of held-out ones"
     )
-    workers: Annotated[Count, FREE] = Field(1, ge=1, description="tokenisation processes")
+    workers: Annotated[Count, FREE] = Field(1, ge=1, description="number of tokenization processes")
     cache: Annotated[str | None, FREE] = Field(
-        None, description="folder of packed rows; `data` in the output folder if not given"
+        None, description="folder for packed rows; default: `data` in the output folder"
     )
 
     @model_validator(mode="after")

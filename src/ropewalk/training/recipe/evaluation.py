@@ -41,10 +41,10 @@ class _Measured(Settings):
     on_resume = DECIDES_RESULTS
 
     suites: list[SuiteName] = Field(
-        ["perplexity", "passkey"], description="what to measure; an empty list measures nothing"
+        ["perplexity", "passkey"], description="benchmark suites to run; an empty list runs none"
     )
     lengths: list[Length] | None = Field(
-        None, description="lengths of prompts; the trained length and the target if not given"
+        None, description="prompt lengths in tokens; default: the trained length and the target"
     )
 
 

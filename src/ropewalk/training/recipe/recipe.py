@@ -40,32 +40,43 @@ class Stage(Settings):
     """One stretch of training at one context length."""
 
     context: Annotated[Length, BEGUN] = Field(
-        description="tokens of a row; the model's context after this stage"
+        description="row length in tokens, which becomes the model's context"
     )
-    rope: Rope = Field(default_factory=lambda: Rope(), description="how RoPE changes; theta by default")
-    pattern: Annotated[Pattern, BEGUN] = Field("anchor", description="which tokens of a row see each other")
+    rope: Rope = Field(
+        default_factory=lambda: Rope(),
+        description="how RoPE changes at the beginning of the stage; default: method theta",
+    )
+    pattern: Annotated[Pattern, BEGUN] = Field(
+        "anchor", description="which tokens of a packed row attend to each other"
+    )
     positions: Annotated[Positions, BEGUN] = Field(
-        "continuous", description="RoPE positions: over the row, or restarting in each document"
+        "continuous", description="RoPE positions: counted over the whole row, or restarting in each document"
     )
     steps: Annotated[Count, ONWARD] = Field(
-        ge=0, description="optimiser steps; 0 on a longrope stage changes the factors and trains nothing"
+        ge=0, description="optimizer steps; 0 in a longrope stage changes the factors without training"
     )
     rows_per_step: Annotated[Count, BEGUN] = Field(
-        8, ge=1, description="rows of one optimiser step, over all micro-batches"
+        8, ge=1, description="rows per optimizer step, over all processes and micro-batches"
     )
     rows_per_batch: Annotated[Count, ONWARD] = Field(
-        1, ge=1, description="rows of one forward pass (gradient accumulation)"
+        1,
+        ge=1,
+        description="rows per forward pass; a step accumulates gradients over as many passes as it needs",
     )
-    learning_rate: Annotated[float, ONWARD] = Field(2e-5, gt=0, description="after the warm-up")
-    warmup_steps: Annotated[Count, ONWARD] = Field(0, ge=0, description="steps of linear warm-up")
+    learning_rate: Annotated[float, ONWARD] = Field(
+        2e-5, gt=0, description="peak learning rate, reached after the warm-up"
+    )
+    warmup_steps: Annotated[Count, ONWARD] = Field(
+        0, ge=0, description="steps of linear learning-rate warm-up"
+    )
     schedule: Annotated[Schedule, ONWARD] = Field(
-        "constant", description="what the rate does after the warm-up"
+        "constant", description="learning-rate schedule after the warm-up"
     )
     gradient_checkpointing: Annotated[bool, FREE] = Field(
-        False, description="keep only each layer's input and compute the layer again in the backward"
+        False, description="store only the input of each layer, and recompute the layer in the backward pass"
     )
     offload_activations: Annotated[bool, FREE] = Field(
-        False, description="keep those inputs in CPU memory until the backward; with gradient_checkpointing"
+        False, description="store those inputs in CPU memory; requires gradient_checkpointing"
     )
 
     @model_validator(mode="after")
@@ -91,20 +102,23 @@ class Optimizer(Settings):
 
     on_resume = ONWARD
 
-    weight_decay: float = Field(0.1, ge=0, description="of matrices; norms and biases do not decay")
-    beta1: float = Field(0.9, ge=0, lt=1, description="of the first moment")
-    beta2: float = Field(0.95, ge=0, lt=1, description="of the second moment")
-    epsilon: float = Field(1e-8, gt=0, description="added to the root of the second moment")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping by global norm")
+    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; norms and biases have none")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay rate of the second moment")
+    epsilon: float = Field(1e-8, gt=0, description="term added to the root of the second moment")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="largest global gradient norm; larger gradients are scaled down"
+    )
 
 
 class Checkpoints(Settings):
     every: Annotated[Count, FREE] = Field(
-        10, ge=1, description="optimiser steps between checkpoints; a stage's end always has one"
+        10, ge=1, description="optimizer steps between checkpoints; the end of a stage always has one"
     )
-    keep: Annotated[Count, FREE] = Field(5, ge=1, description="checkpoints kept, the latest ones")
+    keep: Annotated[Count, FREE] = Field(5, ge=1, description="number of latest checkpoints to keep")
     asynchronous: Annotated[Literal["auto"] | bool, FREE] = Field(
-        "auto", description="several processes: train on while files are written; auto: on cuda"
+        "auto",
+        description="with several processes, continue training while files are written; auto: on CUDA only",
     )
 
 
@@ -113,14 +127,20 @@ class Parallel(Settings):
 
     on_resume = ONWARD
 
-    replicate: Count = Field(1, ge=1, description="copies of the sharded model, with different rows")
+    replicate: Count = Field(1, ge=1, description="data parallel copies of the sharded model")
     shard: Count = Field(
-        1, ge=1, description="processes with different rows that share one model's parameters"
+        1, ge=1, description="data parallel processes that shard one copy of the parameters (FSDP)"
     )
     sequence: Count = Field(
-        1, ge=1, description="processes that share a row by attention heads (Ulysses); divides the heads"
+        1,
+        ge=1,
+        description="processes that split a row by attention heads (Ulysses); must divide the number of heads",
     )
-    ring: Count = Field(1, ge=1, description="parts of a row between which keys and values travel")
+    ring: Count = Field(
+        1,
+        ge=1,
+        description="processes that split a row into parts and exchange keys and values (context parallel ring)",
+    )
 
 
 def _kind(value: Any) -> str:
@@ -141,62 +161,77 @@ class Change(Settings):
 
     on_resume = FREE
 
-    key: str = Field(description="such as stages.0.steps")
-    old: Any = Field(description="its value before")
-    new: Any = Field(description="its value from then on")
-    stage: Count = Field(ge=0, description="stage that the run had reached, from 0")
-    step: Count = Field(ge=0, description="steps of that stage that were done")
+    key: str = Field(description="name of the key, such as stages.0.steps")
+    old: Any = Field(description="previous value")
+    new: Any = Field(description="new value")
+    stage: Count = Field(ge=0, description="index of the stage that the run had reached")
+    step: Count = Field(ge=0, description="completed steps of that stage")
 
 
 class Recipe(Settings):
     """One run of ``ropewalk extend``."""
 
     model: Annotated[str, SAME] = Field(
-        min_length=1, description="folder in Hugging Face layout, hub id, or embedded"
+        min_length=1,
+        description="folder of a checkpoint, Hub id, or `embedded`, the model that ropewalk ships",
     )
-    output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; it must not exist yet")
-    data: Data = Field(description="which documents, and how they become rows")
+    output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
+    data: Data = Field(description="the documents, and how they are packed")
     stages: Annotated[list[Stage], ONWARD] = Field(
-        min_length=1, description="stretches of training, contexts growing"
+        min_length=1, description="training stages, in order of growing context"
     )
     short_context: Annotated[ShortContext | None, DECIDES] = Field(
         None,
-        description="search the short factors on the final weights, for the original length; last stage longrope",
+        description="search separate factors for texts up to the original length, on the final weights; the "
+        "last stage must be longrope",
     )
     lift: Annotated[list[Limit], SAME] = Field(
         [],
-        description="limits of the model's attention to take away: windows, so that every layer sees all of its "
-        "document; dual_chunk_attention, so that no server uses it. Training must teach the model what it gains",
+        description="limits to remove from the model's attention. windows: every layer sees its whole document; "
+        "dual_chunk_attention: no server applies it. The model has to learn the longer reach in training",
     )
-    optimizer: Optimizer = Field(Optimizer(), description="AdamW, one for all stages, fresh in each")
-    checkpoints: Checkpoints = Field(Checkpoints(), description="when to save, how many to keep")
-    evaluation: Evaluation = Field(Evaluation(), description="what is measured before and after")
+    optimizer: Optimizer = Field(
+        Optimizer(), description="AdamW settings of all stages; its state starts fresh in each stage"
+    )
+    checkpoints: Checkpoints = Field(
+        Checkpoints(), description="how often to save, and how many checkpoints to keep"
+    )
+    evaluation: Evaluation = Field(Evaluation(), description="measurements before and after training")
     seed: Annotated[int, DECIDES] = Field(
-        0, ge=0, lt=2**32, description="row order, samples of the evaluation"
+        0, ge=0, lt=2**32, description="random seed for the order of rows and for evaluation samples"
     )
     parallel: Annotated[ParallelOrAuto, ONWARD] = Field(
-        "auto", description="how torchrun's processes share model and rows; auto: the least cut that fits"
+        "auto",
+        description="how the processes of torchrun share the model and the rows; auto: split rows no finer "
+        "than memory requires",
     )
     engine: Annotated[Literal["auto", EngineName], ONWARD] = Field(
         "auto",
-        description="attention engine; auto: segments on a CPU; on CUDA varlen, else flex, else segments",
+        description="attention engine; auto: segments on a CPU; on CUDA the first of varlen, flex and "
+        "segments that can run",
     )
     exact_rope: Annotated[bool, DECIDES] = Field(
-        True, description="float64 angles and float32 rotation; false: transformers' own"
+        True, description="compute angles in float64 and rotate in float32; false: as transformers does"
     )
-    device: Annotated[str, ONWARD] = Field("auto", description="auto: cuda where there is one, else cpu")
+    device: Annotated[str, ONWARD] = Field(
+        "auto", description="device; auto: cuda if available, otherwise cpu"
+    )
     precision: Annotated[Precision, SAME] = Field(
         "auto",
-        description="auto: on cuda bfloat16-autocast in one process, bfloat16 in several; float32 elsewhere",
+        description="dtype of computation; auto: on CUDA bfloat16-autocast with one process and bfloat16 "
+        "with several, otherwise float32",
     )
     trackers: Annotated[
         list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
-    ] = Field([], description="where metrics go beside metrics.jsonl; their packages must be installed")
+    ] = Field(
+        [], description="experiment trackers to report to, beside metrics.jsonl; install their packages first"
+    )
     trust_remote_code: Annotated[bool, DECIDES] = Field(
-        False, description="run model code that comes with the checkpoint"
+        False, description="run the Python code that comes with the checkpoint"
     )
     history: Annotated[list[Change], FREE] = Field(
-        [], description="what `--resume` has changed, written into the run's own recipe.yaml; leave it out"
+        [],
+        description="changes made by `--resume`, which ropewalk records in the run's recipe.yaml; do not set it",
     )
 
     @model_validator(mode="after")

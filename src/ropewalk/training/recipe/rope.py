@@ -41,7 +41,8 @@ class Search(LongFactorSearch):
 
     weights: Literal["current", "checkpoint"] = Field(
         "current",
-        description="measure on what the stage begins with, or on the recipe's model (the paper's first two lengths)",
+        description="weights to search on: those that the stage begins with, or the recipe's model (as the "
+        "paper does for its first two lengths)",
     )
 
     @model_validator(mode="after")
@@ -77,10 +78,10 @@ def _parameters() -> dict[str, Any]:
 class _Method(Settings):
     on_resume = OnResume("fixed", "the stage trains with the RoPE that it began with")
 
-    method: str = Field("theta", description="see the table of methods above")
+    method: str = Field("theta", description="RoPE method; the table above lists them")
     rope_theta: float | Literal["auto"] = Field(
         "auto",
-        description="theta: the new base; auto takes what `ropewalk inspect --target` recommends",
+        description="theta: the new base; auto: the recommendation of `ropewalk inspect --target`",
     )
 
 
@@ -99,22 +100,22 @@ class Rope(_Parameters):
 
     factors: Annotated[str | None, SAME] = Field(
         None,
-        description="longrope; or: a factor table, as `ropewalk search` writes it, for this context or more",
+        description="longrope: a factor table from `ropewalk search` for this context or a longer one",
     )
     search: Search | None = Field(
-        None, description="longrope; or: search the long factors right before the stage"
+        None, description="longrope: search the long factors right before the stage, instead of `factors`"
     )
     parameters: dict[str, Any] | None = Field(
-        None, description="of a method that has others than those above, by name"
+        None, description="parameters of the method that are not among the keys above, by name"
     )
     candidates: list[str] | None = Field(
         None,
         min_length=1,
-        description="auto; rules that set a base, `theta=5.0e6`, and `current`; "
+        description="auto: rules to compare, from those that set a base, `theta=5.0e6`, and `current`; default "
         "`[critical-dimension, ntk, current]`",
     )
     probe_rows: Count | None = Field(
-        None, ge=1, description="auto; rows that each candidate is measured on; 4"
+        None, ge=1, description="auto: number of rows to measure each candidate on; default 4"
     )
 
     @model_validator(mode="before")
