@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,3 +151,18 @@ def test_parameters_override_what_is_derived() -> None:
 def test_refusals_say_what_to_do(arguments: tuple[Any, ...], options: dict[str, Any], said: str) -> None:
     with pytest.raises(RopewalkError, match=said):
         method_for_target(*arguments, **options)
+
+
+def test_a_stated_attention_factor_that_is_the_formula_goes_on_by_the_formula() -> None:
+    """OLMo 3 writes 0.1·ln 8 + 1 into its config; at factor 16 it is 0.1·ln 16 + 1."""
+    olmo_3 = Yarn(128, 5e5, 8.0, 8192, attention_factor=1.2079441541679836)
+    found = method_for_target("yarn", olmo_3, 65536, 131072)
+    assert found == Yarn(128, 5e5, 16.0, 8192)
+    assert found.frequencies().attention_factor == pytest.approx(1.2772588722239782, rel=1e-12)
+    deepseek = Yarn(64, 1e4, 40.0, 4096, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0)
+    assert method_for_target("yarn", deepseek, 163840, 327680).attention_factor is None
+    near = replace(olmo_3, attention_factor=1.208)
+    with pytest.raises(RopewalkError, match="fixes attention_factor 1.208"):
+        method_for_target("yarn", near, 65536, 131072)
+    given = method_for_target("yarn", olmo_3, 65536, 131072, parameters={"attention_factor": 1.2})
+    assert given.attention_factor == 1.2

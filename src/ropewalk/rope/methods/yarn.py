@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from ropewalk.errors import RopewalkError
@@ -131,6 +131,13 @@ class Yarn(RopeMethod):
             return (0.1 * self.mscale * log_factor + 1) / (0.1 * self.mscale_all_dim * log_factor + 1)
         return 0.1 * log_factor + 1
 
+    def _states_the_formula(self) -> bool:
+        """Whether ``attention_factor`` is what the formula gives anyway, as OLMo 3 writes it down."""
+        formula = replace(self, attention_factor=None)._attention_factor()
+        return self.attention_factor is not None and math.isclose(
+            self.attention_factor, formula, rel_tol=2**-24
+        )
+
     @classmethod
     def from_entry(cls, entry: ConfigEntry) -> RopeMethod:
         # A factor says all that yarn needs: a checkpoint cut to a shorter context stays what it was.
@@ -148,6 +155,8 @@ class Yarn(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
+        if isinstance(current, Yarn) and current._states_the_formula():
+            current = replace(current, attention_factor=None)
         fixed = current.attention_factor if isinstance(current, Yarn) else None
         if fixed is not None and "attention_factor" not in wanted.given:
             raise RopewalkError(
