@@ -56,7 +56,7 @@ def record(each: Extension, maps: dict[str, dict[str, float | None]]) -> dict[st
         name: None if any(demands[part] is None for part in parts) else max(demands[part] for part in parts)
         for name, parts in RULES.items()
     }
-    found = recommended_theta(each.rope_theta, each.trained_length, each.target_length)
+    found = recommended_theta(each.rope_theta, each.trained_length, each.target_length, each.rotary_dim)
     return {**vars(each), "rules": {**rules, RECOMMENDED: found.rope_theta}, "rule": found.rule}
 
 

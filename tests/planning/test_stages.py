@@ -77,3 +77,12 @@ def test_a_base_that_the_recipe_names_is_what_later_stages_build_on() -> None:
     given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
     (_, (last, _)) = possible_methods(Recipe.model_validate(given), (LLAMA_2, 4096))
     assert last.rope_theta == recommended_theta(5e6, 32768, 131072).rope_theta
+
+
+def test_a_base_that_stays_in_the_end_stays_on_the_way() -> None:
+    """At 512k the law would raise Mistral Small's base to 1.8e10, and at 1.2M the base of 1e9 covers the target."""
+    stages = plan_stages(Default(128, 1e9), 131072, 1_200_000)
+    assert [(stage.context, stage.method.rope_theta) for stage in stages] == [(524288, 1e9), (1_200_000, 1e9)]
+    assert [stage.recipe_method for stage in stages] == ["theta", "theta"]
+    raised = plan_stages(Default(128, 1e9), 131072, 524288)
+    assert raised[-1].method.rope_theta > 1e9

@@ -162,7 +162,7 @@ def test_a_stated_attention_factor_that_is_the_formula_goes_on_by_the_formula() 
     deepseek = Yarn(64, 1e4, 40.0, 4096, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0)
     assert method_for_target("yarn", deepseek, 163840, 327680).attention_factor is None
     near = replace(olmo_3, attention_factor=1.208)
-    with pytest.raises(RopewalkError, match="fixes attention_factor 1.208"):
+    with pytest.raises(RopewalkError, match=r"fixes attention_factor 1\.208"):
         method_for_target("yarn", near, 65536, 131072)
     given = method_for_target("yarn", olmo_3, 65536, 131072, parameters={"attention_factor": 1.2})
     assert given.attention_factor == 1.2

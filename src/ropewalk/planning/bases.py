@@ -234,7 +234,7 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
         theta = theta_by_rule(rule, dim, base, trained_length, target_length, config.ceiling, progress)
     reason = None
     if rule == RECOMMENDED:
-        found = recommended_theta(base, trained_length, target_length)
+        found = recommended_theta(base, trained_length, target_length, dim)
         rule, reason = found.rule, found.reason
     after = Default(dim, theta)
     return ThetaResult(

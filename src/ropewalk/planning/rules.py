@@ -8,10 +8,9 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import METHODS, Default, RopeMethod, bound_at, candidate, compared_methods
 from ropewalk.rope.methods.base import Origin
-from ropewalk.rope.target import CURRENT
 from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, feasible_bases
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import LOWER_BOUND, RECOMMENDED, RULES
+from ropewalk.rope.theory.rules import CURRENT, LOWER_BOUND, RECOMMENDED, RULES
 
 LONGEST_SEARCH = 2**21
 """Tokens up to which the feasible bases are mapped without being asked for by name."""

@@ -10,10 +10,10 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.planning.rules import check_target, tokens_text
 from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
-from ropewalk.rope.target import CURRENT, GIVEN, candidate, recommended_base
+from ropewalk.rope.target import GIVEN, candidate, recommended_base
 from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import RECOMMENDED
+from ropewalk.rope.theory.rules import CURRENT, RECOMMENDED
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,9 @@ def plan_stages(
         raise RopewalkError("the rule current changes nothing, so there is no plan to make; leave --rule out")
     check_target(target_length)
     name = rule or (RECOMMENDED if is_unscaled(current) else current.name)
+    if name == RECOMMENDED and recommended_base(current, trained_length, target_length).rule == CURRENT:
+        # What stays in the end stays on the way: the law asks for less of a shorter stage, and for more than it has.
+        name = CURRENT
     stages = []
     length = trained_length
     for context in contexts:

@@ -17,9 +17,8 @@ from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope
 from ropewalk.rope.methods.base import RopeMethod, TargetContext, compared_methods, trainable_methods
 from ropewalk.rope.theory import SEARCH_LIMIT, Recommendation, context_bound, recommended_theta
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import RULES, check_rule, theta_by_rule
+from ropewalk.rope.theory.rules import CURRENT, RULES, check_rule, theta_by_rule
 
-CURRENT = "current"
 GIVEN = "theta="
 
 
@@ -132,7 +131,7 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
             f"a base by rule is derived for unscaled RoPE, and this checkpoint is {current.name}-scaled: give "
             f"rope_theta (the scaling stays), or choose {current.name!r}"
         )
-    return recommended_theta(plain.rope_theta, original_length, target_length)
+    return recommended_theta(plain.rope_theta, original_length, target_length, plain.rotary_dim)
 
 
 def candidates() -> tuple[str, ...]:

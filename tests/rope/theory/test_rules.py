@@ -23,6 +23,7 @@ from ropewalk.rope.theory import (
     stage_contexts,
     theta_by_rule,
 )
+from ropewalk.rope.theory.published import LARGEST_PUBLISHED
 from ropewalk.rope.theory.rules import KNOWN_FLOORS
 from tests.places import ROOT
 from tests.rope.theory.theory_cases import inv_freq
@@ -57,6 +58,33 @@ def test_the_recommended_base_is_the_larger_of_the_law_and_the_floor() -> None:
         assert found.rule == ("critical-dimension" if law >= floor else "length-floor")
         assert f"{law:,.0f}" in found.reason
         assert f"{floor:,.0f}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "base", "trained", "target", "rule"),
+    [
+        # Falcon-H1 0.5B and Mistral Small were pretrained with such bases; the law would give 8e13 and 8e10.
+        (64, 1e11, 16384, 131072, "current"),
+        (128, 1e9, 131072, 1048576, "current"),
+        # The present base covers the target, and the law gives what has been published.
+        (128, 1.06e9, 524288, 1048576, "critical-dimension"),
+        (128, 5e5, 8192, 16384, "critical-dimension"),
+        # The law gives more than was ever published, and the present base does not cover the target.
+        (128, 1e9, 131072, 2097152, "critical-dimension"),
+        (8, 1e11, 16384, 131072, "critical-dimension"),
+    ],
+)
+def test_a_base_that_covers_the_target_stays_where_the_law_leaves_what_was_published(
+    rotary_dim: int, base: float, trained: int, target: int, rule: str
+) -> None:
+    found = recommended_theta(base, trained, target, rotary_dim)
+    bound = context_bound(inv_freq(rotary_dim, base), limit=target)
+    assert found.rule == rule
+    assert found.rope_theta == (base if rule == "current" else found.law)
+    assert (rule == "current") == (bound is None and found.law > LARGEST_PUBLISHED)
+    assert theta_by_rule("recommended", rotary_dim, base, trained, target) == found.rope_theta
+    if rule == "current":
+        assert f"gives {found.law:,.0f}, and no published model" in found.reason
 
 
 @pytest.mark.slow

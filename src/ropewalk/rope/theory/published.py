@@ -166,3 +166,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     }
 )
 """The published schedules by name. All began from models with rotary_dim 128."""
+
+LARGEST_PUBLISHED = max(
+    *(each.new_theta for each in EXTENSIONS),
+    *(base for schedule in SCHEDULES.values() for base in schedule.bases.values()),
+)
+"""The largest base that anyone has published for a longer context: Gradient's for 4M tokens."""

@@ -8,6 +8,9 @@ The recommended base is the larger of two:
   follows from the length alone. It is the paper's lower bound, and it is taken for every rotary dimension, because
   published models of other widths took the bases of their siblings with 128.
 
+Where the law asks for more than anyone has published and the present base covers the target already, the present base
+stays: checkpoints that were pretrained with 1e9 or 1e11 (Mistral Small, Falcon-H1) need no larger one.
+
 ``docs/theory.md`` compares this choice and others with what published models took (``scripts/published_bases.py``).
 """
 
@@ -30,10 +33,13 @@ from ropewalk.rope.theory.bases import (
     safe_base,
     smallest_base,
 )
-from ropewalk.rope.theory.published import SCHEDULES
+from ropewalk.rope.theory.margin import context_bound, inv_freq_of_base
+from ropewalk.rope.theory.published import LARGEST_PUBLISHED, SCHEDULES
 from ropewalk.rope.theory.scaling import ntk_theta, scaled_theta
 
 CRITICAL_DIMENSION, LENGTH_FLOOR = "critical-dimension", "length-floor"
+CURRENT = "current"
+"""Not a rule for a base: nothing changes."""
 RECOMMENDED, NTK, LOWER_BOUND, SCHEDULE = "recommended", "ntk", "lower-bound", "schedule:"
 RULES = (
     RECOMMENDED,
@@ -90,7 +96,7 @@ def theta_by_rule(
             f"the target length must be at least the trained length, got {target_length} and {trained_length}"
         )
     if rule == RECOMMENDED:
-        return recommended_theta(rope_theta, trained_length, target_length).rope_theta
+        return recommended_theta(rope_theta, trained_length, target_length, rotary_dim).rope_theta
     if rule == LENGTH_FLOOR:
         return max(rope_theta, length_floor(target_length))
     if rule == CRITICAL_DIMENSION:
@@ -153,7 +159,7 @@ class Recommendation:
 
     Attributes:
         rope_theta: the base.
-        rule: ``critical-dimension`` or ``length-floor``, whichever asks for more.
+        rule: ``critical-dimension`` or ``length-floor``, whichever asks for more; ``current`` where the base stays.
         reason: why, one sentence.
         law: the base of the critical-dimension law.
         floor: the length floor, or that of the next known length where the law covers even that.
@@ -166,13 +172,19 @@ class Recommendation:
     floor: float
 
 
-def recommended_theta(rope_theta: float, trained_length: int, target_length: int) -> Recommendation:
-    """The larger of the critical-dimension law's base and the length floor.
+def recommended_theta(
+    rope_theta: float, trained_length: int, target_length: int, rotary_dim: int = FLOOR_DIM
+) -> Recommendation:
+    """The larger of the critical-dimension law's base and the length floor; the present base in one case.
+
+    That is where the present base covers the target by its own context bound, and the law asks for more than
+    :data:`~ropewalk.rope.theory.published.LARGEST_PUBLISHED`.
 
     Args:
         rope_theta: RoPE base of the checkpoint, > 1, dimensionless.
         trained_length: tokens the checkpoint was trained for, at least 7.
         target_length: tokens to extend to, at least ``trained_length``.
+        rotary_dim: rotated dimensions of a head, for the present base's bound.
 
     Raises:
         RopewalkError: if an argument is out of range; the message gives its value.
@@ -189,6 +201,12 @@ def recommended_theta(rope_theta: float, trained_length: int, target_length: int
     length = known if law >= KNOWN_FLOORS[known] else min(target_length, FLOOR_LIMIT)
     floor = length_floor(length)
     beyond = ", the longest that is looked at," if length < target_length else ""
+    if law > max(floor, LARGEST_PUBLISHED) and covers(rotary_dim, rope_theta, target_length):
+        reason = (
+            f"the present base covers {target_length:,} tokens; the critical-dimension law gives {law:,.0f}, and no "
+            f"published model was extended with more than {LARGEST_PUBLISHED:,.0f}"
+        )
+        return Recommendation(rope_theta, CURRENT, reason, law, floor)
     if law >= floor:
         need = "even " if length > target_length else ""
         reason = (
@@ -202,6 +220,11 @@ def recommended_theta(rope_theta: float, trained_length: int, target_length: int
         f"gives less, {law:,.0f}"
     )
     return Recommendation(floor, LENGTH_FLOOR, reason, law, floor)
+
+
+def covers(rotary_dim: int, rope_theta: float, length: int) -> bool:
+    """Whether the context bound of a base is at least a length."""
+    return context_bound(inv_freq_of_base(rotary_dim, rope_theta), limit=length) is None
 
 
 @lru_cache(maxsize=256)
