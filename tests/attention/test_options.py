@@ -2,9 +2,12 @@
 
 import math
 
+import numpy as np
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
+from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality, stacked_reach
 
 
 def test_a_window_that_holds_a_run_is_none():
@@ -38,3 +41,29 @@ def test_scores_that_enter_the_softmax_as_they_are_are_plain():
     assert AttentionOptions(0.5, window=3).is_plain
     assert not AttentionOptions(softcap=30.0).is_plain
     assert not AttentionOptions(sinks=torch.zeros(2)).is_plain
+
+
+LAYERS = st.lists(
+    st.builds(Locality, st.none() | st.integers(1, 6), st.none() | st.integers(1, 6)), min_size=1, max_size=6
+)
+
+
+@given(LAYERS, st.integers(1, 24))
+def test_what_reaches_the_last_query_is_what_dense_masks_let_through(layers, length):
+    query, key = np.arange(length)[:, None], np.arange(length)[None, :]
+    reached = np.eye(length, dtype=int)
+    for layer in layers:
+        sees = key <= query
+        if layer.window is not None:
+            sees &= query - key < layer.window
+        if layer.chunk is not None:
+            sees &= query // layer.chunk == key // layer.chunk
+        reached = np.minimum(sees.astype(int) @ reached, 1)
+    assert stacked_reach(layers, length) == reached[-1].sum()
+
+
+def test_windows_add_up_and_chunks_do_not():
+    assert stacked_reach([Locality(4096)] * 32, 10**6) == 1 + 32 * 4095
+    assert stacked_reach([Locality(4096)] * 32, 5000) == 5000
+    assert stacked_reach([Locality(chunk=8192)] * 48, 81920) == 8192
+    assert stacked_reach([Locality(4096), EVERYTHING], 10**6) == 10**6

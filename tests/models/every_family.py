@@ -538,13 +538,13 @@ def planning(name: str) -> Support:
     """The config says which layers have RoPE, and some of them see everything before them."""
     config = ModelConfig.of(tiny_config(name))
     _ = (config.layers, config.full_attention_rope.frequencies(config.trained_length), config.planning_notes)
-    if config.can_be_planned:
+    if config.context_layers(config.trained_length):
         return entry("tested")
     lifted = dataclasses.replace(
         config, values={**config.values, "sliding_window": None, "layer_types": None}
     )
     windows = all(layer.rotates and layer.window is not None for layer in config.layers)
-    if windows and lifted.can_be_planned:
+    if windows and lifted.context_layers(lifted.trained_length):
         return entry(
             "tested", "of a checkpoint without a window; where every layer has one, no base reaches further"
         )

@@ -304,9 +304,9 @@ def test_a_mesh_that_cuts_rows_is_refused_before_training(mesh):
 def test_planning_is_about_the_attention_of_a_hybrid():
     config = ModelConfig.of(tiny_model("qwen3_next", sharp=True).config)
     assert [layer.rotates for layer in config.layers] == [False, True, False, True]
-    assert config.can_be_planned
+    assert config.context_layers(4096)
     assert config.training_refusals(4096) == []
-    assert ModelConfig.of(tiny_model("falcon_h1", sharp=True).config).can_be_planned
+    assert ModelConfig.of(tiny_model("falcon_h1", sharp=True).config).context_layers(4096)
     assert not any(
         layer.rotates for layer in ModelConfig.of(tiny_model("nemotron_h", sharp=True).config).layers
     )

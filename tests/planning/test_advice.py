@@ -9,7 +9,7 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.planning import advise, compare_settings, plan_stages
-from ropewalk.planning.advice import explained
+from ropewalk.planning.advice import Checkpoint, explained
 from ropewalk.rope import Default, DynamicNtk, Linear, LongRope, RopeMethod, bound_at, replace_methods
 from tests.planning.planning_cases import DEEPSEEK_CODER, LLAMA_2, LLAMA_3, LLAMA_3_1, QWEN_YARN
 
@@ -58,13 +58,14 @@ def test_narrow_heads_follow_the_law_and_the_bound_is_no_argument() -> None:
 
 
 def test_a_model_that_training_refuses_gets_the_reason_and_no_recipe() -> None:
-    advice = advise(LLAMA_2, 4096, 32768, refusals=["has wings", "has fins"])
+    winged = Checkpoint(refusals=["has wings", "has fins"])
+    advice = advise(LLAMA_2, 4096, 32768, winged)
     assert advice.action == (
         "ropewalk extend does not train this model at 32,768 tokens: it has wings; it has fins."
     )
     assert (advice.chosen, advice.recommendation, list(advice.stages)) == (None, None, [])
     assert not any("base" in reason for reason in advice.reasons)
-    assert advise(LLAMA_2, 4096, 4096, refusals=["has wings"]).action.startswith("Change nothing")
+    assert advise(LLAMA_2, 4096, 4096, winged).action.startswith("Change nothing")
 
 
 @pytest.mark.parametrize(
@@ -132,11 +133,12 @@ def test_windows_and_partial_rotation_are_noted() -> None:
     }
     assert "64 of 128 dimensions" in ModelConfig(config).planning_notes[0]
     windowed = {"head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768, "sliding_window": 4096}
-    assert not ModelConfig(windowed).can_be_planned
+    assert ModelConfig(windowed).context_layers(32768) == []
+    assert ModelConfig(windowed).context_layers(4096) == [0]
     some = {**windowed, "layer_types": ["sliding_attention", "full_attention"]}
     assert "sees only the last 4,096 tokens" in ModelConfig(some).planning_notes[0]
-    assert ModelConfig(some).can_be_planned
-    assert not ModelConfig({**some, "model_type": "cohere2"}).can_be_planned
+    assert ModelConfig(some).context_layers(32768) == [1]
+    assert ModelConfig({**some, "model_type": "cohere2"}).context_layers(32768) == []
     assert ModelConfig({**windowed, "use_sliding_window": False}).planning_notes == []
     assert ModelConfig({"head_dim": 64, "rope_theta": 1e4}, given_length=4096).trained_length == 4096
 

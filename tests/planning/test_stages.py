@@ -5,6 +5,7 @@ import yaml
 
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import advise, plan_stages, recipe_stages
+from ropewalk.planning.stages import kept_stages
 from ropewalk.rope import Default, Yarn, bound_at, method_for_target
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.recipe.recipe import Recipe
@@ -77,6 +78,16 @@ def test_a_base_that_the_recipe_names_is_what_later_stages_build_on() -> None:
     given = {"model": "x", "output": "y", "data": {"sources": ["z"]}, "stages": values}
     (_, (last, _)) = possible_methods(Recipe.model_validate(given), (LLAMA_2, 4096))
     assert last.rope_theta == recommended_theta(5e6, 32768, 131072).rope_theta
+
+
+def test_stages_without_a_change_are_a_recipe_that_leaves_rope_as_it_is() -> None:
+    stages = kept_stages(LLAMA_3, 8192, 131072)
+    recipe = yaml.safe_load(recipe_stages(stages, ("dual_chunk_attention",)))
+    assert recipe["lift"] == ["dual_chunk_attention"]
+    assert [stage["rope"] for stage in recipe["stages"]] == [{"method": "default"}] * 2
+    checked = Recipe.model_validate({"model": "m", "output": "o", "data": {"sources": ["s"]}, **recipe})
+    assert all(stage.rope.method == "default" for stage in checked.stages)
+    assert {stage.method for stage in stages} == {LLAMA_3}
 
 
 def test_a_base_that_stays_in_the_end_stays_on_the_way() -> None:

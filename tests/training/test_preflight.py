@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
+from transformers import Cohere2Config
 
 from ropewalk.attention import AttentionSpec, resolve_engine
 from ropewalk.errors import EngineError, RopewalkError
@@ -167,3 +168,26 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     assert resolve(lifted, alone).trained_length == 64
     message = "lift.0 is windows, and the model has nothing of the kind: leave lift out"
     assert message in refused(recipe_values, alone, lift=["windows"])
+
+
+def test_rope_that_is_only_in_windows_may_stay(recipe_values, tmp_path):
+    """Cohere 2: layers of full attention have no RoPE, so a stage trains them with the RoPE that there is."""
+    folder = tmp_path / "cohere2"
+    shutil.copytree(recipe_values["model"], folder)
+    said = json.loads((folder / "config.json").read_text())
+    config = Cohere2Config(
+        vocab_size=said["vocab_size"],
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=4,
+        max_position_embeddings=64,
+        sliding_window=16,
+    )
+    config.save_pretrained(folder)
+    values = {**recipe_values, "model": str(folder)}
+    stages = [{**stage, "rope": {"method": "default"}} for stage in values["stages"]]
+    with pytest.raises(EngineError, match="has RoPE only in layers with a window"):
+        resolve(Recipe.model_validate(values))
+    resolved = resolve(Recipe.model_validate({**values, "stages": stages}))
+    assert set(resolved.methods) == {resolved.rope}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -51,6 +52,30 @@ class Locality:
 
 EVERYTHING = Locality()
 """Of a layer whose queries see all of their run before them."""
+
+
+def stacked_reach(layers: Sequence[Locality], length: int) -> int:
+    """Tokens that reach the last query of a run through a stack of layers, itself included: an upper limit.
+
+    A layer passes on what its keys have from the layers below, so a stack of windows reaches further than one of them:
+    ``L`` windows of ``w`` tokens reach ``1 + L·(w - 1)``. Chunks of one size never reach beyond a chunk.
+
+    Args:
+        layers: how far back each layer sees, first to last.
+        length: tokens of the run, at least 1.
+
+    Example:
+        >>> stacked_reach([Locality(window=4096)] * 32, 131072)
+        131041
+    """
+    earliest = length - 1
+    for layer in reversed(layers):
+        if layer.window is None and layer.chunk is None:
+            return length
+        back = earliest + 1 - layer.window if layer.window is not None else 0
+        start = earliest - earliest % layer.chunk if layer.chunk is not None else 0
+        earliest = max(0, back, start)
+    return length - earliest
 
 
 @dataclass(frozen=True, eq=False)

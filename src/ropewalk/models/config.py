@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from ropewalk.attention.choices import Limit
-from ropewalk.attention.options import Locality
+from ropewalk.attention.options import Locality, stacked_reach
 from ropewalk.errors import RopewalkError
 from ropewalk.rope.config import head_dim, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
@@ -220,6 +220,33 @@ class ModelConfig:
         return tuple(layer.locality for layer in self.layers)
 
     @property
+    def widest_window(self) -> int | None:
+        """The widest window of the layers in tokens, or None where some layer sees or carries more than a window."""
+        widths = [layer.window for layer in self.layers]
+        return None if None in widths else max(width for width in widths if width is not None)
+
+    def context_layers(self, length: int) -> list[int]:
+        """Numbers of the layers whose RoPE limits the context: they have one, and a query sees all tokens before it.
+
+        Args:
+            length: tokens of the longest text; a window that holds them is none.
+        """
+        return [
+            number
+            for number, layer in enumerate(self.layers)
+            if layer.rotates and (layer.window is None or layer.window >= length)
+        ]
+
+    def rotates_in_windows_alone(self, length: int) -> bool:
+        """Whether layers with a window have RoPE, and those that see everything have none: no base limits the context.
+
+        Args:
+            length: as of :meth:`context_layers`.
+        """
+        rotating = any(layer.rotates for layer in self.layers)
+        return rotating and self.widest_window is None and not self.context_layers(length)
+
+    @property
     def mixer_name(self) -> str | None:
         """The attribute of a recurrent layer that is its mixer; None where that is not known."""
         return MIXERS.get(self.model_type or "")
@@ -320,6 +347,15 @@ class ModelConfig:
         windows: tuple[Limit, ...] = ("windows",) if self.shortest_window is not None else ()
         return (*windows, "dual_chunk_attention") if self.values.get(DUAL_CHUNK) else windows
 
+    @property
+    def _kinds_with_windows(self) -> set[str]:
+        return {layer.kind for layer in self.layers if layer.window is not None}
+
+    @property
+    def can_lift_windows(self) -> bool:
+        """Whether :meth:`lifted` takes the windows away: they slide, and their layers share the RoPE of all."""
+        return self._kinds_with_windows == {SLIDING} and SLIDING not in self.methods
+
     def lifted(self, limits: Iterable[Limit]) -> ModelConfig:
         """A config without some limits; those that it does not have change nothing.
 
@@ -339,10 +375,10 @@ class ModelConfig:
         if "dual_chunk_attention" in wanted:
             values.pop(DUAL_CHUNK, None)
         if "windows" in wanted:
-            kinds = {layer.kind for layer in self.layers if layer.window is not None}
-            if kinds != {SLIDING} or SLIDING in self.methods:
+            if not self.can_lift_windows:
                 raise RopewalkError(
-                    f"the windows of {self.model} cannot be lifted: its layers of type {', '.join(sorted(kinds))} are "
+                    f"the windows of {self.model} cannot be lifted: its layers of type "
+                    f"{', '.join(sorted(self._kinds_with_windows))} are "
                     "chunked or have a RoPE of their own"
                 )
             values["sliding_window"] = None
@@ -369,8 +405,7 @@ class ModelConfig:
             for key in OTHER_LENGTHS
             if isinstance(self.values.get(key), int) and self.values[key] != length
         ]
-        widths = [layer.window for layer in self.layers]
-        widest = None if None in widths else max(width for width in widths if width is not None)
+        widest = self.widest_window
         if widest is not None and length is not None and widest < length:
             said.append(
                 f"every layer sees only the last {widest} tokens (sliding_window), fewer than "
@@ -403,10 +438,13 @@ class ModelConfig:
             widths = " or ".join(
                 f"{width:,}" for width in sorted({layers[number].window or 0 for number in windowed})
             )
-            notes.append(
-                f"{_which(windowed, len(layers))} sees only the last {widths} tokens (sliding_window), whatever the "
-                "base"
+            chunked = {layers[number].kind for number in windowed} == {CHUNKED}
+            sees = (
+                f"its own chunk of {widths} tokens (attention_chunk_size)"
+                if chunked
+                else f"the last {widths} tokens (sliding_window)"
             )
+            notes.append(f"{_which(windowed, len(layers))} sees only {sees}, whatever the base")
         if still and len(still) == len(layers):
             notes.append("no layer has RoPE, so no base changes anything")
         elif still:
@@ -414,25 +452,34 @@ class ModelConfig:
         return notes
 
     @property
-    def can_be_planned(self) -> bool:
-        """Whether some layer both has RoPE and sees everything before it: elsewhere a longer context needs no base."""
-        return any(layer.rotates and layer.kind in (FULL, HYBRID) for layer in self.layers)
-
-    @property
     def planning_notes(self) -> list[str]:
         """What a reader of a plan for a longer context must know of the checkpoint, a sentence each."""
         notes = self.layer_notes
         method = self.full_attention_rope
+        limiting, layers = self.context_layers(self.trained_length), self.layers
+        some = 0 < len(limiting) < len(layers)
+        if some:
+            notes.append(
+                f"{_which(limiting, len(layers))} sees everything before it and has RoPE: these limit the context, and "
+                "the RoPE to change is theirs"
+            )
         if None not in self.methods:
             others = ", ".join(str(kind) for kind in self.methods if kind != FULL)
-            notes.append(f"layers of type {others} have a RoPE of their own; this is about {FULL} layers")
+            notes.append(f"layers of type {others} have a RoPE of their own, which stays")
+        elif some and any(layer.rotates for layer in layers if layer.window is not None):
+            notes.append("layers with a window share that RoPE and get the new one too")
+        if self.values.get("attn_temperature_tuning"):
+            notes.append(
+                "queries of layers without RoPE are scaled by their position (attn_temperature_tuning), beyond the "
+                "trained length as before it: leave that as it is"
+            )
         if not method.trainable:
             notes.append(
                 f"{method.name} is for inference only: the model was trained unscaled and is planned for so"
             )
-        if method.rotary_dim < self.head_dim:
+        if method.rotary_dim < self.key_dim:
             notes.append(
-                f"{method.rotary_dim} of {self.head_dim} dimensions of a head are rotated; the others compare tokens "
+                f"{method.rotary_dim} of {self.key_dim} dimensions of a head are rotated; the others compare tokens "
                 "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
             )
         return notes
@@ -454,35 +501,46 @@ class ModelConfig:
             refused.append("attends in both directions; packed rows need a causal decoder")
         return refused
 
-    def training_refusals(self, context: int) -> list[str]:
+    def training_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
         """Why ``ropewalk extend`` does not train the model at a context, predicates as above; none where it does.
 
         Args:
             context: tokens of the longest stage.
+            keeps_rope: whether every stage leaves the checkpoint's RoPE as it is (method ``default``).
         """
+        return [*self.reach_refusals(context, keeps_rope), *self.dropout_refusals]
+
+    def reach_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
+        """Those of :meth:`training_refusals` that no edit of the config takes away; arguments as there."""
         refused = self.packing_refusals()
-        reaches = [layer.window for layer in self.layers]
-        widest = None if None in reaches else max(window for window in reaches if window is not None)
+        widest = self.widest_window
         if widest is not None and widest < context:
+            layers = self.layers
+            stacked = stacked_reach(self.localities, context)
             refused.append(
                 f"has a window of {widest:,} tokens in every layer: no query sees further at any RoPE, so training at "
-                f"{context:,} tokens extends nothing; lift: [windows] in a recipe makes every layer see all of its "
-                f"document, and training must teach it that; or stay within {widest:,} tokens"
+                f"{context:,} tokens extends nothing (through all {len(layers)} layers at most {stacked:,} tokens "
+                "reach a query by way of others, and little of what is far arrives); lift: [windows] in a recipe "
+                "makes every layer see all of its document, and training must teach it that; or leave the windows and "
+                f"stay within {widest:,} tokens"
             )
-        rotating = [layer for layer in self.layers if layer.rotates]
-        if widest is None and rotating and all(layer.window is not None for layer in rotating):
+        if self.rotates_in_windows_alone(context) and not keeps_rope:
             refused.append(
                 "has RoPE only in layers with a window, in which no distance grows with the context: another RoPE "
-                "extends nothing, and layers of full attention have none"
+                "extends nothing, and layers of full attention have none; rope: {method: default} in every stage "
+                "leaves it as it is"
             )
         if not any(layer.rotates for layer in self.layers):
             refused.append("has no layer with RoPE, so there is nothing to extend")
-        dropout = self.values.get("attention_dropout")
-        if dropout:
-            refused.append(
-                f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json"
-            )
         return refused
+
+    @property
+    def dropout_refusals(self) -> list[str]:
+        """The one of :meth:`training_refusals` that an edit of the config takes away."""
+        dropout = self.values.get("attention_dropout")
+        if not dropout:
+            return []
+        return [f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json"]
 
 
 SHAPE_KEYS = (

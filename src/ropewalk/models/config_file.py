@@ -51,7 +51,7 @@ ALIASES = {
 """What GPT-NeoX (Pythia), the first StableLM and the first Qwen call these keys."""
 ATTENTION_KEYS = (
     *("attn_logit_softcapping", "attention_dropout", "qk_head_dim", "v_head_dim"),
-    *("qk_rope_head_dim", "qk_nope_head_dim"),
+    *("qk_rope_head_dim", "qk_nope_head_dim", "attn_temperature_tuning"),
 )
 NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 

@@ -16,7 +16,7 @@ from ropewalk.models.config import LayerConfig, ModelConfig
 from ropewalk.models.config_file import read_model_config
 from ropewalk.models.held_rope import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
-from ropewalk.planning.advice import Advice, advise, explained
+from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
 from ropewalk.planning.settings import InspectSettings
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
@@ -169,9 +169,32 @@ def advise_on(
         RopewalkError: if it states no length and none is given, or it has no layers with full attention.
     """
     method = config.full_attention_rope
-    refusals = config.training_refusals(target)
-    advice = advise(method, config.trained_length, target, refusals, config.can_be_planned)
+    advice = advise(method, config.trained_length, target, _what_layers_say(config, target))
     return explained(advice, method.rotary_dim, progress) if explain else advice
+
+
+def _what_layers_say(config: ModelConfig, target: int) -> Checkpoint:
+    widest = config.widest_window
+    liftable = widest is not None and widest < target and config.can_lift_windows
+    dropout = config.values.get("attention_dropout")
+    stays = None
+    if config.rotates_in_windows_alone(target):
+        seen = max(layer.window or 0 for layer in config.layers if layer.rotates)
+        stays = (
+            f"layers with RoPE see at most {seen:,} tokens, so no distance in them grows; layers that see everything "
+            "have none, and no base limits them: what they do with a longer context is for training to teach"
+        )
+    return Checkpoint(
+        refusals=config.reach_refusals(target, keeps_rope=True),
+        first=[f"set attention_dropout to 0 in config.json (it is {dropout}, which no engine has)"]
+        if dropout
+        else [],
+        lift=[limit for limit in config.limits if limit == "dual_chunk_attention"],
+        head_dim=config.key_dim,
+        windows=widest if liftable else None,
+        limits_context=bool(config.context_layers(target)),
+        stays=stays,
+    )
 
 
 def _layer_json(layer: LayerConfig) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class PlanResult(Result):
     @property
     def recipe(self) -> str:
         """The ``stages`` of a recipe in YAML."""
-        return recipe_stages(self.stages)
+        return recipe_stages(self.stages, self.advice.lift)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``sizes`` only where they were asked for."""
@@ -119,7 +119,14 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
         advice = advise_on(checkpoint, target, config.explain, progress)
         if advice.refusals:
             raise RopewalkError(advice.action.rstrip("."))
-        stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)
+        notes = (*notes, *(f"first {order}" for order in advice.first))
+        if checkpoint.rotates_in_windows_alone(target):
+            if config.rule is not None:
+                refused = checkpoint.reach_refusals(target)
+                raise RopewalkError(f"--rule {config.rule} has no meaning for this model: it {refused[0]}")
+            stages = list(advice.stages)
+        else:
+            stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)
     processes = config.processes
     sizes = (
         () if processes is None else tuple(_size(checkpoint, stage.context, processes) for stage in stages)

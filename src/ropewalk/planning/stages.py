@@ -15,6 +15,9 @@ from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import CURRENT, RECOMMENDED
 
+KEPT = Default.name
+"""A recipe's method that leaves the checkpoint's RoPE as it is."""
+
 
 @dataclass(frozen=True)
 class PlannedStage:
@@ -103,32 +106,53 @@ def plan_stages(
     return stages
 
 
+def kept_stages(current: RopeMethod, trained_length: int, target_length: int) -> list[PlannedStage]:
+    """Stages in which RoPE stays as it is, for models in which no layer's RoPE limits the context.
+
+    Args:
+        current: the method the checkpoint was trained with.
+        trained_length, target_length: tokens, the second larger.
+    """
+    stages = []
+    length = trained_length
+    for context in stage_contexts(trained_length, target_length):
+        reason = f"{_longer(length, context)}; RoPE stays as it is, since no layer with RoPE sees further than before"
+        stages.append(PlannedStage(context, current, KEPT, bound_at(current, context), reason))
+        length = context
+    return stages
+
+
 def is_unscaled(method: RopeMethod) -> bool:
     """Whether a checkpoint with this method gets a new base; a scaled one goes on with its own method."""
     return isinstance(method.plain, Default)
 
 
-def recipe_stages(stages: Sequence[PlannedStage]) -> str:
-    """The ``stages`` of a recipe in YAML; steps and rows are left for the user to set."""
-    lines = ["stages:"]
+def recipe_stages(stages: Sequence[PlannedStage], lift: Sequence[str] = ()) -> str:
+    """The ``stages`` of a recipe in YAML, and what it lifts; steps and rows are left for the user to set."""
+    lines = [*([f"lift: [{', '.join(lift)}]"] if lift else []), "stages:"]
     for stage in stages:
         lines.append(f"  - context: {format_length(stage.context)}")
-        parameter = (
-            f"rope_theta: {stage.method.rope_theta:.10g}"
-            if stage.recipe_method == "theta"
-            else f"factor: {stage.method.factor!r}"  # type: ignore[attr-defined]
-        )
-        lines.append(f"    rope: {{method: {stage.recipe_method}, {parameter}}}")
+        parameter = ""
+        if stage.recipe_method == "theta":
+            parameter = f", rope_theta: {stage.method.rope_theta:.10g}"
+        elif stage.recipe_method != KEPT:
+            parameter = f", factor: {stage.method.factor!r}"  # type: ignore[attr-defined]
+        lines.append(f"    rope: {{method: {stage.recipe_method}{parameter}}}")
         lines.append("    steps: 500  # as many as your tokens allow")
     return "\n".join(lines) + "\n"
 
 
 def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int) -> str:
-    longer = f"{context / before:.3g} times the {before:,} tokens before"
     factor = getattr(method, "factor", None)
     if factor is not None:
         set_to = f"{method.name} with factor {factor:g} and base {method.rope_theta:,.0f}"
     else:
         set_to = f"base {method.rope_theta:,.0f} by the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"
-    return f"{longer}; {set_to}; its context bound of {tokens_text(bound)} {enough} the stage"
+    return (
+        f"{_longer(before, context)}; {set_to}; its context bound of {tokens_text(bound)} {enough} the stage"
+    )
+
+
+def _longer(before: int, context: int) -> str:
+    return f"{context / before:.3g} times the {before:,} tokens before"

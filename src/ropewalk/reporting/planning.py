@@ -93,13 +93,22 @@ def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
     """
     yield Text(f"To reach {advice.target_length:,} tokens", "bold")
     yield Text(advice.action)
+    yield from _recipe(advice)
+    yield from _list("Why", advice.reasons)
+    if advice.lifted is not None:
+        yield Text("\nIf the windows are lifted", "bold")
+        yield Text(advice.lifted.action)
+        yield from _recipe(advice.lifted)
+        yield from _list("Why then", advice.lifted.reasons)
+    yield from _list("Note", [*notes, *advice.caveats])
+    if advice.settings:
+        yield Text("\n--explain shows every rule's setting, which bases reach the target, and all sources.")
+
+
+def _recipe(advice: Advice) -> Iterator[Part]:
     if advice.stages:
         yield Text("\nFor a recipe (steps are yours to choose):", "bold")
-        yield from recipe_stages(advice.stages).splitlines()
-    yield from _list("Why", advice.reasons)
-    yield from _list("Note", [*notes, *advice.caveats])
-    if advice.reasons:
-        yield Text("\n--explain shows every rule's setting, which bases reach the target, and all sources.")
+        yield from recipe_stages(advice.stages, advice.lift).splitlines()
 
 
 def _details(advice: Advice) -> Iterator[Part]:

@@ -50,7 +50,8 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     model = resolve_model(recipe.model)
     stated = read_config(model, recipe.trust_remote_code)
     config = _without_limits(recipe, stated)
-    refused = config.training_refusals(recipe.stages[-1].context)
+    keeps_rope = all(stage.rope.method == "default" for stage in recipe.stages)
+    refused = config.training_refusals(recipe.stages[-1].context, keeps_rope)
     if refused:
         raise EngineError(f"the model {refused[0]}")
     # What a limit was there for is not what the model was trained at.

@@ -58,7 +58,7 @@ class Linear(RopeMethod):
         return [
             f"linear factor {self.factor:g}: nothing says whether max_position_embeddings {length} counts it in, "
             f"as it is taken here, or was left at the length before, so that the model is trained for "
-            f"{length * self.factor:g} tokens (--from says so)"
+            f"{length * self.factor:.10g} tokens (--from says so)"
         ]
 
     def unscaled_length(self, length: int | None) -> int | None:

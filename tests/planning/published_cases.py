@@ -1,0 +1,101 @@
+"""Published configs that advice is asked for, and the table of it in docs/models.md.
+
+``configs/`` holds the publishers' own files; ``published.json`` more of them, each with its source and only the keys
+that say something of position, shape or layers. ``python -m tests.planning.published_cases`` writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import config_from_json
+from ropewalk.planning.advice import Advice
+from ropewalk.planning.inspection import advise_on
+from ropewalk.rope import Default
+from tests.places import CONFIGS, ROOT
+
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- advice: written by python -m tests.planning.published_cases -->", "<!-- /advice -->"
+TARGETS = {"128K": 2**17, "1M": 2**20}
+
+MORE: dict[str, Any] = json.loads((ROOT / "tests" / "planning" / "published.json").read_text())
+PUBLISHED: dict[str, dict[str, Any]] = {
+    **{path.stem: json.loads(path.read_text()) for path in CONFIGS.glob("*.json")},
+    **{name: each["config"] for name, each in MORE.items()},
+}
+NAMES = sorted(PUBLISHED)
+
+
+@cache
+def config_of(name: str) -> ModelConfig | str:
+    """The config, or why it is refused."""
+    try:
+        config = config_from_json(PUBLISHED[name], name)
+        _ = config.full_attention_rope
+    except RopewalkError as error:
+        return str(error)
+    return config
+
+
+@cache
+def advice_of(name: str, target: int) -> Advice | None:
+    """None where the config is refused."""
+    config = config_of(name)
+    return None if isinstance(config, str) else advise_on(config, target)
+
+
+def judgement(name: str, target: int) -> str:
+    """What the advice comes to, in a few words."""
+    advice = advice_of(name, target)
+    if advice is None:
+        return "refused"
+    if advice.lifted is not None:
+        return f"lift the windows or stay; lifted: {_setting(advice.lifted)}"
+    if advice.target_length <= advice.trained_length:
+        return "as it is"
+    first = [f"lift {limit}" for limit in advice.lift] + ["dropout to 0" for _ in advice.first]
+    return ", ".join([*first, _setting(advice)])
+
+
+def _setting(advice: Advice) -> str:
+    many = f" in {len(advice.stages)} stages" if len(advice.stages) > 1 else ""
+    if advice.chosen is None or advice.chosen.method is None:
+        return f"RoPE stays{many}" if advice.stages else "search factors"
+    method = advice.chosen.method
+    if advice.chosen.rule == "current":
+        return f"base stays{many}"
+    if isinstance(method, Default):
+        return f"theta {method.rope_theta:.3g}{many}"
+    return f"{method.name} {method.factor:g}{many}"  # type: ignore[attr-defined]
+
+
+def row(name: str) -> str:
+    """One model's row."""
+    config = config_of(name)
+    told = [judgement(name, target) for target in TARGETS.values()]
+    if isinstance(config, str):
+        return f"| {name} | – | – | – | {' | '.join(told)} |"
+    method, trained = config.full_attention_rope, config.trained_length
+    limiting, layers = len(config.context_layers(trained)), len(config.layers)
+    rope = f"{method.name} {getattr(method, 'factor', 1):g}, " if not isinstance(method, Default) else ""
+    return f"| {name} | {trained:,} | {rope}{method.rope_theta:.3g} | {limiting} of {layers} | {' | '.join(told)} |"
+
+
+def table() -> str:
+    """All rows as Markdown."""
+    head = [
+        "| model | trained for | RoPE | layers that limit | at 128K | at 1M |",
+        "| --- | --: | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *map(row, NAMES)])
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
