@@ -59,7 +59,7 @@ def read(monkeypatch):
     def answered(*numbers):
         assert {number.device for number in numbers} == {META}
         calls.append(len(numbers))
-        return [1.0] * len(numbers)
+        return [1.0] * sum(number.numel() for number in numbers)
 
     monkeypatch.setattr(step, "_read", answered)
     return calls
@@ -115,6 +115,18 @@ def test_a_step_with_masters_and_checkpointing(read, monkeypatch, dtype, again):
 )
 def test_other_decoders_wait_no_more_often(read, kind):
     train(read, *model_on(META, kind), rows_of("anchor"))
+
+
+@pytest.mark.parametrize("router_aux_loss", [0.0, 0.1])
+def test_routing_is_read_with_the_loss(read, router_aux_loss):
+    model, optimizer = model_on(META, transformers.MixtralForCausalLM)
+    with OneDevice():
+        batches = step.micro_batches(rows_of("anchor"), 2)
+        forward = step.ForwardPass("bfloat16", router_aux_loss=router_aux_loss)
+        result = step.train_step(model, batches, optimizer, 1e-3, forward)
+    assert read == [3]
+    assert [len(each) for each in result.routing.counts] == [8, 8]
+    assert result.routing.aux_loss == (1.0 if router_aux_loss else None)
 
 
 def test_a_rope_that_depends_on_the_length_takes_it_from_the_layouts(read):

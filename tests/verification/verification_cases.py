@@ -126,7 +126,7 @@ def _labels_shifted_after_sharding(patch):
             return batch
         labels = torch.full_like(batch.labels, IGNORED)
         labels[:, :-1] = batch.input_ids[:, 1:]
-        return Batch(batch.input_ids, labels, batch.layouts, batch.padding)
+        return replace(batch, labels=labels)
 
     patch.setattr(Batch, "of", classmethod(of))
 

@@ -247,11 +247,13 @@ class Row:
         labels: int64 ``[total_length]``, already shifted: ``labels[t]`` is the target *of* position t, or
             ``IGNORED``. Shifted on the whole row, so a shard of the row is a plain slice.
         layout: the row's PackedLayout.
+        padding: tokens at its end that only fill it up.
     """
 
     input_ids: Tensor
     labels: Tensor
     layout: PackedLayout
+    padding: int = 0
 
 
 def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor | None = None) -> Tensor:

@@ -118,4 +118,5 @@ def test_padding_is_a_document_of_its_own_without_targets() -> None:
     assert (row.segment_lengths, row.sources, row.numbers) == ([4, 3], ["source 0", ""], [0, PADDING])
     assert row.masked == [5, 8]
     assert training_row(row, settings).labels.tolist() == [IGNORED, 11, 12, EOS] + [IGNORED] * 4
+    assert [training_row(each, settings).padding for each in (rows[0], row)] == [0, 3]
     assert counts.padding_tokens == 0

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
-from ropewalk.data.rows.assemble import PackedRow
+from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.data.settings import PackingSettings
 from ropewalk.errors import RopewalkError
 
@@ -89,4 +89,6 @@ def training_row(row: PackedRow, settings: PackingSettings) -> Row:
     trained = torch.ones(len(tensor), dtype=torch.bool)
     for start, stop in zip(row.masked[::2], row.masked[1::2], strict=True):
         trained[start:stop] = False
-    return Row(tensor, next_token_labels(tensor, layout, trained), layout)
+    filled = zip(row.segment_lengths, row.segment_documents, strict=True)
+    padding = sum(length for length, document in filled if row.numbers[document] == PADDING)
+    return Row(tensor, next_token_labels(tensor, layout, trained), layout, padding)

@@ -1,0 +1,225 @@
+"""Routing of mixtures of experts: how many tokens each expert gets, and the auxiliary loss that balances them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ropewalk.errors import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.parallel.mesh import SequenceGroups
+
+RECORDED = "router_logits"
+"""What transformers calls the routers' logits among the outputs that its classes know how to record."""
+
+
+def records_routing(config: ModelConfig) -> bool:
+    """Whether the model's code says where its router logits are; code that comes with a checkpoint is not asked."""
+    from transformers import AutoModelForCausalLM
+
+    made = AutoModelForCausalLM._model_mapping.get(type(config.source), None)
+    classes = [] if made is None else vars(sys.modules[made.__module__]).values()
+    return any(_specs(each) for each in classes if isinstance(each, type))
+
+
+def _specs(owner: Any) -> list[Any]:
+    recorded = (getattr(owner, "_can_record_outputs", None) or {}).get(RECORDED) or []
+    return recorded if isinstance(recorded, list) else [recorded]
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """One router of a model.
+
+    Attributes:
+        name: of its module.
+        module: gives its logits, and mostly the experts that it has chosen.
+        index: of the logits, where it gives several things.
+        top_k: experts of a token, where it does not give those that it has chosen.
+    """
+
+    name: str
+    module: nn.Module
+    index: int
+    top_k: int
+
+    def read(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Logits ``[..., experts]`` and the chosen experts ``[..., top_k]`` of what the module has given."""
+        if not isinstance(output, tuple):
+            return output, output.topk(self.top_k, dim=-1).indices
+        logits = output[self.index]
+        for given in output:
+            if isinstance(given, Tensor) and not given.is_floating_point() and given.dim() > 1:
+                return logits, given
+        return logits, logits.topk(self.top_k, dim=-1).indices
+
+
+def routers_of(model: nn.Module) -> list[Router]:
+    """The routers of a transformers model, first to last; none where it has no experts, or its class records none."""
+    specs = [spec for module in model.modules() for spec in _specs(type(module))]
+    if not specs:
+        return []
+    config: Any = model.config
+    stated = getattr(config.get_text_config(), "num_experts_per_tok", None)
+    found = []
+    for name, module in model.named_modules():
+        for spec in specs:
+            place = f".{spec.layer_name.strip('.')}." if spec.layer_name else ""
+            if isinstance(module, spec.target_class) and place in f".{name}.":
+                parent = model.get_submodule(name.rpartition(".")[0])
+                top_k = getattr(module, "top_k", None) or getattr(parent, "top_k", None) or stated
+                found.append(Router(name, module, spec.index, top_k or 1))
+                break
+    return found
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How the tokens of a step went to experts.
+
+    Attributes:
+        counts: for each router the tokens that each of its experts got; padding is not counted.
+        aux_loss: load-balancing loss, the number of experts of a token where all is even; None where it was not
+            computed.
+    """
+
+    counts: tuple[tuple[int, ...], ...]
+    aux_loss: float | None = None
+
+    @property
+    def max_violation(self) -> list[float]:
+        """For each router what the busiest expert gets beyond the mean, over the mean; 0 where all is even.
+
+        Source: MaxVio of Wang et al., arXiv:2408.15664.
+        """
+        return [max(each) * len(each) / sum(each) - 1 for each in self.counts]
+
+    @property
+    def entropy(self) -> list[float]:
+        """For each router the entropy of its experts' shares, over that of even shares: 1 where all is even."""
+        return [_entropy(each) / math.log(len(each)) if len(each) > 1 else 1.0 for each in self.counts]
+
+    @property
+    def unused(self) -> list[int]:
+        """For each router how many of its experts got no token."""
+        return [each.count(0) for each in self.counts]
+
+
+def _entropy(counts: Sequence[int]) -> float:
+    total = sum(counts)
+    return -sum(count / total * math.log(count / total) for count in counts if count)
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Keeps what routers do with the tokens of the forward passes of one step.
+
+    Attributes:
+        routers: of the model.
+        balancing: whether routers' probabilities are kept too, which the auxiliary loss follows from.
+    """
+
+    routers: Sequence[Router]
+    balancing: bool
+    _totals: dict[str, Tensor] = field(default_factory=dict)
+    _is_token: Tensor | None = None
+    _counts: list[Tensor] = field(default_factory=list)
+    _sums: list[Tensor] = field(default_factory=list)
+    _top_k: int = 0
+    _open: bool = False
+
+    def begin(self, is_token: Tensor) -> None:
+        """Before a forward pass: which of its places ``[rows, places]`` hold a token and no padding."""
+        self._counts, self._sums = [], []
+        self._is_token, self._open = is_token, True
+
+    def see(self, router: Router, module: nn.Module, given: Any, output: Any) -> None:
+        """The hook of a router's module."""
+        if self._is_token is None or not (self._open or self.balancing):
+            return
+        rows = self._is_token.shape[0]
+        logits, chosen = router.read(output)
+        if self.balancing:
+            # Summed here, within a checkpointed layer, so that autograd keeps one number an expert and not one a token;
+            # for the same reason a layer that is computed again must come by here again.
+            probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
+            mask = self._is_token[..., None].to(probabilities.dtype)
+            sums = (probabilities.reshape(rows, -1, logits.shape[-1]) * mask).sum(dim=1)
+        if not self._open:
+            return
+        if self.balancing:
+            self._sums.append(sums)
+        with torch.no_grad():
+            self._top_k = chosen.shape[-1]
+            ones = self._is_token[..., None].expand(-1, -1, self._top_k).reshape(rows, -1).long()
+            counts = ones.new_zeros(rows, logits.shape[-1])
+            counts.scatter_add_(1, chosen.reshape(rows, -1).long(), ones)
+            self._counts.append(counts)
+            self._totals[router.name] = self._totals.get(router.name, 0) + counts.sum(dim=0)
+
+    def end(self) -> None:
+        """After a forward pass; layers that the backward computes again are not counted again."""
+        self._open = False
+
+    def totals(self) -> list[Tensor]:
+        """For each router the tokens of this rank that each expert got in all passes so far, int64 ``[experts]``."""
+        return [self._totals[router.name] for router in self.routers]
+
+    def balancing_loss(self, groups: SequenceGroups | None) -> Tensor:
+        """This rank's part of the load-balancing loss of the pass's rows, each weighted with its tokens.
+
+        The loss of a row is transformers' ``load_balancing_loss_func`` on its tokens, whoever holds them: the number
+        of experts times the sum over experts of ``f * P``, with the mean over layers and tokens of how often an expert
+        was chosen (``f``, no gradient), and of its probability (``P``).
+
+        Args:
+            groups: the ranks that a row is cut over; None where this rank has all of it. All of them call this.
+
+        Returns:
+            float64 scalar. Summed over all ranks and passes, and divided by the tokens of all rows, the step's loss.
+        """
+        counts = torch.stack(self._counts).sum(dim=0)
+        for group in () if groups is None else (groups.sequence_group, groups.ring_group):
+            if group is not None:
+                dist.all_reduce(counts, group=group)
+        sums = torch.stack([each.double() for each in self._sums]).sum(dim=0)
+        layers, experts = len(self._counts), counts.shape[-1]
+        # The counts of a row add up to its tokens times layers times top_k.
+        each = (counts * sums).sum(dim=-1) / counts.sum(dim=-1)
+        return each.sum() * (experts * self._top_k / layers)
+
+
+@contextmanager
+def recorded_routing(model: nn.Module, balancing: bool) -> Iterator[Recorder]:
+    """While the context is open, a model's routers are recorded; a model without any is left alone.
+
+    Args:
+        model: from transformers.
+        balancing: whether :meth:`Recorder.balancing_loss` will be asked for.
+
+    Raises:
+        RopewalkError: if it will be, and there are no routers.
+    """
+    recorder = Recorder(routers_of(model), balancing)
+    if balancing and not recorder.routers:
+        raise RopewalkError(
+            f"{type(model).__name__} has no routers that transformers records, so there is no load to balance; set "
+            "router_aux_loss: 0"
+        )
+    hooks = [
+        router.module.register_forward_hook(partial(recorder.see, router)) for router in recorder.routers
+    ]
+    try:
+        yield recorder
+    finally:
+        for hook in hooks:
+            hook.remove()
