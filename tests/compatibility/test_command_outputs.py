@@ -88,6 +88,7 @@ NEW_KEYS = (
     ".first: nothing != []",
     ".lift: nothing != []",
     ".lifted: nothing != None",
+    "router_aux_loss: nothing != 'config'",
 )
 """Keys that a recipe has gained, as a difference ends that is nothing but such a key at its default."""
 

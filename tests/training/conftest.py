@@ -36,6 +36,29 @@ def tiny_checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_experts(tmp_path_factory):
+    """A random Mixtral like the Llama, with four experts, two a token."""
+    folder = tmp_path_factory.mktemp("tiny") / "mixtral"
+    config = transformers.MixtralConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        num_local_experts=4,
+        router_aux_loss_coef=0.02,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    transformers.MixtralForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_documents(tmp_path_factory):
     """120 documents of 5 to 60 words in which each word follows from the one before."""
     rng = random.Random(0)

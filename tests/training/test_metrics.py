@@ -31,6 +31,15 @@ def log(tmp_path: Path) -> MetricsLog:
     return log
 
 
+def test_trackers_get_numbers_and_the_file_gets_all(tmp_path: Path) -> None:
+    drawn: list[dict[str, Any]] = []
+    log = MetricsLog(tmp_path / "metrics.jsonl", lambda line, step: drawn.append(line))
+    line = values(0, 1, max_violation=0.5, routers={"max_violation": [0.5, 0.25]})
+    log.append(line, 1)
+    assert log.read() == [line]
+    assert drawn == [{"stage": 0, "step": 1, "tokens": 8, "max_violation": 0.5}]
+
+
 @pytest.mark.parametrize(
     ("done", "left"),
     [([], 0), ([0], 0), ([1], 1), ([3], 3), ([3, 0], 3), ([3, 0, 0], 3), ([3, 0, 1], 4), ([3, 0, 2], 5)],

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 from transformers import Cohere2Config
 
 from ropewalk.attention import AttentionSpec, resolve_engine
@@ -191,3 +192,41 @@ def test_rope_that_is_only_in_windows_may_stay(recipe_values, tmp_path):
         resolve(Recipe.model_validate(values))
     resolved = resolve(Recipe.model_validate({**values, "stages": stages}))
     assert set(resolved.methods) == {resolved.rope}
+
+
+def with_stage(values, model, **stage):
+    return {**values, "model": str(model), "stages": [{**values["stages"][0], **stage}]}
+
+
+def test_the_load_balancing_loss_counts_as_the_config_or_the_recipe_says(
+    recipe_values, tiny_experts, tmp_path
+):
+    def factor(model=tiny_experts, **stage):
+        recipe = Recipe.model_validate(with_stage(recipe_values, model, **stage))
+        return resolve(recipe).router_aux_losses
+
+    # Its config states 0.02, and does not count it.
+    assert factor() == (0.0,)
+    assert factor(router_aux_loss=0.001) == (0.001,)
+    counting = shutil.copytree(tiny_experts, tmp_path / "counting")
+    config = json.loads((counting / "config.json").read_text())
+    (counting / "config.json").write_text(json.dumps({**config, "output_router_logits": True}))
+    assert factor(counting) == (0.02,)
+    assert factor(counting, router_aux_loss=0) == (0.0,)
+
+
+def test_a_load_balancing_loss_of_nothing_is_refused(
+    recipe_values, tiny_checkpoint, tiny_experts, monkeypatch
+):
+    asked = with_stage(recipe_values, tiny_checkpoint, router_aux_loss=0.1)
+    assert refused(asked, None) == (
+        "stages.0.router_aux_loss is 0.1, and the model has no mixture of experts; leave it out"
+    )
+    monkeypatch.setattr("ropewalk.training.preflight.records_routing", lambda config: False)
+    asked = with_stage(recipe_values, tiny_experts, router_aux_loss=0.1)
+    assert "transformers does not say where the router logits of mixtral are; set it to 0" in refused(
+        asked, None
+    )
+    for factor in (-0.1, "off"):
+        with pytest.raises(ValidationError, match="router_aux_loss"):
+            Recipe.model_validate(with_stage(recipe_values, tiny_experts, router_aux_loss=factor))

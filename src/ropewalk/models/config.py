@@ -47,6 +47,8 @@ PER_TOKEN = ("mlp", "moe")
 """Layer types in which no token sees another."""
 WITHOUT_ROPE = ("kimi_linear", "nemotron_h")
 """Model types in which no layer has RoPE, whatever their configs say of it."""
+NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What configs call the number of experts that a layer's router chooses from."""
 ROTATE_IN_WINDOWS_ALONE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1")
 """Model types whose layers with full attention have no RoPE where other layers have a window."""
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "openai_privacy_filter")
@@ -483,6 +485,31 @@ class ModelConfig:
                 "alike at every distance, so a context bound, which counts the rotated ones alone, is cautious here"
             )
         return notes
+
+    # Mixtures of experts.
+
+    @property
+    def num_experts(self) -> int:
+        """Experts that a token may be routed to in one layer; 0 of a dense model.
+
+        Of configs that state one number a layer, the largest.
+        """
+        stated = next((self.values[key] for key in NUMBERS_OF_EXPERTS if self.values.get(key)), None)
+        if stated is None:
+            stated = (self.values.get("ffn_config") or {}).get("moe_num_experts") or 0
+        found = max(stated) if isinstance(stated, list | tuple) else stated
+        return found if found > 1 else 0
+
+    @property
+    def router_aux_loss_coef(self) -> float | None:
+        """Factor of the load-balancing loss that the config states; None if it states none."""
+        keys = ("router_aux_loss_coef", "aux_loss_coef")
+        return next((float(self.values[key]) for key in keys if self.values.get(key) is not None), None)
+
+    @property
+    def router_aux_loss(self) -> float:
+        """Factor of the load-balancing loss as transformers trains: 0 unless ``output_router_logits`` is true."""
+        return (self.router_aux_loss_coef or 0.0) if self.values.get("output_router_logits") else 0.0
 
     def packing_refusals(self) -> list[str]:
         """Why packed rows cannot pass through the model, each the rest of a sentence on it; none where they can."""

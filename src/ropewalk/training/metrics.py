@@ -129,7 +129,9 @@ class MetricsLog:
         """
         append_line(self.path, values)
         if self.listener is not None:
-            self.listener({k: v for k, v in values.items() if v is not None}, global_step)
+            # Trackers draw numbers; what is there for each router stays in the file.
+            drawn = {k: v for k, v in values.items() if v is not None and not isinstance(v, dict)}
+            self.listener(drawn, global_step)
 
 
 def _lines(values: Sequence[dict[str, Any]]) -> str:

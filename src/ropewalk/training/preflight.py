@@ -20,6 +20,7 @@ from ropewalk.evaluation.store import model_digest
 from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
 from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
+from ropewalk.models.routing import records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
@@ -65,6 +66,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         for method in (each.low, each.high):
             with_rope(config, method, stage.context)
     _check_short_context(recipe)
+    aux_losses = tuple(_router_aux_loss(number, stage, config) for number, stage in enumerate(recipe.stages))
     last = bounds[-1].low
     device, precision = _device_and_precision(recipe, world)
     compute = torch.float32 if precision == "float32" else torch.bfloat16
@@ -97,7 +99,29 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         mesh,
         tables,
         last.original_max_position_embeddings if isinstance(last, LongRope) else None,
+        aux_losses,
     )
+
+
+def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
+    """Factor of the load-balancing loss of a stage.
+
+    Raises:
+        RopewalkError: if there is nothing to balance.
+        EngineError: if nobody knows where the model's routers are.
+    """
+    asked = stage.router_aux_loss
+    if asked not in (0, "config") and not config.num_experts:
+        raise RopewalkError(
+            f"stages.{number}.router_aux_loss is {asked:g}, and the model has no mixture of experts; leave it out"
+        )
+    factor = config.router_aux_loss if asked == "config" else asked
+    if factor and config.num_experts and not records_routing(config):
+        raise EngineError(
+            f"stages.{number}.router_aux_loss would be {factor:g}, and transformers does not say where the router "
+            f"logits of {config.model_type} are; set it to 0"
+        )
+    return factor if config.num_experts else 0.0
 
 
 def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, str]:
@@ -313,6 +337,9 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
             f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
             f"pattern {stage.pattern}, positions {stage.positions}, {training}"
         )
+        if resolved.router_aux_losses[number - 1]:
+            factor = resolved.router_aux_losses[number - 1]
+            lines.append(f"stage {number}: load-balancing loss of experts with factor {factor:g}")
         if origin is not None and takes_recommended_base(stage.rope):
             reason = recommended_base(*origin, stage.context).reason
             lines.append(f"stage {number}: why this base: {reason}")

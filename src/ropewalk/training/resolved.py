@@ -47,6 +47,7 @@ class ResolvedRecipe:
         mesh: how the processes are arranged.
         tables: the factor table of each stage that names one.
         original_length: ``T`` in tokens, where the result is a longrope checkpoint.
+        router_aux_losses: factor of the load-balancing loss in each stage, 0 for none.
     """
 
     recipe: Recipe
@@ -64,6 +65,7 @@ class ResolvedRecipe:
     mesh: MeshShape = field(default_factory=MeshShape)
     tables: tuple[Factors | None, ...] = ()
     original_length: int | None = None
+    router_aux_losses: tuple[float, ...] = ()
 
     @property
     def target(self) -> int:

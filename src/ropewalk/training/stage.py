@@ -19,6 +19,7 @@ from ropewalk.io.progress import Silent
 from ropewalk.models.attention_hooks import localities_of
 from ropewalk.models.load import cast_parameters, checkpoint_activations
 from ropewalk.models.losses import LossModel
+from ropewalk.models.routing import Routing
 from ropewalk.rope import RopeMethod
 from ropewalk.training.checkpoint.files import CHECKPOINTS, Position
 from ropewalk.training.checkpoint.sharded import load_checkpoint, load_weights
@@ -72,7 +73,8 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
     recipe = resolved.recipe
     stage = recipe.stages[run.number]
     model, optimizer, position = _begun(run)
-    forward = ForwardPass(resolved.precision, stage.offload_activations)
+    aux_loss = resolved.router_aux_losses[run.number]
+    forward = ForwardPass(resolved.precision, stage.offload_activations, aux_loss)
     skipped, last = 0, run.at.weights
     label = f"stage {run.number + 1}/{len(recipe.stages)} training"
     with (
@@ -173,7 +175,7 @@ def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:
 def _values(
     stage: int, step: int, result: StepResult, learning_rate: float, tokens: int, seconds: float
 ) -> dict[str, Any]:
-    return {
+    values = {
         "stage": stage,
         "step": step,
         "loss": result.loss if math.isfinite(result.loss) else None,
@@ -185,4 +187,24 @@ def _values(
         "tokens_per_second": result.tokens / seconds,
         "seconds": seconds,
         "applied": result.applied,
+    }
+    return values if result.routing is None else values | _routing_values(result.routing)
+
+
+def _routing_values(routing: Routing) -> dict[str, Any]:
+    """One number of each kind for all routers, and beneath them one a router, first to last."""
+    violation, entropy, unused = routing.max_violation, routing.entropy, routing.unused
+    aux_loss = routing.aux_loss
+    if aux_loss is not None and not math.isfinite(aux_loss):
+        aux_loss = None
+    return {
+        "router_aux_loss": aux_loss,
+        "max_violation": max(violation),
+        "expert_entropy": sum(entropy) / len(entropy),
+        "unused_experts": sum(unused),
+        "routers": {
+            "max_violation": [round(each, 4) for each in violation],
+            "expert_entropy": [round(each, 4) for each in entropy],
+            "unused_experts": unused,
+        },
     }

@@ -37,6 +37,14 @@ def test_few_steps_are_points_by_step() -> None:
     assert (names(panel), panel.x.label) == ([], "optimiser step")
 
 
+def test_the_load_of_experts_has_a_panel_of_its_own() -> None:
+    metrics = [{"loss": 2.0, "seen": n, "max_violation": n / 4} for n in range(3)]
+    figure = training_figure(metrics, x_key="seen")
+    assert [panel.y.label for panel in figure.panels] == ["loss (nats a token)", "max violation"]
+    (line,) = of_kind(figure.panels[1], Line)
+    assert (line.x, line.y) == ((0, 1, 2), (0, 0.25, 0.5))
+
+
 def test_a_run_without_a_loss_is_refused() -> None:
     with pytest.raises(RopewalkError, match="no finite training loss"):
         training_figure([{"loss": None}])

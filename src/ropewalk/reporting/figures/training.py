@@ -1,4 +1,4 @@
-"""The figure of a training run's loss."""
+"""The figure of a training run's loss, and of how evenly a mixture of experts is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def training_figure(
 
     Args:
         metrics: one mapping a step in order, with ``loss`` in nats a token (None or NaN leaves a gap) and
-            perhaps ``stage``; a change of stage is marked.
+            perhaps ``stage``; a change of stage is marked. Where steps have ``max_violation``, a second panel shows it.
         title: above the panel.
         x_key: key of the horizontal axis, such as a running count of tokens; steps from 1 if None.
 
@@ -51,7 +51,12 @@ def training_figure(
     marks += [Rule((x[at - 1] + x[at]) / 2) for at in changes]
     told += "; dashed: a new stage begins" if changes else ""
     axis = Axis("optimiser step" if x_key is None else x_key, text=lambda value: f"{value:,.10g}")
-    return Figure((Panel(tuple(marks), axis, Axis("loss (nats a token)"), key=True),), f"{told}.", title)
+    panels = [Panel(tuple(marks), axis, Axis("loss (nats a token)"), key=True)]
+    if any("max_violation" in line for line in metrics):
+        load = np.array([line.get("max_violation", math.nan) for line in metrics], np.float64)
+        panels.append(Panel((Line(x, load, Look(BLUE, "-")),), axis, Axis("max violation")))
+        told += "; below: what the busiest expert gets beyond the mean, over the mean, in the layer where that is most"
+    return Figure(tuple(panels), f"{told}.", title)
 
 
 def _running_mean(values: Floats, window: int) -> Floats:

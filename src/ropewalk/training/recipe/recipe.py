@@ -33,6 +33,7 @@ BEGUN = OnResume("fixed", "the stage has begun with it")
 DECIDES = OnResume("fixed", "what was computed so far depends on it")
 
 Schedule = Literal["constant", "linear", "cosine"]
+NotNegative = Annotated[float, Field(ge=0)]
 Precision = Literal["auto", "float32", "bfloat16-autocast", "bfloat16"]
 
 
@@ -71,6 +72,11 @@ class Stage(Settings):
     )
     schedule: Annotated[Schedule, ONWARD] = Field(
         "constant", description="learning-rate schedule after the warm-up"
+    )
+    router_aux_loss: Annotated[Literal["config"] | NotNegative, ONWARD] = Field(
+        "config",
+        description="factor of the load-balancing loss of a mixture of experts; config: the model's own where its "
+        "output_router_logits is true, else none; 0: none",
     )
     gradient_checkpointing: Annotated[bool, FREE] = Field(
         False, description="store only the input of each layer, and recompute the layer in the backward pass"
