@@ -230,3 +230,8 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
     for factor in (-0.1, "off"):
         with pytest.raises(ValidationError, match="router_aux_loss"):
             Recipe.model_validate(with_stage(recipe_values, tiny_experts, router_aux_loss=factor))
+
+
+def test_auto_takes_a_mesh_for_a_mixture_of_experts(recipe_values, tiny_experts):
+    recipe = Recipe.model_validate({**with_stage(recipe_values, tiny_experts, rows_per_step=4)})
+    assert resolve(recipe, WORLD).mesh == MeshShape(shard=4)

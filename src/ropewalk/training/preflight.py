@@ -257,7 +257,7 @@ def _chosen(
     memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
         # Autograd saves each weight as autocast has rounded it, until the backward.
-        memory = max(0, memory - 2 * shape.layers * shape.layer_parameters)
+        memory = max(0, memory - 2 * shape.layer_parameters)
     run = ShardedRun(
         shape,
         MeshShape(),

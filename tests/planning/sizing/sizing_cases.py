@@ -14,10 +14,12 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh, row_shards, sharded_attend
 from ropewalk.parallel.ring.plan import ring_plan
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
-from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.planning.sizing.model_shape import Experts, ModelShape
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128, 128256)
 LLAMA_70B = ModelShape(80, 8192, 28672, 64, 8, 128, 128256)
+MIXTRAL_8X7B = ModelShape(32, 4096, 14336, 32, 8, 128, 32000, experts=Experts(8, 2, 14336, 32))
+QWEN3_30B_A3B = ModelShape(48, 2048, 6144, 32, 4, 128, 151936, experts=Experts(128, 8, 768, 48))
 
 SMALL = {
     "num_hidden_layers": 3,
@@ -28,6 +30,15 @@ SMALL = {
     "head_dim": 6,
     "vocab_size": 53,
 }
+
+SMALL_EXPERTS = {
+    **SMALL,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
+"""Of a Mixtral; grouped products want widths that are multiples of 16 bytes."""
 
 
 def sent_bytes(operation, output, given, ranks):
@@ -59,10 +70,14 @@ def counting(total):
     return [patched(name, operation) for name, operation in found.items()]
 
 
-def counted_fsdp_bytes(tied, checkpointing):
-    """Bytes that this rank sends in one forward and backward of a sharded Llama in bfloat16."""
-    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
-    model = transformers.LlamaForCausalLM(config).train()
+def counted_fsdp_bytes(tied, checkpointing, experts=False):
+    """Bytes that this rank sends in one forward and backward of a sharded Llama or Mixtral in bfloat16."""
+    if experts:
+        config = transformers.MixtralConfig(**SMALL_EXPERTS, tie_word_embeddings=tied)
+        model = transformers.MixtralForCausalLM(config).train()
+    else:
+        config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
+        model = transformers.LlamaForCausalLM(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -104,12 +119,13 @@ def counted_ulysses_bytes(rows, length):
     return places, sum(total)
 
 
-def saved_by_a_layer(places):
-    """Bytes a token that autograd keeps of one Llama layer in bfloat16, its input and parameters left out."""
-    config = transformers.LlamaConfig(**SMALL, attn_implementation="sdpa")
-    model = transformers.LlamaForCausalLM(config).train().bfloat16()
+def saved_by_a_layer(places, experts=False):
+    """Bytes a token that autograd keeps of one layer in bfloat16, its input and parameters left out."""
+    values = SMALL_EXPERTS if experts else SMALL
+    kind = transformers.MixtralForCausalLM if experts else transformers.LlamaForCausalLM
+    model = kind(kind.config_class(**values, attn_implementation="sdpa")).train().bfloat16()
     layer = model.model.layers[0]
-    x = torch.randn(1, places, SMALL["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(1, places, values["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
     angles = model.model.rotary_emb(x, torch.arange(places)[None])
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *angles, *model.parameters())}
     kept = []

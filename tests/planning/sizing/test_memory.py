@@ -17,14 +17,16 @@ from ropewalk.parallel.ring.traffic import most_ring_keys
 from ropewalk.parallel.ring.traffic import ring_bytes as planned_ring_bytes
 from ropewalk.planning.sizing import memory as memory_module
 from ropewalk.planning.sizing.memory import estimate_memory
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
+from ropewalk.planning.sizing.model_shape import Experts, ModelShape, ShardedRun
 from ropewalk.planning.sizing.traffic import step_communication
 from ropewalk.testing import random_layout
 from tests.planning.sizing.sizing_cases import (
     LLAMA_8B,
     MESHES,
     ONE_LAYER,
+    QWEN3_30B_A3B,
     SMALL,
+    SMALL_EXPERTS,
     saved_by_a_layer,
     sent_in_a_pass,
 )
@@ -47,6 +49,36 @@ def test_a_layer_saves_what_autograd_keeps():
     # On a CPU without packing there are no copies in runs; each norm keeps a float32 factor, which is left out.
     copies = (query + 2 * kv + query) * 2
     assert saved_by_a_layer(64) == memory_module._saved(shape, 1, 2) - copies + 2 * 4
+
+
+def test_a_layer_of_experts_saves_what_autograd_keeps():
+    shape = ModelShape.from_config(ModelConfig({**SMALL_EXPERTS, "model_type": "mixtral"}))
+    query, kv = 4 * 6, 2 * 6
+    copies = (query + 2 * kv + query) * 2
+    # Left out: a float32 factor of each norm and of the experts' weights, and where each expert's tokens end (int32).
+    left_out = 3 * 4 + 5 * 4 / 64
+    assert saved_by_a_layer(64, experts=True) == memory_module._saved(shape, 1, 2) - copies + left_out
+
+
+def test_a_dense_layer_that_saves_more_than_experts_is_counted():
+    experts = Experts(4, 1, 16, 1)
+    shape = ModelShape(2, 64, 4096, 8, 4, 8, 256, experts=experts)
+    dense = replace(shape, experts=None)
+    assert memory_module._saved(shape, 1, 2) == memory_module._saved(dense, 1, 2)
+    assert memory_module._saved(replace(shape, layers=1), 1, 2) < memory_module._saved(dense, 1, 2)
+
+
+def test_experts_are_held_whole_and_computed_for_their_tokens_alone():
+    """Memory of states grows with all experts, that of activations with those of a token."""
+    few, many, more = (
+        estimate_memory(run(model=replace(QWEN3_30B_A3B, experts=Experts(number, per_token, 768, 48))))
+        for number, per_token in ((64, 8), (128, 8), (128, 16))
+    )
+    assert many.states > 1.8 * few.states
+    assert many.activations == few.activations
+    assert many.gathered > 1.8 * few.gathered
+    assert more.states == many.states
+    assert more.layer > many.layer
 
 
 def test_states_are_sixteen_bytes_a_parameter_over_the_ranks():

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from ropewalk import RopewalkError
 from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
-from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun, numel
+from ropewalk.planning.sizing.model_shape import MIXTURES, ModelShape, ShardedRun, numel
 from ropewalk.planning.sizing.time import estimate_step
-from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
+from tests.models import every_family
+from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, QWEN3_30B_A3B, SMALL
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -29,6 +30,37 @@ def test_parameters_are_those_of_a_transformers_model(tied):
 def test_parameters_are_the_published_ones():
     assert round(LLAMA_8B.parameters / 1e9, 2) == 8.03
     assert round(LLAMA_70B.parameters / 1e9, 1) == 70.6
+    assert LLAMA_8B.active_parameters == LLAMA_8B.parameters
+    # The model cards: 46.7B and 12.9B active; 30.5B and 3.3B.
+    assert round(MIXTRAL_8X7B.parameters / 1e9, 1) == 46.7
+    assert round(MIXTRAL_8X7B.active_parameters / 1e9, 1) == 12.9
+    assert round(QWEN3_30B_A3B.parameters / 1e9, 1) == 30.5
+    assert int(QWEN3_30B_A3B.active_parameters / 1e8) == 33
+
+
+NOT_COUNTED = ("bias", "sinks", "q_norm.weight", "k_norm.weight")
+"""Ends of names of parameters that a shape leaves out: biases, sinks, and norms of heads."""
+WITH_MORE = [
+    ("granitemoeshared", {"shared_intermediate_size": 16}),
+    ("qwen3_moe", {"mlp_only_layers": [1]}),
+    ("qwen2_moe", {"decoder_sparse_step": 2}),
+]
+"""What families may have that their class leaves out."""
+
+
+@pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in MIXTURES), *WITH_MORE])
+def test_parameters_of_a_mixture_are_those_of_a_transformers_model(family, more):
+    config = every_family.tiny_config(family)
+    config = type(config)(**{**config.to_dict(), **more})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shape = ModelShape.from_config(ModelConfig.of(config))
+    counted = {n: p for n, p in model.named_parameters() if not n.endswith(NOT_COUNTED)}
+    assert shape.parameters == sum(p.numel() for p in counted.values())
+    idle = shape.experts.number - shape.experts.per_token
+    one = [p.numel() // len(p) for n, p in counted.items() if ".experts." in n]
+    assert shape.active_parameters == shape.parameters - idle * sum(one)
+    assert len(one) == 2 * shape.experts.layers
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes():
@@ -41,8 +73,9 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
     ("change", "message"),
     [
         (
-            {"num_local_experts": 8},
-            r"this one has num_local_experts 8; give the degrees of parallel one by one",
+            {"num_local_experts": 8, "model_type": "deepseek_v3"},
+            r"mixtures of experts of the types dots1, .*qwen3_moe, and this one, with 8 experts, is of type "
+            r"deepseek_v3; give the degrees of parallel one by one",
         ),
         ({"hidden_size": None}, r"has no hidden_size, which an estimate needs"),
         ({"num_hidden_layers": 0}, r"layers of a model must be a whole number from 1 on, got 0"),

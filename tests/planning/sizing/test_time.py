@@ -13,6 +13,7 @@ from ropewalk.models.config import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.model_shape import ModelShape, ShardedRun
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step, flops, visible_pairs
+from tests.models import every_family
 from tests.planning.sizing.sizing_cases import LLAMA_8B, LLAMA_70B, SMALL
 
 
@@ -40,6 +41,26 @@ def test_operations_are_those_that_torch_counts():
     square = counted.attention * length**2 // visible_pairs(length)
     # transformers 5.17 multiplies positions and frequencies as matrices, later versions elementwise.
     angles = sum(counter.get_flop_counts().get("LlamaForCausalLM.model.rotary_emb", {}).values())
+    assert counter.get_total_flops() - angles == counted.dense + square
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "glm4_moe"])
+def test_operations_of_experts_are_those_that_torch_counts(family):
+    """One after the other: torch does not count grouped products."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = every_family.tiny_config(family)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+    model.set_experts_implementation("eager")
+    shape = ModelShape.from_config(ModelConfig.of(config))
+    length = 16
+    ids = torch.arange(length)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    counted = flops(shape, length, checkpointing=False)
+    square = counted.attention * length**2 // visible_pairs(length)
+    found = counter.get_flop_counts()
+    angles = sum(sum(each.values()) for name, each in found.items() if name.endswith(".rotary_emb"))
     assert counter.get_total_flops() - angles == counted.dense + square
 
 

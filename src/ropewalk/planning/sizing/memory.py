@@ -1,7 +1,7 @@
 """Memory of one rank by part: what is always there, what one pass keeps, and the moments at which most is held.
 
-Each formula counts the tensors that autograd and FSDP2 hold at that moment in transformers' Llama layer with the
-``varlen`` engine; what the allocator loses and what kernels borrow is left to the margin of the mesh chooser.
+Each formula counts the tensors that autograd and FSDP2 hold at that moment in transformers' Llama or Mixtral layer with
+the ``varlen`` engine; what the allocator loses and what kernels borrow is left to the margin of the mesh chooser.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, numel
 
+COPY_BYTES = 4 * 8 + 2 * MASTER_BYTES
+"""Of one copy of a token for an expert: four indices, and its weight before and after the copies are put in order."""
 LOGITS_BYTES = 256 * 2**20
 """Float32 logits held at once by the chunked loss; a test holds it equal to the loss's own."""
 
@@ -134,25 +136,49 @@ def _saved(shape: ModelShape, sequence: int, width: int) -> int:
         + (2 * (query + 2 * kv) + 2 * query) * width
         # The log-sum-exp of each head, float32.
         + 4 * shape.heads
-        # Gate, its activation, up, and their product.
-        + 4 * shape.intermediate * width
+        + _saved_by_mlp(shape, width)
     )
+
+
+def _saved_by_mlp(shape: ModelShape, width: int) -> int:
+    """Bytes a token of a layer's MLP, or of its experts if they save more.
+
+    Experts come as transformers' grouped products: a token goes to ``top_k`` of them, as a copy each.
+    """
+    # Gate, its activation, up, and their product.
+    dense = 4 * shape.intermediate * width if shape.dense_layers else 0
+    experts = shape.experts
+    if experts is None:
+        return dense
+    # The same of each copy, its hidden state, and what it becomes; the order of copies and back, experts and weights.
+    copies = experts.per_token * ((4 * experts.intermediate + 2 * shape.hidden) * width + COPY_BYTES)
+    # Beside them the shared MLP, with its result where that is weighted; probabilities in float32.
+    shared = (4 * experts.shared + shape.hidden * int(experts.shared_gate)) * width
+    return max(dense, copies + shared + experts.number * MASTER_BYTES)
+
+
+def _backward_of_mlp(shape: ModelShape, width: int) -> int:
+    """Bytes a token in the middle of the backward of a layer's MLP or experts, beyond what is saved."""
+    # The product's gradient, and those of the activation and of up; the saved product is free by then.
+    dense = 2 * shape.intermediate * width if shape.dense_layers else 0
+    experts = shape.experts
+    if experts is None:
+        return dense
+    # Gradients of all copies, weighted in float32, in both orders, and without the weights.
+    copies = experts.per_token * shape.hidden * (2 * MASTER_BYTES + width)
+    return max(dense, copies, 2 * (experts.per_token * experts.intermediate + experts.shared) * width)
 
 
 def _layer_bytes(run: ShardedRun) -> int:
     """Bytes a token of one layer's backward: of what is saved, too, where it has just been computed again."""
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
     query, kv = _head_widths(shape, sequence)
-    # In the middle of the MLP's backward: the product's gradient, and those of the activation and of up; the saved
-    # product is free by then.
-    mlp = 2 * shape.intermediate * width
+    mlp, free = _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
     # Gradients of q, k and v: from the kernel, out of runs, and through the exchange; of the output, before and after.
     exchanges = 3 if sequence > 1 else 2
-    attention = (exchanges * (query + 2 * kv) + 2 * query - 4 * shape.intermediate) * width
+    attention = (exchanges * (query + 2 * kv) + 2 * query) * width - free
     # In the kernel: gradients of the output before and after the exchange, and those that it gives.
-    kernel = (2 * query + query + 2 * kv - 4 * shape.intermediate) * width + _flash_bytes(
-        shape, sequence, width
-    )
+    kernel = (2 * query + query + 2 * kv) * width - free + _flash_bytes(shape, sequence, width)
     stream = 2 * shape.hidden * width
     return (
         stream + max(mlp, attention, kernel, 0) + (_saved(shape, sequence, width) if run.checkpointing else 0)

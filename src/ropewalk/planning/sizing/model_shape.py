@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
@@ -12,24 +14,117 @@ from ropewalk.parallel.mesh import MeshShape
 MASTER_BYTES = 4
 """Parameters, gradients and moments of a sharded run are float32."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+MIXTURES = (
+    "dots1",
+    "flex_olmo",
+    "glm4_moe",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "mellum",
+    "minimax_m2",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+)
+"""Model types whose experts and attention are as :class:`ModelShape` counts them; a test builds each."""
 
 Sizes = tuple[tuple[int, ...], ...]
 """Sizes of the parameters of one FSDP unit."""
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of gated MLPs in place of a layer's one: Mixtral, Qwen3-MoE, gpt-oss and their like.
+
+    Attributes:
+        number: experts that the router chooses from.
+        per_token: experts that a token goes to.
+        intermediate: width of one expert.
+        layers: decoder layers that have it; the others have the MLP of a dense model.
+        shared: width of the MLP that every token passes beside its experts; 0 for none.
+        shared_gate: whether the hidden state says how much of it counts (Qwen2-MoE).
+    """
+
+    number: int
+    per_token: int
+    intermediate: int
+    layers: int
+    shared: int = 0
+    shared_gate: bool = False
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Experts | None:
+        """Read a config; None of a dense model.
+
+        Raises:
+            RopewalkError: for a mixture of another kind.
+        """
+        number, values = config.num_experts, config.values
+        if not number:
+            return None
+        if config.model_type not in MIXTURES:
+            raise RopewalkError(
+                f"memory and time are estimated for dense models and mixtures of experts of the types "
+                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}; give the "
+                "degrees of parallel one by one"
+            )
+        width = values.get("moe_intermediate_size") or values["intermediate_size"]
+        shared = values.get("shared_expert_intermediate_size") or values.get("shared_intermediate_size") or 0
+        return cls(
+            number,
+            values["num_experts_per_tok"],
+            width,
+            sum(_with_experts(values)),
+            shared or width * (values.get("n_shared_experts") or 0),
+            shared_gate="shared_expert_intermediate_size" in values,
+        )
+
+    def sizes(self, hidden: int) -> Sizes:
+        """Of router, experts, and the MLP beside them."""
+        experts = (self.number, 2 * self.intermediate, hidden), (self.number, hidden, self.intermediate)
+        beside = _mlp_sizes(hidden, self.shared) if self.shared else ()
+        gate = ((1, hidden),) if self.shared_gate else ()
+        return ((self.number, hidden), *experts, *beside, *gate)
+
+    def matrices(self, hidden: int) -> int:
+        """Parameters that one token is multiplied with."""
+        return hidden * (
+            self.number + 3 * (self.per_token * self.intermediate + self.shared) + int(self.shared_gate)
+        )
+
+
+def _with_experts(values: Mapping[str, Any]) -> list[bool]:
+    """Of each layer whether it has experts."""
+    layers = range(values["num_hidden_layers"])
+    if (kinds := values.get("mlp_layer_types")) is not None:
+        return [kinds[layer] == "sparse" for layer in layers]
+    dense, first = values.get("mlp_only_layers") or (), values.get("first_k_dense_replace") or 0
+    step = values.get("decoder_sparse_step") or 1
+    return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in layers]
+
+
+def _mlp_sizes(hidden: int, intermediate: int) -> Sizes:
+    """Gate, up and down."""
+    return (intermediate, hidden), (intermediate, hidden), (hidden, intermediate)
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder with a gated MLP and two norms a layer, no biases: Llama, Mistral and their like.
+    """A decoder with a gated MLP or experts, and two norms a layer, no biases: Llama, Mistral, Mixtral and their like.
 
     Attributes:
         layers: decoder layers.
         hidden: width of the residual stream.
-        intermediate: width of the MLP.
+        intermediate: width of the MLP of a layer without experts.
         heads, kv_heads: query heads, and key/value heads.
         head_dim: dimensions of a head, of values too.
         vocab: rows of the embedding.
         tied: whether the head is the embedding.
+        experts: of the layers that have a mixture of them.
     """
 
     layers: int
@@ -40,6 +135,7 @@ class ModelShape:
     head_dim: int
     vocab: int
     tied: bool = False
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
@@ -55,15 +151,9 @@ class ModelShape:
             config: the decoder's.
 
         Raises:
-            RopewalkError: if a number is missing, or the model has experts.
+            RopewalkError: if a number is missing, or the model has experts of another kind than :class:`Experts`.
         """
         values = config.values
-        experts = next((name for name in EXPERTS if (values.get(name) or 1) > 1), None)
-        if experts is not None:
-            raise RopewalkError(
-                f"memory and time are estimated for dense models alone, and this one has {experts} "
-                f"{values[experts]}; give the degrees of parallel one by one"
-            )
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]
         if missing:
@@ -81,22 +171,26 @@ class ModelShape:
             config.head_dim,
             vocab,
             bool(values.get("tie_word_embeddings", False)),
+            Experts.from_config(config),
         )
 
     @property
     def layer_sizes(self) -> Sizes:
-        """Of one decoder layer: q, k, v, o; gate, up, down; two norms."""
+        """Of one decoder layer, one with experts if there are any: q, k, v, o; the MLP or the experts; two norms."""
+        return self._layer_sizes(self.experts is not None)
+
+    def _layer_sizes(self, with_experts: bool) -> Sizes:
         h, inner = self.hidden, self.heads * self.head_dim
         kv = self.kv_heads * self.head_dim
         attention = ((inner, h), (kv, h), (kv, h), (h, inner))
-        return (
-            *attention,
-            (self.intermediate, h),
-            (self.intermediate, h),
-            (h, self.intermediate),
-            (h,),
-            (h,),
-        )
+        dense = _mlp_sizes(h, self.intermediate)
+        mlp = self.experts.sizes(h) if with_experts and self.experts is not None else dense
+        return (*attention, *mlp, (h,), (h,))
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts."""
+        return self.layers - (0 if self.experts is None else self.experts.layers)
 
     @property
     def root_sizes(self) -> Sizes:
@@ -107,11 +201,14 @@ class ModelShape:
     @property
     def units(self) -> tuple[Sizes, ...]:
         """FSDP units: the root, then one a layer."""
-        return (self.root_sizes, *(self.layer_sizes,) * self.layers)
+        dense = self.dense_layers
+        layers = (self._layer_sizes(False),) * dense + (self.layer_sizes,) * (self.layers - dense)
+        return (self.root_sizes, *layers)
 
     @property
     def layer_parameters(self) -> int:
-        return numel(self.layer_sizes)
+        """Of all layers."""
+        return sum(numel(sizes) for sizes in self.units[1:])
 
     @property
     def root_parameters(self) -> int:
@@ -120,7 +217,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All of them, tied ones once."""
-        return self.layers * self.layer_parameters + self.root_parameters
+        return self.layer_parameters + self.root_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -129,8 +226,20 @@ class ModelShape:
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of all layers that a token is multiplied with: no norms."""
-        return self.layers * (self.layer_parameters - 2 * self.hidden)
+        """Parameters of all layers that a token is multiplied with: no norms, and no experts but its own."""
+        dense = numel(self._layer_sizes(False)) - 2 * self.hidden
+        if self.experts is None:
+            return self.layers * dense
+        other = self.experts.matrices(self.hidden) - numel(_mlp_sizes(self.hidden, self.intermediate))
+        return self.layers * dense + self.experts.layers * other
+
+    @property
+    def active_parameters(self) -> int:
+        """What a token passes through: all parameters but those of the experts that it is not sent to."""
+        if self.experts is None:
+            return self.parameters
+        idle = self.experts.number - self.experts.per_token
+        return self.parameters - self.experts.layers * idle * 3 * self.hidden * self.experts.intermediate
 
 
 def numel(sizes: Sizes, ranks: int = 1) -> int:
