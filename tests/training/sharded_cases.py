@@ -38,6 +38,22 @@ def save_tied_llama(folder, kv_heads=2):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def save_mixtral(folder):
+    """A random Mixtral with three experts, which no number of ranks divides."""
+    config = transformers.MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=3,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(0)
+    transformers.MixtralForCausalLM(config).save_pretrained(folder)
+
+
 def packed_rows(count, length=61, seed=0):
     """Rows of one odd length, some with documents over all shards, some with a shard whose labels are all ignored."""
     rng, rows = random.Random(seed), []

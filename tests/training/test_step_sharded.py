@@ -12,6 +12,7 @@ from ropewalk.planning.sizing.traffic import fsdp_bytes, replica_bytes, ulysses_
 from tests.marks import slow_after
 from tests.training.sharded_cases import (
     packed_rows,
+    save_mixtral,
     save_tied_llama,
     step_traffic,
     trained,
@@ -92,6 +93,28 @@ def test_one_key_value_head_serves_four_ranks(four_ranks, tmp_path):
     rows = packed_rows(4)
     together = four_ranks.run(trained_on_ranks, {"sequence": 4}, tmp_path, rows, *IN_PAIRS)
     assert_same(together, trained(tmp_path, rows, *PLAIN))
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts") / "mixtral"
+    save_mixtral(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shape", [{"shard": 4}, {"replicate": 2, "sequence": 2}], ids=str)
+def test_experts_that_are_cut_train_as_whole_ones_do(four_ranks, mixtral, shape):
+    rows, options = packed_rows(4), (1, 1, "float32", True)
+    together = four_ranks.run(trained_on_ranks, shape, mixtral, rows, *options)
+    assert_same(together, trained(mixtral, rows, *options))
+
+
+def test_bytes_of_experts_are_those_of_the_formula(four_ranks, mixtral):
+    """Three of them over four ranks, each cut: padded ones would be four."""
+    mesh = MeshShape(shard=4)
+    config, found = four_ranks.run(step_traffic, {"shard": 4}, mixtral, packed_rows(4), True)[0]
+    model = ModelShape.from_config(ModelConfig(config))
+    assert found.bytes["all_gather"] + found.bytes["reduce_scatter"] == fsdp_bytes(model.units, mesh, 4)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16-autocast", "bfloat16"])

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.intercept import kept_in_float32
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
+from ropewalk.parallel.mesh import sharded_dimension
 
 
 def load_sharded(
@@ -81,8 +82,13 @@ def shard_model(trained: LossModel, mesh: Mesh, compute_dtype: torch.dtype | Non
         cast_forward_inputs=False,
     )
     dimensions = mesh.device_mesh if mesh.shape.replicate > 1 else mesh.device_mesh["shard_all"]
+    ranks = mesh.shape.shard_degree
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        return Shard(sharded_dimension(parameter.shape, ranks))
+
     for module in (*layers, trained):
-        fully_shard(module, mesh=dimensions, mp_policy=policy)
+        fully_shard(module, mesh=dimensions, mp_policy=policy, shard_placement_fn=placement)
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -10,6 +11,21 @@ from ropewalk.errors import RopewalkError
 
 DIMENSIONS = ("replicate", "shard", "ring", "sequence")
 """From the slowest to the fastest: neighbours in rank share the all-to-all of Ulysses, the busiest of all."""
+
+
+def sharded_dimension(size: Sequence[int], ranks: int) -> int:
+    """The dimension in which a parameter is cut over ranks.
+
+    The first, padded where they do not divide it. A stack of matrices, one an expert, would be padded to many times its
+    size where there are more ranks than experts: it is cut in the first of its other dimensions that the ranks divide.
+
+    Example:
+        >>> sharded_dimension((8, 28672, 4096), 16)
+        1
+    """
+    if len(size) == 3 and size[0] % ranks:
+        return next((dimension for dimension in (1, 2) if size[dimension] % ranks == 0), 0)
+    return 0
 
 
 @dataclass(frozen=True)

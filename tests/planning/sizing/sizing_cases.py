@@ -70,14 +70,10 @@ def counting(total):
     return [patched(name, operation) for name, operation in found.items()]
 
 
-def counted_fsdp_bytes(tied, checkpointing, experts=False):
-    """Bytes that this rank sends in one forward and backward of a sharded Llama or Mixtral in bfloat16."""
-    if experts:
-        config = transformers.MixtralConfig(**SMALL_EXPERTS, tie_word_embeddings=tied)
-        model = transformers.MixtralForCausalLM(config).train()
-    else:
-        config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
-        model = transformers.LlamaForCausalLM(config).train()
+def counted_fsdp_bytes(tied, checkpointing):
+    """Bytes that this rank sends in one forward and backward of a sharded Llama in bfloat16."""
+    config = transformers.LlamaConfig(**SMALL, tie_word_embeddings=tied)
+    model = transformers.LlamaForCausalLM(config).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

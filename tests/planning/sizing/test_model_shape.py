@@ -95,6 +95,15 @@ def test_padding_makes_the_first_dimension_a_multiple(first, ranks, other):
     assert 0 <= padded - first * other < ranks * other
 
 
+def test_experts_fewer_than_ranks_are_cut_and_not_padded():
+    for ranks in (2, 3, 8, 16, 64):
+        layer = numel(MIXTRAL_8X7B.layer_sizes, ranks)
+        assert 0 <= layer - numel(MIXTRAL_8X7B.layer_sizes) < 0.001 * layer or ranks == 3
+    # Nothing of an expert of 5 x 7 is divided by four.
+    assert numel(((3, 5, 7),), 4) == 4 * 5 * 7
+    assert numel(((3, 5, 8),), 4) == 3 * 5 * 8
+
+
 def run(world=8, length=2**17, **changes):
     return ShardedRun(
         **{"model": LLAMA_8B, "mesh": MeshShape(sequence=world), "row_length": length, **changes}

@@ -6,8 +6,10 @@ the ``varlen`` engine; what the allocator loses and what kernels borrow is left 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from ropewalk.parallel.mesh import sharded_dimension
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.ulysses import replicated_kv_heads
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, ShardedRun, numel
@@ -124,6 +126,10 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
         return 0, (2 * width * shape.parameters if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
+    # What is not cut in its first dimension is put in order once more, and so is its gradient.
+    messages += (
+        2 * width * sum(math.prod(size) for size in shape.layer_sizes if sharded_dimension(size, ranks))
+    )
     return (root + shape.head_parameters) * width, 4 * width * layer + messages, root * (width + MASTER_BYTES)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
-from ropewalk.parallel.mesh import MeshShape
+from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 
 MASTER_BYTES = 4
 """Parameters, gradients and moments of a sharded run are float32."""
@@ -243,8 +243,13 @@ class ModelShape:
 
 
 def numel(sizes: Sizes, ranks: int = 1) -> int:
-    """Elements of one FSDP unit, with the padding that makes the first dimension a multiple of the ranks."""
-    return sum(-(-size[0] // ranks) * ranks * math.prod(size[1:]) for size in sizes)
+    """Elements of one FSDP unit, with the padding of first dimensions that are cut and no multiple of the ranks."""
+    return sum(
+        math.prod(size)
+        if sharded_dimension(size, ranks)
+        else -(-size[0] // ranks) * ranks * math.prod(size[1:])
+        for size in sizes
+    )
 
 
 @dataclass(frozen=True)
