@@ -1,7 +1,7 @@
 """Attention taken out of a model: it computes what the model computes, in any precision, and leaves no trace."""
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -22,7 +22,7 @@ from ropewalk.models.intercept import (
     kept_in_float32,
     random_parameters,
 )
-from ropewalk.models.load import attach
+from ropewalk.models.load import attach, load_model
 from ropewalk.models.rotary import rotary_module, swap_rotary
 from tests.audit.audit_cases import dense_attention
 from tests.models.families import ATTENTIONS, COMMON, FAMILIES, WINDOW, tiny_model
@@ -616,6 +616,28 @@ def test_queries_scaled_by_their_position_are_refused_or_right():
         "moe_intermediate_size": 16,
     }
     refused_or_right(other("BeamConfig", head_dim=8, num_hidden_layers=6, **experts), shift=1000)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_experts_in_float64_are_switched_back_and_no_other_model_notices(tmp_path, fails):
+    tiny_model("qwen3_moe").save_pretrained(tmp_path)
+    model, other = load_model(tmp_path), load_model(tmp_path)
+    grouped = other.get_experts_implementation()
+    assert grouped == model.get_experts_implementation() != {"": "eager"}
+
+    def answer(call):
+        assert model.get_experts_implementation() == {"": "eager"}
+        assert (
+            other.get_experts_implementation() == load_model(tmp_path).get_experts_implementation() == grouped
+        )
+        return call.value.new_zeros(()) if fails else call.value.repeat_interleave(2, dim=0)
+
+    with (
+        pytest.raises(IndexError) if fails else nullcontext(),
+        intercepted(model, answer, torch.float64),
+    ):
+        model.model(row(8)[None], use_cache=False)
+    assert model.get_experts_implementation() == grouped
 
 
 def test_a_batch_of_two_rows_is_refused():

@@ -144,6 +144,8 @@ def evaluating(model: nn.Module, stack: ExitStack) -> None:
 def run_experts_one_by_one(model: Any) -> dict[str, str | None]:
     """Let a mixture of experts multiply one expert after the other: the grouped matrix product has no float64.
 
+    transformers keeps this in the model's config, so a model that was built from the same config object takes it too.
+
     Args:
         model: from transformers; without experts it stays as it is.
 
