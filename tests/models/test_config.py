@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
+from ropewalk import PackedLayout
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.load import attach
+from tests.models.families import LOCAL, tiny_model
 
 FOUR = {"num_hidden_layers": 4, "head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 32768}
 F, S = "full_attention", "sliding_attention"
@@ -76,9 +82,40 @@ def test_which_layers_rotate(keys: dict[str, Any], rotates: list[bool]) -> None:
     assert [layer.rotates for layer in ModelConfig({**FOUR, **keys}).layers] == rotates
 
 
-def test_a_list_of_another_length_is_refused() -> None:
-    with pytest.raises(RopewalkError, match="no_rope_layers lists 3 layers, and the model has 4"):
-        _ = ModelConfig({**FOUR, "no_rope_layers": [1, 1, 0]}).layers
+@pytest.mark.parametrize("key", ["no_rope_layers", "layer_types"])
+def test_a_list_of_another_length_is_refused_with_the_layer(key: str) -> None:
+    entry: object = 1 if key == "no_rope_layers" else F
+    for count, wrong in ((3, "layer 3 has no entry"), (5, "there is no layer 4")):
+        with pytest.raises(RopewalkError, match=f"{key} lists {count} layers, and the model has 4: {wrong}"):
+            _ = ModelConfig({**FOUR, key: [entry] * count}).layers
+
+
+def test_lists_are_held_to_each_other_where_nothing_says_how_many_layers_there_are() -> None:
+    few = {**FOUR, "num_hidden_layers": None, "layer_types": [F, F], "no_rope_layers": [1, 0, 1]}
+    with pytest.raises(RopewalkError, match="no_rope_layers lists 3 layers, and the model has 2"):
+        _ = ModelConfig(few).layers
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"layer_types": [F, F, S, S]},
+            "layer 2 is of type sliding_attention .* sliding_window is null; .*or make it",
+        ),
+        (
+            {"layer_types": [F, S, F, F], "use_sliding_window": False},
+            "layer 1 is .* use_sliding_window is false; state its width in tokens",
+        ),
+        (
+            {"model_type": "llama4_text", "layer_types": ["chunked_attention", F, F, F]},
+            "layer 0 is of type chunked_attention .* attention_chunk_size is null; state its width in tokens$",
+        ),
+    ],
+)
+def test_a_layer_with_a_window_needs_its_width(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(RopewalkError, match=said):
+        _ = ModelConfig({**FOUR, **keys}).layers
 
 
 def test_layers_are_named_in_words() -> None:
@@ -106,7 +143,7 @@ def test_layers_are_named_in_words() -> None:
         ({"sliding_window": 4096}, ["a window of 4,096 tokens in every layer"]),
         ({"sliding_window": 4096, "layer_types": [F, S, S, F]}, []),
         ({"layer_types": [F, "linear_attention", F, F]}, ["layers of type linear_attention"]),
-        ({"model_type": "gpt_oss"}, []),
+        ({"model_type": "gpt_oss", "sliding_window": 128, "layer_types": [S, F, S, F]}, []),
         ({"is_causal": False}, ["attends in both directions"]),
         ({"attention_dropout": 0.1}, ["attention dropout 0.1"]),
         ({"no_rope_layers": [0] * 4}, ["no layer with RoPE"]),
@@ -159,9 +196,13 @@ def test_what_only_training_refuses_stops_no_packed_row() -> None:
         ("sliding_window_pattern", [4]),
         ("sliding_window_pattern", ""),
         ("no_rope_layer_interval", -4),
+        ("no_rope_layer_interval", 0),
+        ("sliding_window_pattern", 0),
+        ("use_sliding_window", "yes"),
         ("layer_types", 4),
         ("layer_types", [F, None, F, F]),
         ("no_rope_layers", {"0": 1}),
+        ("no_rope_layers", [1, 1, 1, 7]),
     ],
 )
 def test_values_that_say_nothing_of_layers_are_refused_by_name(key: str, value: object) -> None:
@@ -298,6 +339,49 @@ def test_a_dropped_dual_chunk_config_stays_dropped() -> None:
     assert config.limits == ("dual_chunk_attention",)
     lifted = config.lifted(["dual_chunk_attention", "windows"])
     assert "dual_chunk_attention_config" not in lifted.source.to_dict()
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "gemma2", "ministral", "mistral", "qwen2"])
+def test_plain_transformers_runs_what_windows_were_lifted_from(family: str) -> None:
+    lifted = ModelConfig.of(tiny_model(family, sharp=True).config).lifted(["windows"])
+    assert {layer.window for layer in lifted.layers} == {None}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(lifted.source, attn_implementation="eager").eval()
+    ids = torch.arange(3, 26)[None]
+    with torch.no_grad():
+        stock = model(ids).logits
+        attach(model, exact_rope=False)
+        ours = model(ids, layout=PackedLayout.from_lengths([23], "full", 0)).logits
+    torch.testing.assert_close(ours, stock, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["cohere2", "exaone4"])
+def test_windows_that_say_which_layers_rotate_are_not_lifted(family: str) -> None:
+    config = ModelConfig.of(tiny_model(family, sharp=True).config)
+    with pytest.raises(
+        RopewalkError, match="cannot be lifted: which of its layers have RoPE follows from them"
+    ):
+        config.lifted(["windows"])
+
+
+@pytest.mark.parametrize("family", LOCAL)
+def test_families_that_need_a_width_are_those_that_transformers_runs_none_of_without(family: str) -> None:
+    config = tiny_model(family, sharp=True).config
+    values = config.to_dict()
+    key = "attention_chunk_size" if family == "llama4" else "sliding_window"
+    values[key] = None
+    values.pop("use_sliding_window", None)
+    if values.get("layer_types"):
+        values["layer_types"] = [F] * len(values["layer_types"])
+    try:
+        bare = type(config).from_dict(values)
+    except StrictDataclassError:
+        # The class itself cannot do without.
+        return
+    model = transformers.AutoModelForCausalLM.from_config(bare).eval()
+    fails = "runs no" in " ".join(ModelConfig.of(bare).packing_refusals())
+    with pytest.raises(ValueError, match="Could not find") if fails else nullcontext():
+        model(torch.arange(3, 13)[None])
 
 
 def test_what_there_is_not_is_not_lifted() -> None:

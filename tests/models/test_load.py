@@ -11,6 +11,7 @@ from ropewalk import EngineError, PackedLayout, RopewalkError, load_model
 from ropewalk.attention.choices import PATTERNS
 from ropewalk.models import attention_hooks
 from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import read_model_config
 from ropewalk.models.load import (
     ModelSetup,
     attach,
@@ -378,3 +379,57 @@ def test_engines_are_asked_for_the_widths_that_attention_has():
     ).widths == (96, 96)
     plain = transformers.GPTNeoXConfig(hidden_size=512, num_attention_heads=8)
     assert attention_spec(ModelConfig.of(plain), "cpu", torch.float32).widths == (64, 64)
+
+
+BAD_LAYERS = [
+    ("qwen2", {"sliding_window": 0}, "sliding_window is 0"),
+    (
+        "qwen2",
+        {"layer_types": ["full_attention", "quantum", "full_attention"]},
+        "'quantum' .* for layer 1, a type",
+    ),
+    ("qwen2", {"layer_types": ["full_attention", 3, "full_attention"]}, "layer_types is 3 .* for layer 1"),
+    (
+        "qwen2",
+        {"layer_types": ["full_attention"] * 2},
+        "layer_types lists 2 layers, .*: layer 2 has no entry",
+    ),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False}, "layer 0 is of type"),
+    ("qwen2", {"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+    ("gpt_oss", {"sliding_window": None}, "layer 0 is of type sliding_attention .* sliding_window is null"),
+    ("gemma3", {"sliding_window_pattern": 0, "layer_types": None}, "sliding_window_pattern is 0"),
+    ("llama4", {"attention_chunk_size": None}, "layer 0 is of type chunked_attention"),
+    ("llama4", {"no_rope_layers": [1, 1]}, "no_rope_layers lists 2 layers"),
+]
+
+
+@pytest.mark.parametrize(("family", "keys", "said"), BAD_LAYERS)
+def test_layers_that_a_config_says_wrong_are_refused_by_number_before_weights(family, keys, said, tmp_path):
+    # There are no weights: whoever looked for them would say so.
+    write_config(tiny_model(family, sharp=True).config, tmp_path, keys)
+    for read in (read_config, lambda model: read_model_config(model).layers, load_model):
+        with pytest.raises(RopewalkError, match=said):
+            read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "said"),
+    [
+        ("gemma3", {"layer_types": ["conv"] + ["full_attention"] * 5}, "layers of type conv .layer 0."),
+        (
+            "llama4",
+            {"attention_chunk_size": None, "layer_types": ["full_attention"] * 4},
+            "attention_chunk_size null .* transformers runs no llama4_text",
+        ),
+    ],
+)
+def test_what_packed_rows_cannot_pass_is_refused_before_weights(family, keys, said, tmp_path):
+    write_config(tiny_model(family, sharp=True).config, tmp_path, keys)
+    with pytest.raises(EngineError, match=said):
+        load_model(tmp_path)
+
+
+def write_config(config, folder, keys):
+    config.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))

@@ -55,6 +55,20 @@ WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "ope
 """Model types whose attention has a learned sink in every layer."""
 CHANGES_ITS_MASK = ("doge",)
 """Model types whose attention adds scores of its own to the mask, which no engine is given."""
+MASK_EVERY_KIND = {
+    **dict.fromkeys(
+        ("afmoe", "cohere2", "cohere2_moe", "gemma2", "gemma3_text", "gpt_oss"), "sliding_window"
+    ),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa", "kolibri1", "ministral", "olmo3"), "sliding_window"),
+    **dict.fromkeys(("modernbert-decoder", "vaultgemma"), "sliding_window"),
+    "llama4_text": "attention_chunk_size",
+}
+"""Model types for which transformers makes the mask of windows or chunks even if no layer has one, and fails where the
+config has no width for it; with the key of that width."""
+WIDTHS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+"""The key that says how far back layers of a type see."""
+BEYOND_ANY_CONTEXT = 2**30
+"""Tokens of a window that takes nothing away, for classes that cannot do without one."""
 
 
 DUAL_CHUNK = "dual_chunk_attention_config"
@@ -193,14 +207,13 @@ class ModelConfig:
         """The attention of each layer, first to last.
 
         Raises:
-            RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens.
+            RopewalkError: for a value that says nothing of layers, such as a window of 0 or of "x" tokens, and for
+                values that contradict each other, such as a layer with a window where there is none.
         """
-        _check_values(self.values)
+        check_layers(self.values)
+        check_list_lengths(self.values)
         kinds = self.values.get("layer_types") or _derived_kinds(self.values)
-        windows = {
-            SLIDING: self.values.get("sliding_window"),
-            CHUNKED: self.values.get("attention_chunk_size"),
-        }
+        windows = {kind: _width(self.values, kind, kinds) for kind in WIDTHS if kind in kinds}
         turned = _layers_that_rotate(self.values, kinds)
         return tuple(
             LayerConfig(
@@ -368,7 +381,7 @@ class ModelConfig:
 
         Raises:
             RopewalkError: if layers with a window are chunked, or have a RoPE of their own, which full attention
-                would carry beyond the distances that it has seen.
+                would carry beyond the distances that it has seen; or if other layers would have RoPE without windows.
         """
         wanted = [limit for limit in self.limits if limit in set(limits)]
         if not wanted:
@@ -384,10 +397,17 @@ class ModelConfig:
                     "chunked or have a RoPE of their own"
                 )
             values["sliding_window"] = None
-            values.pop("use_sliding_window", None)
             if values.get("layer_types"):
+                # Classes with types of layers make the mask of windows even if no layer has one.
+                values["sliding_window"] = BEYOND_ANY_CONTEXT
                 values["layer_types"] = [FULL if kind == SLIDING else kind for kind in values["layer_types"]]
-        return ModelConfig.of(type(self.source).from_dict(values))
+            values.pop("use_sliding_window", None)
+        lifted = ModelConfig.of(type(self.source).from_dict(values))
+        if [layer.rotates for layer in lifted.layers] != [layer.rotates for layer in self.layers]:
+            raise RopewalkError(
+                f"the windows of {self.model} cannot be lifted: which of its layers have RoPE follows from them"
+            )
+        return lifted
 
     # What is odd, what a reader must know, and what is refused.
 
@@ -522,6 +542,12 @@ class ModelConfig:
                 f"has layers of type {', '.join(unknown)}, through which a packed row would leak; ropewalk serves full "
                 f"and sliding attention, and recurrent layers of {', '.join(MIXERS)}"
             )
+        width = MASK_EVERY_KIND.get(self.model_type or "")
+        if width is not None and self.values.get(width) is None:
+            refused.append(
+                f"has {width} null in its config, with which transformers runs no {self.model_type}, whatever its "
+                f"layers are; state it in tokens, {BEYOND_ANY_CONTEXT} where no layer is to be limited"
+            )
         if self.model_type in CHANGES_ITS_MASK:
             refused.append("adds scores of its own to the mask of its attention, which no engine knows")
         if not self.values.get("is_causal", True):
@@ -611,43 +637,87 @@ def layer_values(text: Any) -> dict[str, Any]:
             kind = CHUNKED
         kinds = [kind] * (getattr(text, "num_hidden_layers", None) or 1)
     layers = {"layer_types": list(kinds), "is_causal": getattr(text, "is_causal", True)}
-    if not getattr(text, "use_sliding_window", True) and getattr(text, "sliding_window", None) == 0:
-        # Qwen2-MoE's class writes a window that its switch turns off as 0.
+    off = not getattr(text, "use_sliding_window", True)
+    width = getattr(text, "sliding_window", None)
+    if off and (width == 0 or (width is None and SLIDING in kinds)):
+        # The switch counts, whatever width a file states beside it; Qwen2-MoE's class writes none as 0.
         layers["sliding_window"] = None
     rotating = getattr(text, "no_rope_layers", None)
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
 
-def _check_values(config: Mapping[str, Any]) -> None:
-    for key in ("num_hidden_layers", "sliding_window", "attention_chunk_size"):
+def check_layers(config: Mapping[str, Any]) -> None:
+    """Raise for a value that says nothing of layers, by its key and, of a list, the number of the layer."""
+    # Qwen2-MoE's class writes a window that its switch turns off as 0; a list of layers makes an interval idle.
+    least = {
+        "num_hidden_layers": 1,
+        "sliding_window": 0 if _switched_off(config) else 1,
+        "attention_chunk_size": 1,
+        "max_window_layers": 0,
+        "no_rope_layer_interval": 0 if config.get("no_rope_layers") else 1,
+    }
+    for key, smallest in least.items():
         value = config.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number from 1 on")
-    for key in ("max_window_layers", "no_rope_layer_interval"):
-        value = config.get(key)
-        if value is not None and (type(value) is not int or value < 0):
-            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number")
+        if value is not None and (type(value) is not int or value < smallest):
+            raise RopewalkError(f"{key} is {value!r} in the config; it is a whole number from {smallest} on")
+    switch = config.get("use_sliding_window")
+    if switch is not None and not isinstance(switch, bool):
+        raise RopewalkError(f"use_sliding_window is {switch!r} in the config; it is true or false")
     pattern = config.get("sliding_window_pattern")
-    if isinstance(pattern, bool) or not (pattern is None or isinstance(pattern, str | int)) or pattern == "":
+    idle = pattern is None or (pattern == 0 and config.get("layer_types"))
+    if isinstance(pattern, bool) or not (idle or (pattern and isinstance(pattern, str | int))):
         raise RopewalkError(
             f"sliding_window_pattern is {pattern!r} in the config; it is a whole number or letters"
         )
-    for key, kind in (("layer_types", str), ("no_rope_layers", int)):
-        value = config.get(key)
-        if value is not None and not (
-            isinstance(value, list | tuple) and all(isinstance(each, kind) for each in value)
-        ):
-            raise RopewalkError(
-                f"{key} is {value!r} in the config; it is a list with an entry for each layer"
-            )
+    _check_list(config, "layer_types", str, "the name of a type")
+    _check_list(config, "no_rope_layers", int, "1 for a layer with RoPE and 0 for one without")
+
+
+def _check_list(config: Mapping[str, Any], key: str, kind: type, entry: str) -> None:
+    value = config.get(key)
+    if value is None:
+        return
+    if not isinstance(value, list | tuple):
+        raise RopewalkError(f"{key} is {value!r} in the config; it is a list with an entry for each layer")
+    for number, each in enumerate(value):
+        if not isinstance(each, kind) or (kind is int and each not in (0, 1)):
+            raise RopewalkError(f"{key} is {each!r} in the config for layer {number}; it is {entry}")
+
+
+def check_list_lengths(config: Mapping[str, Any]) -> None:
+    """Raise for a list that does not have an entry for each layer."""
+    count = config.get("num_hidden_layers") or len(config.get("layer_types") or (1,))
+    for key in ("layer_types", "no_rope_layers"):
+        listed = len(config.get(key) or ())
+        if listed in (0, count):
+            continue
+        wrong = f"layer {listed} has no entry" if listed < count else f"there is no layer {count}"
+        raise RopewalkError(f"{key} lists {listed} layers, and the model has {count}: {wrong}")
+
+
+def _switched_off(config: Mapping[str, Any]) -> bool:
+    """Qwen writes a window that its own switch turns off, and null turns it off too."""
+    return "use_sliding_window" in config and not config["use_sliding_window"]
+
+
+def _width(config: Mapping[str, Any], kind: str, kinds: Sequence[str]) -> int:
+    """Tokens that a query sees in layers of a type that some have."""
+    key = WIDTHS[kind]
+    width = config.get(key)
+    if width is None:
+        off = kind == SLIDING and config.get("use_sliding_window") is False
+        full = "" if config.get("model_type") in MASK_EVERY_KIND else f", or make it {FULL}"
+        raise RopewalkError(
+            f"layer {list(kinds).index(kind)} is of type {kind} in the config, and "
+            f"{'use_sliding_window is false' if off else f'{key} is null'}; state its width in tokens{full}"
+        )
+    return int(width)
 
 
 def _derived_kinds(config: Mapping[str, Any]) -> Sequence[str]:
     """Layer types of a config that has no list of them."""
     layers = config.get("num_hidden_layers") or 1
-    # Qwen writes a window that its own switch turns off, and null turns it off too.
-    switched_off = "use_sliding_window" in config and not config["use_sliding_window"]
-    if config.get("sliding_window") is None or switched_off:
+    if config.get("sliding_window") is None or _switched_off(config):
         chunked = config.get("attention_chunk_size") is not None
         return (CHUNKED if chunked else FULL,) * layers
     pattern = config.get("sliding_window_pattern")
@@ -676,8 +746,6 @@ def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iter
 def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
     stated = config.get("no_rope_layers")
     if stated:
-        if len(stated) != len(kinds):
-            raise RopewalkError(f"no_rope_layers lists {len(stated)} layers, and the model has {len(kinds)}")
         # 1 is a layer with RoPE, whatever the name says.
         return [bool(rotates) for rotates in stated]
     every = config.get("no_rope_layer_interval")

@@ -25,7 +25,15 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import check_model_place, not_found
-from ropewalk.models.config import ModelConfig, layer_values, shape_values
+from ropewalk.models.config import (
+    RECURRENT,
+    SERVED,
+    ModelConfig,
+    check_layers,
+    check_list_lengths,
+    layer_values,
+    shape_values,
+)
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
 from ropewalk.rope.methods.base import ORIGINAL, methods_by_type
 
@@ -55,6 +63,8 @@ ATTENTION_KEYS = (
 )
 NAMED_SHAPE_KEYS = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 
+OLD_LAYER_TYPES = ("attention", "mamba")
+"""What older configs of hybrids call their layers."""
 ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
@@ -212,6 +222,12 @@ def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], confi
 def _check_stated(decoder: Mapping[str, Any], config_class: Any) -> None:
     """Refuse what the file says wrong by itself, before a class can hide it or complain of something else."""
     stated = under_known_names(decoder)
+    check_layers(stated)
+    heads, kv_heads = stated.get("num_attention_heads"), stated.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and (kv_heads < 1 or heads % kv_heads):
+        raise RopewalkError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads} in the config"
+        )
     if not states(stated, "rope_theta"):
         return
     for key in ("head_dim", *NAMED_SHAPE_KEYS):
@@ -441,9 +457,24 @@ def build(model: str, config_class: Any, values: Mapping[str, Any]) -> Any:
         with quiet():
             return config_class.from_dict(_with_present_types(values))
     except CONFIG_ERRORS as error:
+        _name_the_layer(values)
         raise RopewalkError(
             f"transformers' {config_class.__name__} refuses the config of {model}: {one_line(error)}"
         ) from error
+
+
+def _name_the_layer(values: Mapping[str, Any]) -> None:
+    """Raise for a layer that explains why a class refuses a config: it names none itself."""
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+
+    decoder = values["text_config"] if isinstance(values.get("text_config"), Mapping) else values
+    for number, kind in enumerate(decoder.get("layer_types") or ()):
+        if kind not in (*ALLOWED_LAYER_TYPES, *OLD_LAYER_TYPES):
+            raise RopewalkError(
+                f"layer_types is {kind!r} in the config for layer {number}, a type that transformers does not know; "
+                f"ropewalk serves {', '.join(SERVED)}, and recurrent layers as {', '.join(RECURRENT)}"
+            )
+    check_list_lengths(decoder)
 
 
 def _with_present_types(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,14 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models import attention_hooks, recurrent_layers
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.config_file import CONFIG_ERRORS, one_line, read_model_config
+from ropewalk.models.config_file import (
+    CONFIG_ERRORS,
+    class_of,
+    config_from_json,
+    one_line,
+    read_config_file,
+    read_model_config,
+)
 from ropewalk.models.generation import generating as generating
 from ropewalk.models.generation import keep_one_choice
 from ropewalk.models.rotary import rope_of as rope_of
@@ -142,6 +149,9 @@ def _configured(
     attention_hooks.register()
     teach_transformers()
     config = read_config(path_or_id, setup.trust_remote_code)
+    refused = config.packing_refusals()
+    if refused:
+        raise EngineError(f"the model in {path_or_id} {refused[0]}")
     if setup.rope is None:
         return config, config.methods
     in_config = setup.rope.as_computed_by_transformers()
@@ -171,6 +181,9 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     from transformers import AutoConfig
 
     _check_exists(path_or_id)
+    # The file itself comes first: a class takes one of two values that contradict each other, and says nothing, and its
+    # own complaints name no layer.
+    checkpoint = None if trust_remote_code else _of_known_class(str(path_or_id))
     try:
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=trust_remote_code)
     except (*CONFIG_ERRORS, OSError) as error:
@@ -180,11 +193,16 @@ def read_config(path_or_id: str | os.PathLike[str], trust_remote_code: bool = Fa
     if getattr(config.get_text_config(), "alibi", False):
         raise RopewalkError(f"the checkpoint in {path_or_id} has ALiBi positions and no RoPE")
     read = ModelConfig.of(config)
-    _ = read.methods
+    _ = (read.methods, read.layers)
     if type(config).__module__.startswith("transformers."):
-        # The file itself is read too: a class takes one of two values that contradict each other, and says nothing.
-        _say_defaults(str(path_or_id), read_model_config(str(path_or_id)))
+        _say_defaults(str(path_or_id), checkpoint or read_model_config(str(path_or_id)))
     return read
+
+
+def _of_known_class(path_or_id: str) -> ModelConfig | None:
+    """What a config file says, if transformers has a class for it."""
+    raw = read_config_file(path_or_id)
+    return None if class_of(raw.get("model_type")) is None else config_from_json(raw, path_or_id)
 
 
 def _say_defaults(path_or_id: str, checkpoint: ModelConfig) -> None:
