@@ -356,6 +356,24 @@ def test_float64_logits_do_not_depend_on_where_the_row_stands(family):
         assert (a - b).abs().max() / a.abs().max() > 1e-6
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen3_next", "qwen3_5", "olmo_hybrid", "lfm2", "granitemoehybrid", "bamba", "falcon_h1"]
+)
+def test_recurrent_mixers_run_in_the_dtype_of_the_pass(family):
+    """They read the weights of their convolution, which is no call that a hook could cast for."""
+    model, ids = tiny_model(family, sharp=True), row()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    expected = stock_logits(model, ids)
+    runner = Runner(AuditedModel.of(model), 1_100_000)
+    found = logits(runner, ids, stock_arithmetic(torch.float32))
+    assert (found - expected).abs().max() <= units(model, torch.float32) * expected.abs().max()
+    # An angle of a million radians is off by 1e-10; a float32 left anywhere would amplify to 1e-6 and more.
+    assert far(runner, ids) <= 1e-7
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, before[name])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "qwen3_moe"])
 def test_without_the_rule_that_keeps_float64_the_norms_would_round(family, monkeypatch):
     model, ids = tiny(family), row()
@@ -547,10 +565,11 @@ def test_a_model_that_takes_no_attention_from_outside_is_refused_by_name():
         AuditedModel.of(model)
 
 
-def test_layers_that_are_no_attention_and_cannot_run_in_float64_are_refused_by_name():
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 16}
-    model = other("Qwen3NextConfig", head_dim=8, moe_intermediate_size=16, **experts)
-    with pytest.raises(EngineError, match="Qwen3NextForCausalLM"):
+def test_layers_that_cannot_run_in_float64_are_refused_by_name():
+    model, weight = tiny("llama"), torch.zeros(32, 32)
+    # A weight that is no parameter stays in float32.
+    model.model.layers[1].mlp.forward = lambda hidden: hidden @ weight
+    with pytest.raises(EngineError, match="LlamaForCausalLM cannot run in float64, which the audit needs"):
         AuditedModel.of(model)
 
 

@@ -267,9 +267,12 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> set[int]:
 
 def _cast_while_running(module: nn.Module, dtype: torch.dtype, stack: ExitStack, left: set[int]) -> None:
     """A module's own weights in another dtype from its first line to its last, and then as they were."""
+    # Recurrent mixers read the weights of their convolution instead of calling it.
+    convolutions = [child for child in module.children() if isinstance(child, nn.Conv1d)]
     own = [
         parameter
-        for parameter in module.parameters(recurse=False)
+        for each in (module, *convolutions)
+        for parameter in each.parameters(recurse=False)
         if parameter.is_floating_point() and parameter.dtype != dtype and id(parameter) not in left
     ]
     if not own:
