@@ -127,3 +127,9 @@ def test_rows_that_do_not_divide_are_refused():
 def test_an_impossible_run_is_refused(change, message):
     with pytest.raises(RopewalkError, match=message):
         run(**change)
+
+
+def test_rows_of_hybrids_do_not_divide():
+    hybrid = {**SMALL, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    assert not ModelShape.from_config(ModelConfig(hybrid)).rows_divide
+    assert ModelShape.from_config(ModelConfig(SMALL)).rows_divide

@@ -120,8 +120,9 @@ class _Search:
         )
 
     def meshes(self, world_size: int) -> Iterator[MeshShape]:
-        """One for each number of ranks that a row can be cut over, ascending."""
-        for degree in range(1, min(world_size, self.run.row_length) + 1):
+        """One for each number of ranks that a row can be cut over, ascending; one rank for recurrent layers."""
+        most = min(world_size, self.run.row_length) if self.run.model.rows_divide else 1
+        for degree in range(1, most + 1):
             if world_size % degree == 0:
                 sequence = self.ulysses_degree(degree, world_size)
                 yield MeshShape(shard=world_size // degree, ring=degree // sequence, sequence=sequence)
@@ -155,20 +156,25 @@ class _Search:
     def refusal(self, world_size: int) -> str:
         """Why there is none, and what would change that."""
         meshes = list(self.meshes(world_size))
+        whole = (
+            ""
+            if self.run.model.rows_divide
+            else ", and no rank can take a part of one: recurrent layers need it whole"
+        )
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
             return (
                 f"rows_per_step {self.rows_per_step} divides over no mesh of {world_size} {_ranks(world_size)} that "
-                f"rows of {self.run.row_length} tokens fit on; use a multiple of {each} for {mesh}"
+                f"rows of {self.run.row_length} tokens fit on{whole}; use a multiple of {each} for {mesh}"
             )
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank / 1e9
         return (
             f"rows of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs an "
             f"estimated {self.bytes(mesh) / 1e9:.0f} GB a rank, where {USABLE * memory:.0f} of "
-            f"{memory:.0f} may be used; {self.remedy(world_size)}"
+            f"{memory:.0f} may be used{whole}; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config import RECURRENT, ModelConfig
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 
 MASTER_BYTES = 4
@@ -125,6 +125,8 @@ class ModelShape:
         vocab: rows of the embedding.
         tied: whether the head is the embedding.
         experts: of the layers that have a mixture of them.
+        rows_divide: whether ranks can share a row; those of recurrent layers do not divide, for their state does not
+            travel between ranks.
     """
 
     layers: int
@@ -136,6 +138,7 @@ class ModelShape:
     vocab: int
     tied: bool = False
     experts: Experts | None = None
+    rows_divide: bool = True
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
@@ -172,6 +175,7 @@ class ModelShape:
             vocab,
             bool(values.get("tie_word_embeddings", False)),
             Experts.from_config(config),
+            set(RECURRENT).isdisjoint(values.get("layer_types") or ()),
         )
 
     @property
