@@ -187,3 +187,13 @@ def test_rows_of_other_shard_lengths_are_refused():
     rows = (row_shards(layout, 2, 1), row_shards(layout, 2, 3))
     with pytest.raises(RopewalkError, match=r"cut alike, got rings of 2 x 6 places and of 2 x 4"):
         ring_plan((layout, layout), rows, 0)
+
+
+@pytest.mark.parametrize(("ring", "window", "keys"), [(4, None, 294_912), (8, 1024, 14_322), (8, 128, 1_778)])
+def test_keys_that_a_document_sends_are_those_of_the_documentation(ring, window, keys):
+    layout = PackedLayout.from_lengths([2**17], "intra_document", 0)
+    rows = (row_shards(layout, ring, 1),)
+    plans = [ring_plan((layout,), rows, rank, Locality(window)) for rank in range(ring)]
+    assert sum(plan.sent_to_others for plan in plans) == keys
+    # Zigzag: all borders of its 2 ring pieces but the middle one lie between two ranks.
+    assert window is None or keys == (window - 1) * 2 * (ring - 1)
