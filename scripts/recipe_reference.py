@@ -5,6 +5,7 @@ python scripts/recipe_reference.py [--check]
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ def default(field: Any) -> str:
     return f"`{yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}`"
 
 
+def meaning(field: Any) -> str:
+    """A field's description as Markdown: brackets outside code are no links."""
+    return re.sub(r"(`[^`]*`)|([\[\]])", lambda found: found[1] or f"\\{found[2]}", field.description)
+
+
 def on_resume(model: type[Settings], name: str) -> str:
     """What ``--resume`` does with a key; nothing for one whose own keys say it."""
     holder = recipe.Evaluation.on_resume if model in OWN.values() else None
@@ -69,7 +75,7 @@ def reference() -> str:
     parts = []
     for title, prefix, model in TABLES:
         rows = [
-            f"| `{prefix}{name}` | {default(field)} | {field.description} | {on_resume(model, name)} |"
+            f"| `{prefix}{name}` | {default(field)} | {meaning(field)} | {on_resume(model, name)} |"
             for name, field in model.model_fields.items()
         ]
         head = [f"### {title}", "", "| key | default | meaning | `--resume` |", "| --- | --- | --- | --- |"]
