@@ -1,5 +1,7 @@
 """The documentation says what is: its code runs, its recipes parse, its tables are up to date."""
 
+import json
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -7,6 +9,7 @@ import sys
 
 import pytest
 
+import ropewalk
 from ropewalk.training.recipe.file import parse_recipe
 from tests.places import ROOT
 
@@ -14,7 +17,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 SLOW = ("python.md", "extending.md")
@@ -55,7 +58,16 @@ def test_links_between_files_lead_somewhere(page):
 
 
 @pytest.mark.parametrize(
-    "name", ["recipe_reference.py", "base_table.py", "scaling_table.py", "supported_models.py"]
+    "name",
+    [
+        "base_table.py",
+        "cli_reference.py",
+        "draw_pictures.py",
+        "file_reference.py",
+        "recipe_reference.py",
+        "scaling_table.py",
+        "supported_models.py",
+    ],
 )
 def test_tables_are_up_to_date(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, "--check"])
@@ -65,3 +77,37 @@ def test_tables_are_up_to_date(name, monkeypatch):
         # It says what to run where a table is not as it should be.
         if ended.code:
             raise
+
+
+def documented() -> list[str]:
+    """Names that docs/api.md makes of docstrings."""
+    return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", documented())
+def test_what_the_python_api_shows_can_be_imported_by_its_name(name):
+    assert pkgutil.resolve_name(name).__doc__
+
+
+def test_the_python_api_shows_every_public_name_of_the_package():
+    jobs = {"audit": "ropewalk.audit.audit", "search": "ropewalk.search.search"}
+    public = {jobs.get(name, f"ropewalk.{name}") for name in ropewalk.__all__} - {"ropewalk.__version__"}
+    assert public <= set(documented())
+
+
+ARTIFACTS = ROOT / "tests" / "compatibility" / "artifacts"
+
+
+@pytest.mark.parametrize(
+    ("heading", "written"),
+    [
+        ("### A line of metrics.jsonl", ARTIFACTS / "run" / "metrics.jsonl"),
+        ("## Packed rows", ARTIFACTS / "rows" / "manifest.json"),
+    ],
+)
+def test_keys_of_written_files_stand_in_the_page_of_files(heading, written):
+    """Those tables that no class declares; scripts/file_reference.py makes the others."""
+    section = (ROOT / "docs" / "files.md").read_text().split(f"\n{heading}\n")[1].split("\n##")[0]
+    text = written.read_text()
+    keys = json.loads(text.splitlines()[0] if written.suffix == ".jsonl" else text)
+    assert set(keys) <= set(re.findall(r"`(\w+)`", section))

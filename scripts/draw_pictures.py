@@ -1,0 +1,177 @@
+"""Draw the pictures of docs/glossary.md and docs/files.md as SVG: the attention patterns, and a run on disk.
+
+python scripts/draw_pictures.py [--check]
+
+Colours follow the reader's colour scheme, on a background of the picture's own; numbers say the same in grey.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from ropewalk import PackedLayout
+from ropewalk.attention.choices import Pattern, Positions
+from ropewalk.attention.layout import NO_DOCUMENT
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+WIDTH = 400
+"""Of a picture, as wide as a narrow screen: its smallest letters can be read there."""
+STYLE = """\
+text { font-family: system-ui, sans-serif; font-size: 11px; fill: var(--ink); }
+.small { font-size: 8px; } .title { font-weight: 600; font-size: 12px; } .code { font-family: monospace; }
+.middle { text-anchor: middle; } .card { fill: var(--card); } .box { fill: none; stroke: var(--line); }
+.line { stroke: var(--line); } .unseen { fill: none; stroke: var(--faint); stroke-width: 0.5; }
+.anchor { fill: var(--ink); } .on-anchor { fill: var(--card); }
+.d0 { fill: var(--d0); } .d1 { fill: var(--d1); } .d2 { fill: var(--d2); }
+svg { --card: #ffffff; --ink: #222222; --line: #888888; --faint: #cccccc; --d0: #8fbbe0; --d1: #f0a868; --d2: #5fbf9f; }
+@media (prefers-color-scheme: dark) {
+svg { --card: #1b1e26; --ink: #eeeeee; --line: #8a8f9a; --faint: #4a4f5a; --d0: #3c6fa0; --d1: #a05a1a; --d2: #1f7d62; }
+}"""
+
+LENGTHS = (4, 3, 5)
+CELL = 13
+
+
+class Panel(NamedTuple):
+    """One pattern: its name, what it needs to be said, and the row that it is drawn from."""
+
+    title: str
+    pattern: Pattern
+    positions: Positions
+    anchor_length: int
+
+
+PANELS = (
+    Panel("full", "full", "continuous", 0),
+    Panel("intra-document", "intra_document", "continuous", 0),
+    Panel("position reset", "intra_document", "reset", 0),
+    Panel("anchor", "anchor", "continuous", 1),
+)
+
+
+def text(x: float, y: float, words: str, kind: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}"{f" class={kind!r}" if kind else ""}>{escape(words)}</text>'.replace(
+        "'", '"'
+    )
+
+
+def picture(height: int, title: str, parts: Iterator[str]) -> str:
+    """A whole SVG on a card of its own."""
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img">\n<title>{escape(title)}</title>\n<style>\n{STYLE}\n</style>\n'
+        f'<rect class="card" width="{WIDTH}" height="{height}" rx="6"/>\n{body}\n</svg>\n'
+    )
+
+
+def cell(x: float, y: float, kind: str) -> str:
+    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{CELL - 1}" height="{CELL - 1}"/>'
+
+
+def strip(x: float, y: float, layout: PackedLayout) -> Iterator[str]:
+    """The row itself: a cell a token, with the number of its document, or A for the anchor."""
+    for place, document in enumerate(layout.document_ids.tolist()):
+        anchor = document == NO_DOCUMENT
+        yield cell(x + place * CELL, y, "anchor" if anchor else f"d{document}")
+        letter = "A" if anchor else str(document + 1)
+        kind = "small middle on-anchor" if anchor else "small middle"
+        yield text(x + place * CELL + CELL / 2 - 0.5, y + 9, letter, kind)
+
+
+def panel(x: float, y: float, which: Panel) -> Iterator[str]:
+    """Queries from top to bottom, keys from left to right; what a query sees has the colour of the key's document."""
+    layout = PackedLayout.from_lengths(LENGTHS, which.pattern, which.anchor_length, which.positions)
+    documents = layout.document_ids.tolist()
+    yield text(x, y, which.title, "title")
+    yield from strip(x, y + 8, layout)
+    for place, position in enumerate(layout.position_ids.tolist()):
+        yield text(x + place * CELL + CELL / 2 - 0.5, y + 31, str(position), "small middle")
+    for query, seen in enumerate(layout.dense_mask().tolist()):
+        for key, visible in enumerate(seen):
+            kind = "unseen"
+            if visible:
+                kind = "anchor" if documents[key] == NO_DOCUMENT else f"d{documents[key]}"
+            yield cell(x + key * CELL, y + 37 + query * CELL, kind)
+
+
+def patterns() -> Iterator[str]:
+    for number, which in enumerate(PANELS):
+        yield from panel(18 + number % 2 * 194, 26 + number // 2 * 236, which)
+
+
+RUN = (
+    (
+        "Before the first step",
+        (
+            ("recipe.yaml", "the recipe, every value written out"),
+            ("versions.json", "software and machine"),
+            ("data/tokens/", "tokenised documents"),
+            ("data/<digest>/", "packed rows, their manifest"),
+            ("rows.json", "which rows the run trains on"),
+            ("evaluation-before.json", "the model as it was"),
+        ),
+    ),
+    (
+        "While it trains",
+        (
+            ("factors-stage1.json", "what a search has found"),
+            ("rope-choices.json", "what rope: auto has chosen"),
+            ("metrics.jsonl", "a line a step"),
+            ("checkpoints/", "where --resume goes on"),
+        ),
+    ),
+    (
+        "After the last step",
+        (
+            ("model/", "the result, for transformers"),
+            ("evaluation-after.json", "the model as it is"),
+            ("summary.json", "all of it, for programs"),
+            ("report.html, *.png", "all of it, for people"),
+        ),
+    ),
+    ("When it is trained on", (("earlier/", "results that gave way to new ones"),)),
+)
+"""Files of a run's folder, in the order that they appear."""
+LINE = 18
+
+
+def run_on_disk() -> Iterator[str]:
+    y = 12
+    for number, (when, files) in enumerate(RUN):
+        height = 26 + LINE * len(files)
+        if number:
+            yield f'<path class="line" fill="none" d="M200 {y - 14} v10 m-4 -4 l4 4 l4 -4"/>'
+        yield f'<rect class="box" x="12" y="{y}" width="{WIDTH - 24}" height="{height}" rx="4"/>'
+        yield text(22, y + 17, when, "title")
+        for place, (name, what) in enumerate(files):
+            yield text(22, y + 36 + place * LINE, name, "code")
+            yield text(190, y + 36 + place * LINE, what)
+        y += height + 18
+
+
+def height_of_run() -> int:
+    return 12 + sum(26 + LINE * len(files) + 18 for _, files in RUN) - 6
+
+
+PICTURES = {
+    "patterns.svg": lambda: picture(480, "Packed rows under four attention patterns", patterns()),
+    "run-on-disk.svg": lambda: picture(height_of_run(), "The folder of a run", run_on_disk()),
+}
+
+
+def main() -> None:
+    for name, draw in PICTURES.items():
+        wanted, path = draw(), IMAGES / name
+        if "--check" not in sys.argv[1:]:
+            path.write_text(wanted, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != wanted:
+            sys.exit(f"{name} is stale; run python scripts/draw_pictures.py")
+
+
+if __name__ == "__main__":
+    main()
