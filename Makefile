@@ -37,6 +37,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/codespell --dictionary=- --dictionary=scripts/words.txt *.md docs src scripts benchmarks
 
 # The package as a user gets it: a wheel of what is committed, in an environment without the tools of development.
 wheel:
@@ -73,7 +74,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): torch, transformers and what they need (some minutes on the first run)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt \
-		--editable '.[dev]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
+		--editable '.[dev,docs]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
 	@touch $@
 
 $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt

@@ -115,10 +115,10 @@ class AuditSettings(Settings):
         "experiment) and for the random control.",
     )
     random_control: Annotated[bool, Option(formerly=("--twin",))] = Field(
-        True, description="Also measure the same model with randomly initialized weights."
+        True, description="Also measure the same model with randomly initialised weights."
     )
     costs: bool = Field(True, description="Measure the time and memory that each mitigation takes.")
-    seed: Seed = Field(0, description="Random seed for the randomly initialized weights.")
+    seed: Seed = Field(0, description="Random seed for the randomly initialised weights.")
 
     @model_validator(mode="after")
     def _compared(self) -> AuditSettings:

@@ -34,7 +34,7 @@ class Data(RowPolicies, _Documents):
     validation_sources: list[SourceSpec] = Field(
         [], description="sources of evaluation documents, instead of held-out ones"
     )
-    workers: Annotated[Count, FREE] = Field(1, ge=1, description="number of tokenization processes")
+    workers: Annotated[Count, FREE] = Field(1, ge=1, description="number of tokenisation processes")
     cache: Annotated[str | None, FREE] = Field(
         None, description="folder for packed rows; default: `data` in the output folder"
     )
