@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-slow test-lowest lint wheel format docs benchmarks clean
+.PHONY: demo test test-slow test-lowest lint wheel format docs site benchmarks clean
 
 demo: $(READY)
 	@rm -rf demo
@@ -62,12 +62,21 @@ benchmarks: $(READY)
 	@$(BIN)/python -m benchmarks.training_memory
 	@$(BIN)/python -m benchmarks.parallel_cpu
 
+# What is made of code in docs/, and then the site; the page to open is build/site/index.html.
 docs: $(READY)
 	@$(BIN)/python scripts/recipe_reference.py
 	@$(BIN)/python scripts/supported_models.py --page
+	@$(BIN)/python -m scripts.cli_reference
+	@$(BIN)/python scripts/file_reference.py
+	@$(BIN)/python scripts/draw_pictures.py
+	@$(BIN)/python scripts/build_site.py
+
+# The site alone, from docs/ as it is: every link, picture and the search are checked, and that nothing is loaded from elsewhere.
+site: $(READY)
+	@$(BIN)/python scripts/build_site.py
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build demo
+	rm -rf $(VENV) $(LOWEST) build demo .cache
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
