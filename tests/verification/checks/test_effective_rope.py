@@ -7,14 +7,15 @@ import torch
 
 from ropewalk.rope import STYLES, Default, RotaryEmbedding
 from ropewalk.verification.checks.effective_rope import _cos_sin, rope_as_loaded
-from tests.verification.verification_cases import OTHER_FAULTS
+from tests.verification.verification_cases import OTHER_FAULTS, in_precision
 
 
 def test_the_precision_casts_parameters_alone(case, monkeypatch):
     """ropewalk's own module has no buffer to round; that of transformers keeps its frequencies, as in a run."""
-    stock = replace(case, setup=replace(case.setup, exact_rope=False), precision="bfloat16")
+    half = in_precision(case, "bfloat16")
+    stock = replace(half, setup=replace(case.setup, exact_rope=False))
     assert rope_as_loaded(stock).passed
-    assert rope_as_loaded(replace(case, precision="bfloat16")).passed
+    assert rope_as_loaded(half).passed
     OTHER_FAULTS["whole model cast"](monkeypatch)
     rounded = rope_as_loaded(stock)
     assert rounded.passed is False
