@@ -179,20 +179,45 @@ class ModelConfig:
         Raises:
             RopewalkError: if no layer type has full attention.
         """
-        return self.methods[self._limiting_kind]
+        return self.methods[self.limiting_kind]
 
-    def methods_with(self, method: RopeMethod) -> dict[str | None, RopeMethod]:
-        """The method of each layer type once the layers that limit the context have another one.
-
-        Where layer types have methods of their own, layers with a window keep theirs: no distance in them grows.
+    @property
+    def other_ropes(self) -> dict[str, RopeMethod]:
+        """The method of each layer type that does not limit the context; empty where all layers share one.
 
         Raises:
             RopewalkError: if no layer type has full attention.
         """
-        return {**self.methods, self._limiting_kind: method}
+        limiting = self.limiting_kind
+        return {
+            kind: method for kind, method in self.methods.items() if kind is not None and kind != limiting
+        }
+
+    def methods_with(
+        self, method: RopeMethod, others: Mapping[str, RopeMethod] | None = None
+    ) -> dict[str | None, RopeMethod]:
+        """The method of each layer type once the layers that limit the context have another one.
+
+        Args:
+            method: of these layers.
+            others: of other layer types that have methods of their own. One that is left out keeps its own: no distance
+                grows in a layer with a window.
+
+        Raises:
+            RopewalkError: if no layer type has full attention.
+        """
+        changed = dict(self.methods)
+        for kind, other in (others or {}).items():
+            changed[kind] = other
+        return {**changed, self.limiting_kind: method}
 
     @property
-    def _limiting_kind(self) -> str | None:
+    def limiting_kind(self) -> str | None:
+        """The layer type whose RoPE limits the context; None where all layers share one.
+
+        Raises:
+            RopewalkError: if layer types have methods of their own, and none of them has full attention.
+        """
         if None in self.methods:
             return None
         if FULL not in self.methods:

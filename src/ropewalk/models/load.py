@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class ModelSetup:
         exact_rope: angles in float64, cos/sin and rotation in float32; False keeps transformers' own module.
         trust_remote_code: run model code from the checkpoint. Never on by default.
         lift: limits of the checkpoint's attention that are taken away beside ``rope``; see :meth:`ModelConfig.lifted`.
+        other_ropes: methods of layer types that do not limit the context, where they have methods of their own; those
+            left out keep the checkpoint's.
     """
 
     rope: RopeMethod | None = None
@@ -58,6 +60,7 @@ class ModelSetup:
     exact_rope: bool = True
     trust_remote_code: bool = False
     lift: tuple[Limit, ...] = ()
+    other_ropes: Mapping[str, RopeMethod] = field(default_factory=dict)
 
 
 AS_IT_IS = ModelSetup()
@@ -87,7 +90,7 @@ def load_model(
     """
     from transformers import AutoModelForCausalLM
 
-    config, methods = _configured(path_or_id, setup)
+    config, methods = configured(path_or_id, setup)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path_or_id,
@@ -126,7 +129,7 @@ def empty_model(
     """
     from transformers import AutoModelForCausalLM
 
-    config, methods = _configured(path_or_id, setup)
+    config, methods = configured(path_or_id, setup)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config.source,
@@ -141,10 +144,14 @@ def empty_model(
     return model.eval()
 
 
-def _configured(
+def configured(
     path_or_id: str | os.PathLike[str], setup: ModelSetup
 ) -> tuple[ModelConfig, Mapping[str | None, RopeMethod]]:
-    """The config to build a model with, and the RoPE method of each layer type; transformers knows our parts then."""
+    """The config to build a model with, and the RoPE method of each layer type; transformers knows our parts then.
+
+    Raises:
+        RopewalkError: if the config is missing, has no RoPE, or cannot hold the methods.
+    """
     require_engine_name(setup.engine)
     attention_hooks.register()
     teach_transformers()
@@ -152,11 +159,14 @@ def _configured(
     refused = config.packing_refusals()
     if refused:
         raise EngineError(f"the model in {path_or_id} {refused[0]}")
-    if setup.rope is None:
+    if setup.rope is None and not setup.other_ropes:
         return config, config.methods
-    in_config = setup.rope.as_computed_by_transformers()
-    config = config.lifted(setup.lift)
-    return with_rope(config, in_config, setup.max_position_embeddings), config.methods_with(setup.rope)
+    if setup.rope is not None:
+        config = config.lifted(setup.lift)
+    rope = setup.rope or config.full_attention_rope
+    in_config = rope.as_computed_by_transformers()
+    written = with_rope(config, in_config, setup.max_position_embeddings, setup.other_ropes)
+    return written, config.methods_with(rope, setup.other_ropes)
 
 
 def _refuse_incomplete(path_or_id: str | os.PathLike[str], loading: Mapping[str, Any]) -> None:
@@ -284,7 +294,10 @@ def attach(
 
 
 def with_rope(
-    config: ModelConfig, method: RopeMethod, max_position_embeddings: int | None = None
+    config: ModelConfig,
+    method: RopeMethod,
+    max_position_embeddings: int | None = None,
+    others: Mapping[str, RopeMethod] | None = None,
 ) -> ModelConfig:
     """A model's config with a transformers config that says this RoPE method for the layers that limit the context.
 
@@ -292,11 +305,12 @@ def with_rope(
         config: with its transformers config as ``source``.
         method: for all layers; for those with full attention where layer types have methods of their own.
         max_position_embeddings: the context in tokens from now on; as it is if None.
+        others: for other layer types, as for :meth:`ModelConfig.methods_with`.
 
     Raises:
         RopewalkError: if the config cannot hold this method.
     """
-    values = replace_methods(config.source.to_dict(), config.methods_with(method))
+    values = replace_methods(config.source.to_dict(), config.methods_with(method, others))
     if max_position_embeddings is not None:
         values["max_position_embeddings"] = max_position_embeddings
     values = for_all_readers(values)

@@ -52,6 +52,14 @@ def _training(stage: dict[str, Any]) -> str:
     return f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
 
 
+def _other_layers(stage: dict[str, Any]) -> str:
+    """RoPE of the layer types that do not limit the context; nothing where all layers share one."""
+    return "".join(
+        f"; layers of type {kind}: {rope['method']} with rope_theta {rope['rope_theta']:,.0f}"
+        for kind, rope in stage.get("other_layers", {}).items()
+    )
+
+
 def _short(summary: dict[str, Any]) -> dict[str, object]:
     """What became of the original length, and of its factors; nothing where the run is not of longrope."""
     told: dict[str, object] = {}
@@ -138,6 +146,7 @@ def write_run_report(output: Path) -> list[Path]:
     stages = [
         f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
         + _training(stage)
+        + _other_layers(stage)
         + (f"; {describe_choice(stage['choice'])}" if "choice" in stage else "")
         + (f"; {describe_search(stage['search'])}" if "search" in stage else "")
         for stage in summary["stages"]

@@ -34,6 +34,7 @@ from ropewalk.training.recipe.recipe import Parallel, Recipe, Stage
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import bounds_of, takes_recommended_base
+from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_layers
 
 
 def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> ResolvedRecipe:
@@ -51,7 +52,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     model = resolve_model(recipe.model)
     stated = read_config(model, recipe.trust_remote_code)
     config = _without_limits(recipe, stated)
-    keeps_rope = all(stage.rope.method == "default" for stage in recipe.stages)
+    keeps_rope = all(stage.rope.limiting.method == "default" for stage in recipe.stages)
     refused = config.training_refusals(recipe.stages[-1].context, keeps_rope)
     if refused:
         raise EngineError(f"the model {refused[0]}")
@@ -61,10 +62,11 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     current = config.full_attention_rope
     tables = tuple(_table(stage) for stage in recipe.stages)
     bounds = bounds_of(stage_ropes(recipe, tables), (current, trained))
+    others = ropes_of_other_layers(recipe, config, trained)
     possible = [method for each in bounds for method in (each.low, each.high)]
-    for stage, each in zip(recipe.stages, bounds, strict=True):
+    for stage, each, other in zip(recipe.stages, bounds, others, strict=True):
         for method in (each.low, each.high):
-            with_rope(config, method, stage.context)
+            with_rope(config, method, stage.context, other)
     _check_short_context(recipe)
     aux_losses = tuple(_router_aux_loss(number, stage, config) for number, stage in enumerate(recipe.stages))
     last = bounds[-1].low
@@ -89,6 +91,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         trained,
         dtype,
         current,
+        others,
         tuple(each.method for each in bounds),
         tuple(each.origin for each in bounds),
         packing,
@@ -171,7 +174,11 @@ def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
 
 
 def _table(stage: Stage) -> Factors | None:
-    return None if stage.rope.factors is None else read_factors(Path(stage.rope.factors).expanduser())
+    return (
+        None
+        if stage.rope.limiting.factors is None
+        else read_factors(Path(stage.rope.limiting.factors).expanduser())
+    )
 
 
 def _check_short_context(recipe: Recipe) -> None:
@@ -330,17 +337,21 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
     known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)
     for number, (stage, method, origin) in enumerate(known, start=1):
         base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
-        if stage.rope.search is not None:
+        if stage.rope.limiting.search is not None:
             base = "factors yet to be searched for"
         training = f"{stage.steps} steps of {stage.rows_per_step} rows" if stage.steps else "no training"
         lines.append(
-            f"stage {number}: {stage.context} tokens, {stage.rope.method} with {base}, "
+            f"stage {number}: {stage.context} tokens, {stage.rope.limiting.method} with {base}, "
             f"pattern {stage.pattern}, positions {stage.positions}, {training}"
         )
         if resolved.router_aux_losses[number - 1]:
             factor = resolved.router_aux_losses[number - 1]
             lines.append(f"stage {number}: load-balancing loss of experts with factor {factor:g}")
-        if origin is not None and takes_recommended_base(stage.rope):
+        for kind, other in resolved.other_ropes[number - 1].items():
+            lines.append(
+                f"stage {number}: this RoPE is for layers of full attention; {kind}: {described(other)}"
+            )
+        if origin is not None and takes_recommended_base(stage.rope.limiting):
             reason = recommended_base(*origin, stage.context).reason
             lines.append(f"stage {number}: why this base: {reason}")
     return [*lines, *_remarks_on_tables(resolved)]
@@ -354,8 +365,8 @@ def _remarks_on_tables(resolved: ResolvedRecipe) -> list[str]:
     for number, table in named:
         if own is not None and table.model.digest not in (None, own):
             lines.append(
-                f"stage {number}: the factors in {resolved.recipe.stages[number - 1].rope.factors} were found on "
-                f"another checkpoint ({table.model.name}) "
+                f"stage {number}: the factors in {resolved.recipe.stages[number - 1].rope.limiting.factors} "
+                f"were found on another checkpoint ({table.model.name}) "
                 "with the same frequencies; they may not be the best for this one"
             )
     return lines

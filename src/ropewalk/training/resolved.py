@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class ResolvedRecipe:
         trained_length: context of the checkpoint as it is, in tokens.
         dtype: dtype of the checkpoint's weights, in which the result is saved.
         rope: RoPE method of the checkpoint as it is.
+        other_ropes: RoPE of layer types that do not limit the context, in each stage; empty where all layers share one.
         methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose, or a search
             will find.
         origins: method and length that each stage's recommended base is, or would be, derived from; None where that is
@@ -55,6 +56,7 @@ class ResolvedRecipe:
     trained_length: int
     dtype: torch.dtype
     rope: RopeMethod
+    other_ropes: tuple[Mapping[str, RopeMethod], ...]
     methods: tuple[RopeMethod | None, ...]
     origins: tuple[RopeAt | None, ...]
     packing: tuple[PackingSettings, ...]
@@ -115,6 +117,7 @@ def load_for_run(
     rope: RopeAt | None = None,
     dtype: torch.dtype | str = "auto",
     compute_dtype: torch.dtype | None = None,
+    other_ropes: Mapping[str, RopeMethod] | None = None,
 ) -> LossModel:
     """A model with its output head: whole in a process that is alone, else sharded over the mesh.
 
@@ -125,11 +128,18 @@ def load_for_run(
         rope: RoPE to run with, and the context that the config states; the checkpoint's own if None.
         dtype: of the parameters; ``auto`` is the checkpoint's own.
         compute_dtype: what shards are gathered in; ``dtype`` if None.
+        other_ropes: of layer types that do not limit the context; the checkpoint's own if None.
     """
     recipe = resolved.recipe
     method, length = rope or (None, None)
     setup = ModelSetup(
-        method, length, recipe.engine, recipe.exact_rope, recipe.trust_remote_code, tuple(recipe.lift)
+        method,
+        length,
+        recipe.engine,
+        recipe.exact_rope,
+        recipe.trust_remote_code,
+        tuple(recipe.lift),
+        other_ropes or {},
     )
     if context.mesh is None:
         model = load_model(path, setup, dtype, resolved.device)

@@ -290,7 +290,7 @@ def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> li
         decision = rope.settled(before, resolved, output, True)
         assert decision is not None
         if rope.number == at.position.stage and at.checkpoint is not None:
-            refuse_other_rope(at.checkpoint, decision.method, rope)
+            refuse_other_rope(at.checkpoint, decision.method, rope, resolved.other_ropes[rope.number])
         decisions.append(decision)
         before = before.after(rope.stage, decision.method)
     return decisions
@@ -417,7 +417,9 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
     if not run.reached.exported:
         assert last is not None
         checkpoint = last
-        model = load_for_run(resolved, context, resolved.model, rope, torch.float32)
+        model = load_for_run(
+            resolved, context, resolved.model, rope, torch.float32, other_ropes=resolved.other_ropes[-1]
+        )
         load_weights(checkpoint, model, context.world, context.mesh)
         position = context.world.on_rank_0(lambda: read_position(checkpoint))
         export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position)
@@ -427,6 +429,8 @@ def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
 
 def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:
     stage, rows = run.resolved.recipe.stages[number], run.rows[number]
+    ropes = run.resolved.other_ropes[number].items()
+    others = {kind: {"method": rope.name, **rope.to_entry()} for kind, rope in ropes}
     found: dict[str, Any] = dict(decision.found)
     if isinstance(method, LongRope):
         found |= {
@@ -436,8 +440,9 @@ def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMetho
         }
     return {
         "context": stage.context,
-        "method": stage.rope.method,
+        "method": stage.rope.limiting.method,
         "rope_theta": method.rope_theta,
+        **({"other_layers": others} if others else {}),
         **found,
         "pattern": stage.pattern,
         "positions": stage.positions,

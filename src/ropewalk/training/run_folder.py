@@ -169,8 +169,10 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
         stage, step, begun = position.stage, position.step, position.stage + 1
     choices = choices_in(output)
     for number, each in enumerate(recipe.stages):
-        chosen = each.rope.method == "auto" and number in choices
-        searched = each.rope.search is not None and (output / factors_file(stage_name(number))).is_file()
+        chosen = each.rope.limiting.method == "auto" and number in choices
+        searched = (
+            each.rope.limiting.search is not None and (output / factors_file(stage_name(number))).is_file()
+        )
         if chosen or searched:
             begun = max(begun, number + 1)
     return Progress(stage, step, begun)
@@ -301,10 +303,10 @@ def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: Began) -> 
             "they are the same; restore it"
         )
     for number, (was, is_) in enumerate(zip(old.stages, new.stages, strict=False)):
-        if f"stages.{number}.rope.factors" in found.same and not (was.rope.factors and is_.rope.factors):
-            told = (
-                f"stages.{number}.rope.factors ({was.rope.factors or 'none'} -> {is_.rope.factors or 'none'})"
-            )
+        keys = {f"stages.{number}.rope.factors", f"stages.{number}.rope.full_attention.factors"} & found.same
+        files = [each.rope.limiting.factors for each in (was, is_)]
+        if keys and not all(files):
+            told = f"{min(keys)} ({' -> '.join(file or 'none' for file in files)})"
             raise RopewalkError(f"the recipe differs from that of the run in {told}; restore it")
     if "precision" in found.same and began.precision is None:
         raise RopewalkError(

@@ -129,6 +129,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
         (run.rope, stage.context),
         torch.float32,
         torch.bfloat16 if bfloat16 else None,
+        resolved.other_ropes[run.number],
     )
     if after is not None and not resumed:
         load_weights(after, model, context.world, context.mesh)

@@ -150,7 +150,13 @@ def prepare(
     _refuse_large(parameters, there, layers)
     # Weights that cannot be read end it here, not in every check anew.
     setup = ModelSetup(
-        method, stage.context, recipe.engine, recipe.exact_rope, recipe.trust_remote_code, tuple(recipe.lift)
+        method,
+        stage.context,
+        recipe.engine,
+        recipe.exact_rope,
+        recipe.trust_remote_code,
+        tuple(recipe.lift),
+        resolved.other_ropes[0],
     )
     load_model(model, replace(setup, engine="auto"))
     if stage.rows_per_batch > rows:

@@ -13,7 +13,8 @@ def keys_of(model: type[Settings], holder=None):
         if not is_group(field):
             yield model, name, holder
         inner = model_in(field.annotation)
-        if inner is not None:
+        # A RoPE holds others by layer type, with the same keys.
+        if inner is not None and inner is not model:
             yield from keys_of(inner, said_on_resume(model, name, holder))
 
 

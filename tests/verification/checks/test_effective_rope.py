@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from ropewalk.rope import STYLES, Default, RotaryEmbedding
+from ropewalk.verification.checks import effective_rope
 from ropewalk.verification.checks.effective_rope import _cos_sin, rope_as_loaded
+from tests.verification.test_run_families import case_of
 from tests.verification.verification_cases import OTHER_FAULTS, in_precision
 
 
@@ -29,3 +31,24 @@ def test_angles_are_read_in_every_style(style):
     angles = positions.double()[:, None] * method.frequencies()[0]
     assert torch.equal(cos, angles.cos().float())
     assert torch.equal(sin, angles.sin().float())
+
+
+def test_layers_of_every_type_are_read(tmp_path, monkeypatch):
+    """A fault in the layers with a window is found, though those of full attention rotate as the recipe says."""
+    base = case_of("gemma3", tmp_path / "model", tmp_path)
+    local = {"sliding_attention": Default(base.rope.rotary_dim, 3e4)}
+    case = replace(base, setup=replace(base.setup, other_ropes=local))
+    sound = rope_as_loaded(case)
+    assert sound.passed
+    assert "sliding_attention" in sound.note
+    assert "full_attention" in sound.note
+    load = effective_rope.load_model
+
+    def without_local(path, setup, *arguments):
+        return load(path, replace(setup, other_ropes={}), *arguments)
+
+    monkeypatch.setattr(effective_rope, "load_model", without_local)
+    faulty = rope_as_loaded(case)
+    assert faulty.passed is False
+    assert "in layers of type sliding_attention, the model rotates by other angles" in faulty.note
+    assert "rope_theta 30,000" in faulty.note

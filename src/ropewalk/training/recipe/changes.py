@@ -120,7 +120,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
                 onward.append(_change(key, was, is_, progress))
                 if rule.kind == "fixed" or len(key) == 2:
                     stages.add(number)
-    if stages and any(stage.rope.search is not None for stage in old.stages[: progress.begun]):
+    if stages and any(stage.rope.limiting.search is not None for stage in old.stages[: progress.begun]):
         # A longer target takes more of them for its evaluation.
         refused.append(
             "stages: a search has chosen factors on held-out documents that the evaluation left to it"

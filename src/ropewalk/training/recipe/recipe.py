@@ -87,10 +87,10 @@ class Stage(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Stage:
-        if not self.steps and self.rope.method != "longrope":
+        if not self.steps and self.rope.limiting.method != "longrope":
             raise ValueError(
-                f"steps 0 trains nothing, which makes sense where factors are swapped; rope {self.rope.method!r} "
-                "needs 1 or more"
+                f"steps 0 trains nothing, which makes sense where factors are swapped; rope "
+                f"{self.rope.limiting.method!r} needs 1 or more"
             )
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")
@@ -252,7 +252,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _short_factors_have_a_place(self) -> Recipe:
-        last = self.stages[-1].rope.method
+        last = self.stages[-1].rope.limiting.method
         if self.short_context is not None and last != "longrope":
             raise ValueError(
                 f"short_context searches the short factors of longrope, and the last stage's rope is {last!r}; leave "

@@ -23,6 +23,8 @@ from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_m
 from ropewalk.rope.target import check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""Layer types that have a RoPE of their own in some checkpoint; the first limit the context."""
 SEEDS = 3
 """PI, NTK and YaRN; of the short factors one less."""
 
@@ -95,7 +97,8 @@ class Rope(_Parameters):
     """How a stage changes RoPE; parameters that are not given are derived, or as published.
 
     Beside the keys below each parameter of each method of :data:`~ropewalk.rope.methods.METHODS` is a key. A plain
-    string in the recipe is its method.
+    string in the recipe is its method. For a checkpoint with a RoPE for each layer type the keys may be these types
+    instead, each with a RoPE; otherwise everything said is about the layers that limit the context.
     """
 
     factors: Annotated[str | None, SAME] = Field(
@@ -117,6 +120,26 @@ class Rope(_Parameters):
     probe_rows: Count | None = Field(
         None, ge=1, description="auto: number of rows to measure each candidate on; default 4"
     )
+    full_attention: Rope | None = Field(
+        None,
+        description="in place of the keys above, where the checkpoint has a RoPE for each layer type: these keys for "
+        "layers of full attention, which limit the context; left out, they keep what the checkpoint states",
+    )
+    sliding_attention: Rope | None = Field(
+        None, description="the same for layers with a window; nothing is derived for them, so give the value"
+    )
+
+    @property
+    def by_layer_type(self) -> dict[str, Rope]:
+        """What is said of each layer type; empty where all is said of the layers that limit the context."""
+        said = {name: getattr(self, name) for name in LAYER_TYPES}
+        return {name: rope for name, rope in said.items() if rope is not None}
+
+    @property
+    def limiting(self) -> Rope:
+        """What is said of the layers that limit the context."""
+        by_layer = self.by_layer_type
+        return by_layer.get(LAYER_TYPES[0], Rope(method="default")) if by_layer else self
 
     @model_validator(mode="before")
     @classmethod
@@ -136,9 +159,15 @@ class Rope(_Parameters):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As recipes were written before there were such parameters, where there are none."""
+        """Layer types alone where they are named; else as recipes were written before there were some keys."""
         said: dict[str, Any] = handler(self)
-        return {key: value for key, value in said.items() if key != "parameters" or value is not None}
+        if by_layer := self.by_layer_type:
+            return {name: said[name] for name in by_layer}
+        return {
+            key: value
+            for key, value in said.items()
+            if key not in ("parameters", *LAYER_TYPES) or value is not None
+        }
 
     @field_validator("method")
     @classmethod
@@ -168,6 +197,38 @@ class Rope(_Parameters):
                 )
             check_candidate(name)
         return names
+
+    @model_validator(mode="after")
+    def _layer_types_alone(self) -> Rope:
+        by_layer = self.by_layer_type
+        beside = sorted(self.model_fields_set - set(LAYER_TYPES))
+        if by_layer and beside:
+            raise ValueError(
+                f"{beside[0]} stands beside layer types ({', '.join(by_layer)}); write it inside the one that it is for"
+            )
+        nested = [name for name, rope in by_layer.items() if rope.by_layer_type]
+        if nested:
+            raise ValueError(f"{nested[0]} holds layer types again; it takes a method with its parameters")
+        window = self.sliding_attention
+        if window is not None:
+            window._check_of_windows()
+        return self
+
+    def _check_of_windows(self) -> None:
+        """Raise for what only layers that limit the context can have: no distance grows in a layer with a window."""
+        here, none_derived = (
+            LAYER_TYPES[1],
+            "no distance in these layers grows with the context, so none is derived",
+        )
+        taken = METHODS.get(self.method)
+        if self.method == "auto" or taken is None or taken.length_dependent:
+            raise ValueError(
+                f"{here} takes a method with fixed frequencies, and {self.method} is none; give theta"
+            )
+        if self.method == "theta" and self.rope_theta == "auto":
+            raise ValueError(f"{here} with method theta needs rope_theta: {none_derived}")
+        if "factor" in taken.parameters and self.parameter("factor") is None:
+            raise ValueError(f"{here} with method {self.method} needs factor: {none_derived}")
 
     @model_validator(mode="after")
     def _one_source_of_factors(self) -> Rope:

@@ -24,7 +24,7 @@ def stage_ropes(recipe: Recipe, tables: Sequence[Factors | None] = ()) -> list[S
 
 
 def _stage_rope(recipe: Recipe, number: int, table: Factors | None) -> StageRope:
-    rope = recipe.stages[number].rope
+    rope = recipe.stages[number].rope.limiting
     if rope.method == "auto":
         return AutoRope(recipe, number)
     if rope.search is not None:

@@ -85,7 +85,7 @@ class AutoRope(StageRope):
                 f"{current.name}-scaled; choose {current.name} to scale it further, or default"
             )
         bases = {}
-        for name in self.stage.rope.candidates or AUTO_CANDIDATES:
+        for name in self.stage.rope.limiting.candidates or AUTO_CANDIDATES:
             try:
                 method = candidate(name, base, before.length, self.stage.context)
             except RopewalkError as error:
@@ -126,7 +126,7 @@ class AutoRope(StageRope):
         context, rows = at.context, at.rows
         assert rows is not None
         candidates = self.candidates(before)
-        limit = self.stage.rope.probe_rows or AUTO_ROWS
+        limit = self.stage.rope.limiting.probe_rows or AUTO_ROWS
         measured_on, text = context.world.on_rank_0(
             lambda: probe_rows(at.resolved, rows, self.stage.context, limit)
         )
@@ -151,7 +151,13 @@ class AutoRope(StageRope):
         self, candidates: Mapping[str, Default], rows: Sequence[Row], length: int, at: AtStage
     ) -> list[ProbedSetting]:
         resolved, context = at.resolved, at.context
-        model = load_for_run(resolved, context, resolved.model, dtype=resolved.compute_dtype)
+        model = load_for_run(
+            resolved,
+            context,
+            resolved.model,
+            dtype=resolved.compute_dtype,
+            other_ropes=resolved.other_ropes[self.number],
+        )
         if at.weights is not None:
             load_weights(at.weights, model, context.world, context.mesh)
         label = f"stage {self.number + 1} choosing its base"

@@ -56,7 +56,7 @@ class Before:
 
     def after(self, stage: Stage, method: RopeMethod) -> Before:
         """What the next stage begins with, after a stage that has got its method."""
-        origin = self.origin if takes_recommended_base(stage.rope) else (method, stage.context)
+        origin = self.origin if takes_recommended_base(stage.rope.limiting) else (method, stage.context)
         return replace(self, method=method, length=stage.context, origin=origin)
 
 
@@ -195,8 +195,8 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
         ends = rope.bounds(low, high)
         origin = low.origin if low.origin == high.origin and not origin_searched else None
         # A later stage replaces the long factors, or keeps those that were found.
-        searched = rope.searches or (searched and stage.rope.method == "default")
-        if not takes_recommended_base(stage.rope):
+        searched = rope.searches or (searched and stage.rope.limiting.method == "default")
+        if not takes_recommended_base(stage.rope.limiting):
             origin_searched = searched
         known = ends[0] if ends[0] == ends[1] and not searched else None
         found.append(StageBounds(*ends, known, origin))
@@ -219,7 +219,9 @@ def refuse_start_tokens(rope: Rope) -> None:
         )
 
 
-def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> None:
+def refuse_other_rope(
+    checkpoint: Path, method: RopeMethod, rope: StageRope, others: Mapping[str, RopeMethod]
+) -> None:
     """A version of ropewalk that decides on another base than the one before must not train on with it.
 
     Shards hold no config, so nothing can be said of a checkpoint of several processes.
@@ -228,6 +230,7 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
         checkpoint: of the stage.
         method: that the stage comes to now.
         rope: the stage's.
+        others: that the stage comes to for layer types which do not limit the context.
 
     Raises:
         RopewalkError: if the checkpoint was trained with other frequencies.
@@ -235,9 +238,16 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
     path = checkpoint / "config.json"
     if not path.is_file():
         return
-    saved = ModelConfig(parse_json(path.read_text(encoding="utf-8"))).full_attention_rope
-    there, here = (each.frequencies(rope.stage.context).inv_freq for each in (saved, method))
-    if there.shape != here.shape or not torch.allclose(there, here, rtol=1e-6, atol=0):
+    config = ModelConfig(parse_json(path.read_text(encoding="utf-8")))
+    saved = config.full_attention_rope
+    for kind, other in others.items():
+        if not _same_frequencies(config.methods.get(kind, other), other, rope.stage.context):
+            raise RopewalkError(
+                f"{checkpoint.name} was trained with another RoPE for layers of type {kind} than "
+                f"stages.{rope.number}.rope comes to now ({other.name}, rope_theta {other.rope_theta:.10g}); give "
+                "another output and begin a new run"
+            )
+    if not _same_frequencies(saved, method, rope.stage.context):
         raise RopewalkError(
             f"{checkpoint.name} was trained with {saved.name} of rope_theta {saved.rope_theta:.10g}, and "
             f"stages.{rope.number}.rope comes to {method.name} of rope_theta {method.rope_theta:.10g} now; write "
@@ -245,8 +255,14 @@ def refuse_other_rope(checkpoint: Path, method: RopeMethod, rope: StageRope) -> 
         )
 
 
+def _same_frequencies(one: RopeMethod, other: RopeMethod, length: int) -> bool:
+    there, here = (each.frequencies(length).inv_freq for each in (one, other))
+    return there.shape == here.shape and torch.allclose(there, here, rtol=1e-6, atol=0)
+
+
 def _refuse_ambiguous(stage: Stage, current: RopeMethod, number: int) -> None:
-    rope, factor = stage.rope, stage.rope.parameter("factor")
+    rope = stage.rope.limiting
+    factor = rope.parameter("factor")
     if isinstance(current, Linear) and rope.method == "linear" and number == 0 and factor is None:
         raise RopewalkError(
             f"the checkpoint is scaled by {current.factor:g} already, and its config cannot say whether "

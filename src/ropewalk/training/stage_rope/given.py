@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +15,7 @@ from ropewalk.io.settings import explain
 from ropewalk.rope import LongRope, RopeMethod, method_for_target
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.rope import Rope
 from ropewalk.training.resolved import AtStage, ResolvedRecipe
 from ropewalk.training.stage_rope.base import (
     Before,
@@ -53,7 +55,7 @@ class GivenRope(_Settled):
     """A method with its parameters; what is not given is derived."""
 
     def method(self, before: Before) -> RopeMethod:
-        rope, context = self.stage.rope, self.stage.context
+        rope, context = self.stage.rope.limiting, self.stage.context
         refuse_start_tokens(rope)
         parameters = rope.method_parameters()
         if rope.method == LongRope.name:
@@ -83,7 +85,7 @@ class TableRope(_Settled):
     table: Factors
 
     def method(self, before: Before) -> RopeMethod:
-        rope, context, table = self.stage.rope, self.stage.context, self.table
+        rope, context, table = self.stage.rope.limiting, self.stage.context, self.table
         refuse_start_tokens(rope)
         if table.start_tokens:
             raise RopewalkError(
@@ -108,8 +110,8 @@ class TableRope(_Settled):
         if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
             return
         raise RopewalkError(
-            f"the factor table {self.stage.rope.factors} has changed since the run began with what lies in {kept}; "
-            "restore it, or start again"
+            f"the factor table {self.stage.rope.limiting.factors} has changed since the run began with what "
+            f"lies in {kept}; restore it, or start again"
         )
 
 
@@ -142,15 +144,19 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
             )
         taken[number] = path
     stages = [
-        {**stage.model_dump(), "rope": {"method": "longrope", "factors": str(taken[number])}}
-        if number in taken
-        else stage
+        {**stage.model_dump(), "rope": _with_table(stage.rope, taken[number])} if number in taken else stage
         for number, stage in enumerate(recipe.stages)
     ]
     try:
         return Recipe.model_validate({**dict(recipe), "stages": stages})
     except ValidationError as error:
         raise RopewalkError(f"with the factor tables: {explain(error, Recipe)}") from error
+
+
+def _with_table(rope: Rope, path: str | Path) -> dict[str, Any]:
+    """What a stage says of RoPE once its factors are from a table; other layer types keep what is said of them."""
+    longrope = {"method": "longrope", "factors": str(path)}
+    return {**rope.model_dump(), "full_attention": longrope} if rope.by_layer_type else longrope
 
 
 def _stage_of(recipe: Recipe, path: str | Path, length: int, tables: int) -> int:

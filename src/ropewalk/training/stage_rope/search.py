@@ -226,6 +226,7 @@ class FactorSearch:
         goal: what candidates are measured for.
         settings: what the recipe says.
         weights: checkpoint of the run to measure on; None for the recipe's model.
+        stage: whose RoPE other layer types have while it lasts, counted from 0; -1 for the last one.
     """
 
     name: str
@@ -233,6 +234,7 @@ class FactorSearch:
     goal: Goal
     settings: ShortFactorSearch
     weights: Path | None = None
+    stage: int = -1
 
     @property
     def wanted(self) -> WantedRows:
@@ -276,11 +278,11 @@ class SearchRope(StageRope):
     @property
     def settings(self) -> Search:
         """How the recipe says to search."""
-        assert self.stage.rope.search is not None
-        return self.stage.rope.search
+        assert self.stage.rope.limiting.search is not None
+        return self.stage.rope.limiting.search
 
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
-        refuse_start_tokens(self.stage.rope)
+        refuse_start_tokens(self.stage.rope.limiting)
         if not self.recipe.exact_rope:
             raise RopewalkError(
                 f"stages.{self.number}.rope: a search measures through ropewalk's rotary module; set exact_rope: true"
@@ -304,7 +306,7 @@ class SearchRope(StageRope):
             RopewalkError: if factors would come on top of another scaling, or the length needs none; or if the
                 recipe's model, where it is to be measured, has other frequencies than the stage begins with.
         """
-        context, attention_factor = self.stage.context, self.stage.rope.parameter("attention_factor")
+        context, attention_factor = self.stage.context, self.stage.rope.limiting.parameter("attention_factor")
         try:
             goal = goal_of(before.method, before.length, context, attention_factor)
             if self.settings.weights == "current":
@@ -337,7 +339,8 @@ class SearchRope(StageRope):
 
     def _search(self, before: Before, weights: Path | None = None) -> FactorSearch:
         label = f"stage {self.number + 1}"
-        return FactorSearch(stage_name(self.number), label, self.goals(before)[0], self.settings, weights)
+        goal = self.goals(before)[0]
+        return FactorSearch(stage_name(self.number), label, goal, self.settings, weights, self.number)
 
     def _decision(self, before: Before, table: Factors) -> Decision:
         method = self.goals(before)[1].extended(candidate_of(table))
@@ -418,7 +421,13 @@ def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -
     resolved = at.resolved
     # Whole in each process: forwards are what the processes share.
     alone = RunContext()
-    model = load_for_run(resolved, alone, resolved.model, dtype=resolved.compute_dtype)
+    model = load_for_run(
+        resolved,
+        alone,
+        resolved.model,
+        dtype=resolved.compute_dtype,
+        other_ropes=resolved.other_ropes[search.stage],
+    )
     if search.weights is not None:
         load_weights(search.weights, model, alone.world)
     shared = search.settings.model_dump(include=set(LongFactorSearch.model_fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
-from ropewalk.models.config import FULL
-from ropewalk.models.load import cast_parameters, load_model, read_config, rotary_module
+from ropewalk.models.load import cast_parameters, configured, load_model, read_config, rotary_module
 from ropewalk.models.losses import LossModel, OutputHead
 from ropewalk.parallel import Mesh, World
-from ropewalk.rope import Default, RotaryEmbedding
+from ropewalk.rope import Default, RopeMethod, RotaryEmbedding
 from ropewalk.training.checkpoint.sharded import export_model
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, own_mesh
@@ -31,7 +30,7 @@ NEAR = 3
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """What a rotary module gave in one forward pass.
+    """What a rotary module gave the layers of one type in one forward pass.
 
     Attributes:
         cos, sin: float64 ``[tokens, rotary_dim / 2]``.
@@ -43,6 +42,10 @@ class Applied:
     sin: Tensor
     dtype: torch.dtype
     exact: bool
+
+
+ByLayerType = Mapping[str | None, Applied]
+"""The same by layer type; the key None where all layers share one RoPE."""
 
 
 def rope_as_loaded(case: Case) -> Outcome:
@@ -115,7 +118,7 @@ def _probe(case: Case) -> tuple[Tensor, Tensor]:
     return case.rows[0].input_ids[: len(positions)], positions
 
 
-def _in_row(case: Case, model: LossModel) -> Applied:
+def _in_row(case: Case, model: LossModel) -> ByLayerType:
     """Through the same call that training makes, with a layout whose positions are the probe's."""
     ids, positions = _probe(case)
     ends = torch.tensor([0, len(ids)], dtype=torch.int32)
@@ -125,8 +128,8 @@ def _in_row(case: Case, model: LossModel) -> Applied:
     return _captured(model.model, lambda: model(ids[None].to(device), labels[None].to(device), (layout,)))
 
 
-def _captured(model: Any, run: Callable[[], object]) -> Applied:
-    """What the rotary module gives the layers that limit the context, whose RoPE the recipe says."""
+def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
+    """What the rotary module gives the layers of each type that the model has."""
     rotary = rotary_module(model)[2]
     outputs: dict[str | None, Any] = {}
 
@@ -139,8 +142,9 @@ def _captured(model: Any, run: Callable[[], object]) -> Applied:
             run()
     finally:
         handle.remove()
-    cos, sin = _cos_sin(outputs[None if None in outputs else FULL])
-    return Applied(cos.double(), sin.double(), cos.dtype, isinstance(rotary, RotaryEmbedding))
+    exact = isinstance(rotary, RotaryEmbedding)
+    found = {kind: _cos_sin(output) for kind, output in outputs.items()}
+    return {kind: Applied(cos.double(), sin.double(), cos.dtype, exact) for kind, (cos, sin) in found.items()}
 
 
 def _cos_sin(output: Any) -> tuple[Tensor, Tensor]:
@@ -159,28 +163,34 @@ def _one_of_pair(given: Tensor) -> Tensor:
     return given[..., 0::2] if torch.equal(given[..., 0::2], given[..., 1::2]) else given
 
 
-def _held(case: Case, found: dict[str, Applied]) -> Outcome:
+def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
     """The worst angle of all, as a share of what rounding explains there."""
     _, positions = _probe(case)
-    inv_freq, factor = case.rope.frequencies(case.context)
-    angles = positions.double()[:, None] * inv_freq
+    methods = configured(case.model, case.setup)[1]
     shares = []
-    for where, applied in found.items():
-        if applied.cos.shape != angles.shape:
-            pairs = (
-                f"{where} rotates {applied.cos.shape[-1]} pairs of dimensions, the recipe {angles.shape[-1]}"
-            )
-            return Outcome(math.inf, 0.0, False, pairs)
-        error, budget = _angle_errors(applied, angles, inv_freq, factor)
-        worst = int((error / budget).nan_to_num(nan=math.inf).argmax())
-        shares.append((float(error.flatten()[worst]), float(budget.flatten()[worst]), where))
-    error_there, budget_there, where = max(shares, key=lambda share: share[0] / share[1])
+    for where, each in found.items():
+        for kind, applied in each.items():
+            method = methods[kind if kind in methods else None]
+            place = where if None in methods else f"{where}, in layers of type {kind},"
+            inv_freq, factor = method.frequencies(case.context)
+            angles = positions.double()[:, None] * inv_freq
+            if applied.cos.shape != angles.shape:
+                pairs = f"{place} rotates {applied.cos.shape[-1]} pairs of dimensions, the recipe {angles.shape[-1]}"
+                return Outcome(math.inf, 0.0, False, pairs)
+            error, budget = _angle_errors(applied, angles, inv_freq, factor)
+            worst = int((error / budget).nan_to_num(nan=math.inf).argmax())
+            share = float(error.flatten()[worst]), float(budget.flatten()[worst])
+            shares.append((share, place, method, applied))
+    (error_there, budget_there), place, method, applied = max(
+        shares, key=lambda each: each[0][0] / each[0][1]
+    )
+    kinds = list(dict.fromkeys(str(kind) for each in found.values() for kind in each if None not in methods))
     return Outcome.within(
         error_there,
         budget_there,
-        f"angles up to position {case.context - 1:,}, in rad; {' and '.join(found)}",
-        f"{where} the model rotates by other angles than the recipe's {_described(case)}: "
-        f"{_likely(case, found[where])}",
+        f"angles up to position {case.context - 1:,}, in rad; {' and '.join([*found, *kinds])}",
+        f"{place} the model rotates by other angles than the recipe's {_described(method)}: "
+        f"{_likely(method.frequencies(case.context).inv_freq, applied)}",
     )
 
 
@@ -200,13 +210,12 @@ def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: fl
     return error, budget
 
 
-def _described(case: Case) -> str:
-    return f"{case.rope.name}, rope_theta {case.rope.rope_theta:,.0f}"
+def _described(method: RopeMethod) -> str:
+    return f"{method.name}, rope_theta {method.rope_theta:,.0f}"
 
 
-def _likely(case: Case, applied: Applied) -> str:
+def _likely(inv_freq: Tensor, applied: Applied) -> str:
     """What the frequencies look like, from the angles at position 1."""
-    inv_freq, _ = case.rope.frequencies(case.context)
     held = torch.atan2(applied.sin[1], applied.cos[1])
     unit = 8 * torch.finfo(applied.dtype).eps
     if bool(((held - inv_freq.bfloat16().double()).abs() <= unit * inv_freq).all()):
