@@ -113,7 +113,7 @@ def test_the_ceiling_of_the_lower_bound_is_the_given_one(run) -> None:
     assert "no base up to 10000 is safe for 8192 tokens" in run(f"{line} --ceiling 1e4", status=2)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"longrope", "dynamic"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"longrope", "dynamic", "proportional"}))
 def test_frequencies_of_every_method(run, method: str) -> None:
     said = as_json(
         run(f"frequencies --method {method} --rope-theta 10000 --rotary-dim 64 --from 4096 --to 65536 --json")

@@ -178,13 +178,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "laguna": {"layer_types": MIXED},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "lfm3": {
-        "num_hidden_layers": 5,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 10000.0}
-            for kind in ("sliding_attention", "full_attention")
-        },
-    },
+    "lfm3": {"num_hidden_layers": 5},
     "mellum": {"layer_types": MIXED},
     "ministral": {"head_dim": 8},
     "zamba2": {
@@ -232,9 +226,6 @@ NOT_TRIED = {
     "phi4_multimodal": "its encoders of images and sounds cannot be built small",
 }
 """Families of which no tiny model can be run with tokens alone, and why."""
-
-WITH_ANOTHER_ROPE = {"lfm3": "with the rope type default; the class's own, proportional, is refused"}
-"""Families whose tiny model has another RoPE than the class gives it."""
 
 Support = dict[str, Any]
 
@@ -404,9 +395,6 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
             "planning": judged(lambda: planning(name)),
             "export": judged(lambda: export(name)),
         }
-    for cell in found.values():
-        if name in WITH_ANOTHER_ROPE and cell == entry("tested"):
-            cell["reason"] = WITH_ANOTHER_ROPE[name]
     if packed["status"] != "tested":
         found["context_parallelism"] = packed
     elif ranks is not None:

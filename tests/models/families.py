@@ -180,10 +180,6 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 8,
             "sliding_window": WINDOW,
             "num_hidden_layers": 5,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-            },
         },
     ),
     "granitemoehybrid": (

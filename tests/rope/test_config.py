@@ -225,7 +225,7 @@ def test_dynamic_starts_from_max_position_embeddings() -> None:
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1]}},
-            "unknown rope type 'mrope'; known are default, linear, dynamic, yarn, llama3, longrope, su",
+            "unknown rope type 'mrope'; known are default, linear, dynamic, yarn, llama3, longrope, proportional, su",
         ),
         (
             {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}},

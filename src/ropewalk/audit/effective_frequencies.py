@@ -57,10 +57,11 @@ class _Truth:
     total_length: int
 
     def error_of(self, inv_freq: Tensor) -> float:
-        """Largest relative difference; NaN where the number of pairs differs."""
+        """Largest difference, relative for pairs that turn; NaN where the number of pairs differs."""
         if inv_freq.shape != self.inv_freq.shape:
             return math.nan
-        return float(((inv_freq - self.inv_freq) / self.inv_freq).abs().max())
+        scale = self.inv_freq.where(self.inv_freq > 0, 1)
+        return float(((inv_freq - self.inv_freq) / scale).abs().max())
 
     @property
     def positions(self) -> Tensor:

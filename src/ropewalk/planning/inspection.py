@@ -207,6 +207,8 @@ def _described(
     inv_freq, attention_factor = method.frequencies(length)
     apart = ("rotary_dim", "rope_theta", "attention_factor")
     bound = context_bound(inv_freq)
+    # Pairs that stand still have no period.
+    turning = inv_freq[inv_freq > 0]
     return {
         "layer_type": layer_type,
         "name": method.name,
@@ -214,8 +216,8 @@ def _described(
         "rotary_dim": method.rotary_dim,
         "attention_factor": attention_factor,
         "parameters": {f.name: getattr(method, f.name) for f in fields(method) if f.name not in apart},
-        "shortest_wavelength": 2 * math.pi / float(inv_freq[0]),
-        "longest_wavelength": 2 * math.pi / float(inv_freq[-1]),
+        "shortest_wavelength": 2 * math.pi / float(turning[0]),
+        "longest_wavelength": 2 * math.pi / float(turning[-1]),
         **_critical_dimension(method, length),
         "context_bound": SEARCH_LIMIT if bound is None else bound,
         "inv_freq": inv_freq.tolist(),
@@ -227,11 +229,14 @@ def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
     """What transformers holds right after a load: short factors, for a method that depends on the length."""
     expected = method.frequencies().inv_freq
     same = held.inv_freq.shape == expected.shape
+    scale = expected.where(expected > 0, 1)
     return {
         "dtype": held.dtype,
         "inv_freq": held.inv_freq.tolist(),
         "attention_factor": held.attention_factor,
-        "largest_relative_difference": float((held.inv_freq / expected - 1).abs().max()) if same else None,
+        "largest_relative_difference": float(((held.inv_freq - expected) / scale).abs().max())
+        if same
+        else None,
     }
 
 
@@ -240,5 +245,6 @@ def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int
     unscaled = method.unscaled_length(length)
     if unscaled is None or unscaled < SHORTEST_LENGTH:
         return {"critical_dimension": None, "critical_dimension_length": None}
-    dimensions = critical_dimension(method.rotary_dim, method.rope_theta, unscaled)
+    turning = 2 * int((method.frequencies(length).inv_freq > 0).sum())
+    dimensions = min(critical_dimension(method.rotary_dim, method.rope_theta, unscaled), turning)
     return {"critical_dimension": dimensions, "critical_dimension_length": unscaled}

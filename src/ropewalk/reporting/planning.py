@@ -49,11 +49,18 @@ def inspection_figure(result: InspectResult) -> Figure:
     config, advice = result.config, result.advice
     trained = config.trained_length
     target = trained if advice is None else advice.target_length
-    series = {"as trained": 2 * np.pi / config.full_attention_rope.frequencies(trained).inv_freq.numpy()}
+    series = {"as trained": _periods(config.full_attention_rope, trained)}
     if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
-        recommended = advice.chosen.method.frequencies(target).inv_freq.numpy()
-        series[f"recommended for the target ({advice.chosen.rule})"] = 2 * np.pi / recommended
+        name = f"recommended for the target ({advice.chosen.rule})"
+        series[name] = _periods(advice.chosen.method, target)
     return periods_figure(series, trained, target, f"{config.model}: period of each rotary pair")
+
+
+def _periods(method: RopeMethod, length: int) -> np.ndarray:
+    """Of the pairs that turn, in tokens."""
+    inv_freq = method.frequencies(length).inv_freq
+    periods: np.ndarray = 2 * np.pi / inv_freq[inv_freq > 0].numpy()
+    return periods
 
 
 def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:

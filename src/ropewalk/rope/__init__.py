@@ -18,7 +18,17 @@ if TYPE_CHECKING:
         methods_from_config,
         replace_methods,
     )
-    from ropewalk.rope.methods import METHODS, Default, DynamicNtk, Linear, Llama3, LongRope, Ntk, Yarn
+    from ropewalk.rope.methods import (
+        METHODS,
+        Default,
+        DynamicNtk,
+        Linear,
+        Llama3,
+        LongRope,
+        Ntk,
+        Proportional,
+        Yarn,
+    )
     from ropewalk.rope.methods.base import (
         RopeFrequencies,
         RopeMethod,
@@ -45,6 +55,7 @@ _HOMES = {
     "LongRope": "methods",
     "METHODS": "methods",
     "Ntk": "methods",
+    "Proportional": "methods",
     "ROPE_KEYS": "config",
     "RopeFrequencies": "methods.base",
     "RopeMethod": "methods.base",
@@ -83,6 +94,7 @@ __all__ = [
     "Llama3",
     "LongRope",
     "Ntk",
+    "Proportional",
     "RopeFrequencies",
     "RopeMethod",
     "RotaryEmbedding",

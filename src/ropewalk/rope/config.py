@@ -27,7 +27,7 @@ from typing import Any, Literal
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import is_number, whole_number
 from ropewalk.rope.methods import Default
-from ropewalk.rope.methods.base import ORIGINAL, ConfigEntry, RopeMethod, methods_by_type
+from ropewalk.rope.methods.base import ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
 
 Spelling = Literal["5.x", "4.x"]
 Config = Mapping[str, Any]
@@ -198,7 +198,12 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     for key in ("rope_type", "type", *_keys_of_axes(config)):
         values.pop(key, None)
     theta = values.pop("rope_theta")
-    dim = _rotary_dim(config, values.pop("partial_rotary_factor", None))
+    partial = _partial(config, values.pop(PARTIAL, None))
+    dim = head_dim(config)
+    if PARTIAL in (method.config_keys or ()):
+        values[PARTIAL] = partial
+    else:
+        dim = int(dim * partial)
     if method is Default and values.get("factor") == 1:
         del values["factor"]
     unknown = sorted(set(values) - set(method.config_keys or ()))
@@ -220,7 +225,7 @@ def _method_of_type(entry: Config) -> type[RopeMethod]:
     return methods.pop()
 
 
-def _rotary_dim(config: Config, inside: float | None) -> int:
+def _partial(config: Config, inside: float | None) -> float:
     outside = config.get("partial_rotary_factor")
     if inside is not None and outside is not None and inside != outside:
         raise RopewalkError(
@@ -229,7 +234,7 @@ def _rotary_dim(config: Config, inside: float | None) -> int:
     partial = next((value for value in (inside, outside) if value is not None), 1.0)
     if not is_number(partial) or not 0 < partial <= 1:
         raise RopewalkError(f"partial_rotary_factor must be above 0 and at most 1, got {partial!r}")
-    return int(head_dim(config) * partial)
+    return float(partial)
 
 
 def config_entries(

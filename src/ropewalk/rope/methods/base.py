@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ORIGINAL = "original_max_position_embeddings"
 MAX_LENGTH = "max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
 LLAMA_LIKE = ("llama", "mistral", "mixtral")
 """Model types whose RoPE factors llama.cpp's converter writes for llama3 alone."""
 

@@ -206,7 +206,9 @@ def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: fl
     error = torch.maximum(angle.abs(), length.abs())
     budget = torch.full_like(angles, torch.finfo(applied.dtype).eps)
     if not applied.exact:
-        budget = budget + angles * torch.finfo(torch.float32).eps * (1 + inv_freq.log().abs())
+        budget = budget + angles * torch.finfo(torch.float32).eps * (
+            1 + inv_freq.where(inv_freq > 0, 1).log().abs()
+        )
     return error, budget
 
 
@@ -225,7 +227,7 @@ def _likely(inv_freq: Tensor, applied: Applied) -> str:
     plain = Default(2 * len(inv_freq), theta) if 1 < theta < 1e12 else None
     if plain is not None and bool(((held - plain.frequencies()[0]).abs() <= 1e-3 * held.abs()).all()):
         return f"it runs unscaled RoPE with rope_theta {theta:,.0f}"
-    worst = int(((held - inv_freq).abs() / inv_freq).argmax())
+    worst = int(((held - inv_freq).abs() / inv_freq.where(inv_freq > 0, 1)).argmax())
     return f"pair {worst} turns by {float(held[worst]):.6g} rad a token, and should by {float(inv_freq[worst]):.6g}"
 
 
