@@ -67,6 +67,24 @@ ATTENTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": WINDOW}),
     "mixtral": ("MixtralConfig", {"sliding_window": WINDOW, "num_local_experts": 4}),
     "ministral": ("MinistralConfig", {"sliding_window": WINDOW, "head_dim": 8}),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "max_position_embeddings": 256,
+                "beta_fast": 2.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "qwen2": (
         "Qwen2Config",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},

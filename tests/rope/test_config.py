@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +405,47 @@ def test_replacing_methods_leaves_nothing_of_the_old_ones() -> None:
     assert method_from_config(new) == method
     assert old["rope_theta"] == 1e4
     assert set(config_entries(PHI, 16)) <= set(ROPE_KEYS)
+
+
+MINISTRAL: dict[str, Any] = {
+    "model_type": "ministral3",
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "max_position_embeddings": 256,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+
+def test_the_temperature_of_ministral_3_is_read_over_and_kept() -> None:
+    method = Yarn(8, 1e6, 16.0, 16)
+    assert methods_from_config(MINISTRAL) == {None: method}
+    longer = replace_methods(MINISTRAL, replace(method, factor=64.0))["rope_parameters"]
+    assert (longer["llama_4_scaling_beta"], longer["original_max_position_embeddings"]) == (0.1, 16)
+    # Plain RoPE has no original length of its own, and the attention still counts in it.
+    plain = replace_methods(MINISTRAL, Default(8, 1e6))["rope_parameters"]
+    assert (plain["llama_4_scaling_beta"], plain["original_max_position_embeddings"]) == (0.1, 16)
+    # Nothing reads the length inside, so that one which could go stale is not written.
+    assert "max_position_embeddings" not in longer
+
+
+def test_a_method_that_would_change_the_steps_of_the_temperature_is_refused() -> None:
+    with pytest.raises(
+        RopewalkError, match=r"in steps of original_max_position_embeddings 16, .* make it 256"
+    ):
+        replace_methods(MINISTRAL, Yarn(8, 1e6, 4.0, 256))
+
+
+def test_two_lengths_of_ministral_3_that_differ_are_refused() -> None:
+    with pytest.raises(RopewalkError, match="max_position_embeddings is 512 in the config but 256"):
+        methods_from_config({**MINISTRAL, "max_position_embeddings": 512})
+
+
+def test_the_temperature_of_another_model_type_is_refused_as_unknown() -> None:
+    with pytest.raises(RopewalkError, match="unknown llama_4_scaling_beta, max_position_embeddings"):
+        methods_from_config({**MINISTRAL, "model_type": "llama"})

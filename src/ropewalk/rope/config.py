@@ -27,7 +27,7 @@ from typing import Any, Literal
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import is_number, whole_number
 from ropewalk.rope.methods import Default
-from ropewalk.rope.methods.base import ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
+from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
 
 Spelling = Literal["5.x", "4.x"]
 Config = Mapping[str, Any]
@@ -46,6 +46,10 @@ OF_AXES = ("mrope_interleaved", "mrope_section")
 """Which frequencies follow time, height or width of an image; in text the three are one position."""
 READS_AXES = ("qwen3_5_moe_text", "qwen3_5_text")
 """Model types of text whose configs have these keys."""
+TEMPERATURE = "llama_4_scaling_beta"
+"""``β`` of Ministral 3: its attention multiplies queries by ``1 + β·ln(1 + floor(position / T))``, ``T`` being
+``original_max_position_embeddings`` in the same entry. It is no part of the rotation, and stays as it is."""
+READS_TEMPERATURE = ("ministral3",)
 
 
 def head_dim(config: Config) -> int:
@@ -195,8 +199,10 @@ def _method(config: Config, entry: Config) -> RopeMethod:
     """The method that one flat mapping of RoPE parameters describes; ``rope_theta`` is in it."""
     method = _method_of_type(entry)
     values = {key: value for key, value in entry.items() if value is not None}
-    for key in ("rope_type", "type", *_keys_of_axes(config)):
+    for key in ("rope_type", "type", *_keys_kept(config)):
         values.pop(key, None)
+    if config.get("model_type") in READS_TEMPERATURE:
+        _pop_stated_length(config, values)
     theta = values.pop("rope_theta")
     partial = _partial(config, values.pop(PARTIAL, None))
     dim = head_dim(config)
@@ -293,18 +299,37 @@ def replace_methods(
     ``max_position_embeddings`` stays as it is, except for dynamic: how long the model now reads is the
     caller's to say.
     """
-    kept = {key: value for key, value in config.items() if key not in ROPE_KEYS}
-    written = kept | config_entries(methods, head_dim(config), spelling=spelling)
+    others = {key: value for key, value in config.items() if key not in ROPE_KEYS}
+    written = others | config_entries(methods, head_dim(config), spelling=spelling)
     before = config.get("rope_parameters") or {}
-    axes = {key: before[key] for key in _keys_of_axes(config) if key in before}
-    if axes and "rope_parameters" in written:
-        # They say nothing of text, and the model as a whole needs them for images.
-        written["rope_parameters"] = {**written["rope_parameters"], **axes}
+    entry = written.get("rope_parameters")
+    if entry is not None:
+        # What else the entry says: the model needs it for images, or for the temperature of its attention.
+        kept = {key: before[key] for key in _keys_kept(config) if key in before}
+        if TEMPERATURE in kept and ORIGINAL in before:
+            length = entry.get(ORIGINAL, before[ORIGINAL])
+            if length != before[ORIGINAL]:
+                raise RopewalkError(
+                    f"{TEMPERATURE} {before[TEMPERATURE]} counts positions in steps of {ORIGINAL} {before[ORIGINAL]}, "
+                    f"and the new RoPE would make it {length}; choose a method that keeps it, such as theta"
+                )
+            kept[ORIGINAL] = length
+        written["rope_parameters"] = {**entry, **kept}
     return written
 
 
-def _keys_of_axes(config: Config) -> tuple[str, ...]:
-    return OF_AXES if config.get("model_type") in READS_AXES else ()
+def _keys_kept(config: Config) -> tuple[str, ...]:
+    """Keys of the entry that say nothing of frequencies in text."""
+    if config.get("model_type") in READS_AXES:
+        return OF_AXES
+    return (TEMPERATURE,) if config.get("model_type") in READS_TEMPERATURE else ()
+
+
+def _pop_stated_length(config: Config, values: dict[str, Any]) -> None:
+    """Ministral 3 states its length inside the entry once more, where nothing reads it."""
+    inside, outside = values.pop(MAX_LENGTH, None), config.get(MAX_LENGTH)
+    if inside is not None and outside is not None and inside != outside:
+        raise RopewalkError(f"{MAX_LENGTH} is {outside} in the config but {inside} in its RoPE parameters")
 
 
 def _parameters(method: RopeMethod, head_dim: int) -> dict[str, Any]:
