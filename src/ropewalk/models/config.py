@@ -71,6 +71,8 @@ BEYOND_ANY_CONTEXT = 2**30
 """Tokens of a window that takes nothing away, for classes that cannot do without one."""
 
 
+BASES_OF_LAYERS = "layer_rope_theta"
+"""A base for each layer, 0 for one without RoPE (Granite with windows); the layers have these, not ``rope_theta``."""
 DUAL_CHUNK = "dual_chunk_attention_config"
 
 OTHER_LENGTHS = ("model_max_length", "max_sequence_length", "max_seq_len", "seq_length")
@@ -156,6 +158,25 @@ class ModelConfig:
         dtype = {} if said.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
         values = {**said, **shape, **dtype, **layer_values(text)}
         return cls(values, text.model_type, {}, type(text).__name__, source=config)
+
+    # The transformers config behind it.
+
+    @property
+    def decoder_values(self) -> dict[str, Any]:
+        """The decoder's part of the transformers config, as its class writes it into a file."""
+        key = decoder_key(self.source)
+        values: dict[str, Any] = self.source.to_dict()
+        return values if key is None else values[key]
+
+    def with_decoder_values(self, values: Mapping[str, Any]) -> ModelConfig:
+        """The config of the same model whose decoder says something else; its encoders stay as they are.
+
+        Args:
+            values: in place of :attr:`decoder_values`.
+        """
+        key = decoder_key(self.source)
+        whole = dict(values) if key is None else {**self.source.to_dict(), key: dict(values)}
+        return ModelConfig.of(type(self.source).from_dict(whole))
 
     # What there is.
 
@@ -411,7 +432,7 @@ class ModelConfig:
         wanted = [limit for limit in self.limits if limit in set(limits)]
         if not wanted:
             return self
-        values = self.source.to_dict()
+        values = self.decoder_values
         if "dual_chunk_attention" in wanted:
             values.pop(DUAL_CHUNK, None)
         if "windows" in wanted:
@@ -427,7 +448,7 @@ class ModelConfig:
                 values["sliding_window"] = BEYOND_ANY_CONTEXT
                 values["layer_types"] = [FULL if kind == SLIDING else kind for kind in values["layer_types"]]
             values.pop("use_sliding_window", None)
-        lifted = ModelConfig.of(type(self.source).from_dict(values))
+        lifted = self.with_decoder_values(values)
         if [layer.rotates for layer in lifted.layers] != [layer.rotates for layer in self.layers]:
             raise RopewalkError(
                 f"the windows of {self.model} cannot be lifted: which of its layers have RoPE follows from them"
@@ -457,6 +478,13 @@ class ModelConfig:
             said.append(
                 f"every layer sees only the last {widest} tokens (sliding_window), fewer than "
                 f"max_position_embeddings {length}"
+            )
+        bases = sorted({base for base in self.values.get(BASES_OF_LAYERS) or () if base})
+        if bases and bases != sorted({method.rope_theta for method in self.methods.values()}):
+            stated = ", ".join(f"{base:g}" for base in bases)
+            said.append(
+                f"{BASES_OF_LAYERS} states the bases {stated}, which the layers have; "
+                "what is said here of rope_theta is not about them"
             )
         trained = self._dual_chunk_length
         if trained is not None and trained != length:
@@ -621,6 +649,24 @@ class ModelConfig:
         return [f"has attention dropout {dropout}, which no engine has; set it to 0 in config.json"]
 
 
+def decoder_key(config: Any) -> str | None:
+    """The key of the decoder's config in that of the whole model; None where it is the whole.
+
+    Raises:
+        RopewalkError: if it is neither.
+    """
+    text = config.get_text_config()
+    if text is config:
+        return None
+    for name in type(config).sub_configs:
+        if getattr(config, name, None) is text:
+            return str(name)
+    raise RopewalkError(
+        f"{type(config).__name__} has its decoder's config, a {type(text).__name__}, where ropewalk cannot find it; "
+        "give a file that holds the decoder's config alone"
+    )
+
+
 SHAPE_KEYS = (
     "hidden_size",
     "num_attention_heads",
@@ -769,6 +815,9 @@ def _layers_that_rotate(config: Mapping[str, Any], kinds: Sequence[str]) -> Iter
 
 
 def _attention_that_rotates(config: Mapping[str, Any], kinds: Sequence[str]) -> Iterable[bool]:
+    bases = config.get(BASES_OF_LAYERS)
+    if bases and len(bases) == len(kinds):
+        return [bool(base) for base in bases]
     stated = config.get("no_rope_layers")
     if stated:
         # 1 is a layer with RoPE, whatever the name says.

@@ -31,6 +31,7 @@ from ropewalk.models.config import (
     ModelConfig,
     check_layers,
     check_list_lengths,
+    decoder_key,
     layer_values,
     shape_values,
 )
@@ -120,6 +121,7 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     methods = methods_from_config(values)
     _check_rotary_dim(values, methods)
     _refuse_disagreement(model, methods, text)
+    _refuse_base_of_attention(decoder, methods)
     return ModelConfig(values, model, defaults, type(text).__name__)
 
 
@@ -192,15 +194,7 @@ def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
         raise RopewalkError(
             f"{model} has layers of different shapes ({type(text).__name__}), which is not supported"
         )
-    if text is outer:
-        return text, None
-    for name in type(outer).sub_configs:
-        if getattr(outer, name, None) is text:
-            return text, str(name)
-    raise RopewalkError(
-        f"{type(outer).__name__} has its decoder's config, a {type(text).__name__}, where ropewalk cannot find "
-        "it; give a file that holds the decoder's config alone"
-    )
+    return text, decoder_key(outer)
 
 
 def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], config_class: Any) -> None:
@@ -281,11 +275,25 @@ def _refuse_disagreement(model: str, said: Mapping[str | None, RopeMethod], text
     }
     # Some classes have the width of a head under another name: kv_channels.
     head_dim = getattr(text, "head_dim", None)
+    # DBRX has the other widths under other names, too.
+    kept |= {key: value for key, value in shape_values(text).items() if kept.get(key) is None}
     computed = methods_from_config(kept if head_dim is None else {**kept, "head_dim": head_dim})
     if dict(said) != computed:
         raise RopewalkError(
             f"the config of {model} says {_difference(said, computed)} to transformers' {type(text).__name__}; "
             "correct the file, or a load computes something else than it says"
+        )
+
+
+def _refuse_base_of_attention(decoder: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
+    """DBRX states its base in ``attn_config``, where transformers 5 does not look: it would compute with another."""
+    attention = decoder.get("attn_config")
+    stated = attention.get("rope_theta") if isinstance(attention, Mapping) else None
+    if stated is not None and all(method.rope_theta != stated for method in methods.values()):
+        there = ", ".join(f"{method.rope_theta:g}" for method in methods.values())
+        raise RopewalkError(
+            f"rope_theta is {stated} in attn_config, where transformers does not look for it, and a load computes with "
+            f"{there}; write rope_theta: {stated} beside attn_config"
         )
 
 

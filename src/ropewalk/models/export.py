@@ -11,8 +11,8 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
-from ropewalk.models.config_file import read_config_file
-from ropewalk.models.load import ModelSetup, load_model, save_model
+from ropewalk.models.config_file import read_model_config
+from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.config import notes_on
 
@@ -75,7 +75,8 @@ def export(
         remove_left_overs(out.parent, out.name)
         with new_folder(out) as partial:
             save_model(loaded, partial, tokenizer)
-    notes = tuple(notes_on(read_config_file(str(out))))
+    lost = left_out(read_config(path))
+    notes = (*notes_on(read_model_config(str(out)).values), *([] if lost is None else [lost]))
     return ExportResult(str(path) if name is None else name, out, context, method, notes)
 
 

@@ -19,7 +19,7 @@ from ropewalk.attention.choices import Limit
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import check_model_place, not_found
 from ropewalk.models import attention_hooks, recurrent_layers
-from ropewalk.models.config import ModelConfig
+from ropewalk.models.config import BASES_OF_LAYERS, ModelConfig, decoder_key
 from ropewalk.models.config_file import (
     CONFIG_ERRORS,
     class_of,
@@ -35,6 +35,7 @@ from ropewalk.models.rotary import rope_of_rows as rope_of_rows
 from ropewalk.models.rotary import rotary_module as rotary_module
 from ropewalk.models.rotary import swap_rotary, teach_transformers
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
+from ropewalk.rope.methods.base import MAX_LENGTH
 
 log = logging.getLogger("ropewalk")
 
@@ -310,18 +311,58 @@ def with_rope(
     Raises:
         RopewalkError: if the config cannot hold this method.
     """
-    values = replace_methods(config.source.to_dict(), config.methods_with(method, others))
-    if max_position_embeddings is not None:
-        values["max_position_embeddings"] = max_position_embeddings
-    values = for_all_readers(values)
+    bases = config.values.get(BASES_OF_LAYERS)
+    if bases and config.methods_with(method, others) != config.methods:
+        raise RopewalkError(
+            f"{config.source.model_type} states the base of each layer in {BASES_OF_LAYERS}, which ropewalk reads and "
+            f"does not set; write the new base into {BASES_OF_LAYERS} and rope_theta of config.json, and train with "
+            "rope default and exact_rope: false"
+        )
+    before = config.decoder_values
+    # A class may have another name for the width of a head, or none.
+    values = replace_methods({**before, "head_dim": config.head_dim}, config.methods_with(method, others))
+    length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
+    values = for_all_readers({**values, MAX_LENGTH: length or 0})
+    for key in ("head_dim", MAX_LENGTH):
+        del values[key]
+    if "head_dim" in before:
+        values["head_dim"] = before["head_dim"]
+    values[config.source.get_text_config().attribute_map.get(MAX_LENGTH, MAX_LENGTH)] = length
+    if before.get("rope_theta") is not None:
+        # Where a class has a field for it, it stands there once more.
+        values["rope_theta"] = method.as_written().rope_theta
+    attention = values.get("attn_config")
+    if isinstance(attention, Mapping) and "rope_theta" in attention:
+        # DBRX's, which transformers passes over and other programs read.
+        values["attn_config"] = {**attention, "rope_theta": method.as_written().rope_theta}
     try:
-        return ModelConfig.of(type(config.source).from_dict(values))
+        return config.with_decoder_values(values)
     except (ValueError, KeyError, StrictDataclassError) as error:
         # Phi-3 takes longrope only, and reads yarn as that.
         raise RopewalkError(
             f"the config of {config.source.model_type} cannot hold the RoPE method {method.name}: "
             f"{' '.join(str(error).split())}; theta always fits"
         ) from error
+
+
+def left_out(config: ModelConfig) -> str | None:
+    """What a load as a causal decoder leaves of a larger model behind, a sentence; None where it keeps all.
+
+    Args:
+        config: with its transformers config as ``source``.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    key = decoder_key(config.source)
+    if key is None or type(config.source) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    loaded = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.source)]
+    if loaded.config_class is type(config.source):
+        return None
+    return (
+        f"transformers loads the language model of {config.source.model_type} alone ({loaded.__name__}): the result "
+        "has no encoders of images or sounds"
+    )
 
 
 def attention_spec(

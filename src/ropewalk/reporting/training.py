@@ -14,7 +14,7 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.tasks.suite import FORCED
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
-from ropewalk.models.config_file import read_config_file
+from ropewalk.models.config_file import read_model_config
 from ropewalk.reporting.evaluation import evaluation_tables
 from ropewalk.reporting.figures.evaluation import passkey_figure, perplexity_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
@@ -181,7 +181,7 @@ def reported(result: RunResult) -> RunResult:
         RopewalkError: if the folder cannot be written.
     """
     files = tuple(write_run_report(result.output))
-    return replace(result, files=files, readers=tuple(notes_on(read_config_file(str(result.model)))))
+    return replace(result, files=files, readers=tuple(notes_on(read_model_config(str(result.model)).values)))
 
 
 def describe_run(result: RunResult) -> Iterator[Part]:

@@ -19,7 +19,7 @@ from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.evaluation.store import model_digest
 from ropewalk.io.settings import explain
 from ropewalk.models.config import ModelConfig
-from ropewalk.models.load import attention_spec, choose_device, read_config, with_rope
+from ropewalk.models.load import attention_spec, choose_device, left_out, read_config, with_rope
 from ropewalk.models.routing import records_routing
 from ropewalk.parallel import MeshShape, World, require_devices
 from ropewalk.planning.sizing.mesh_choice import check_mesh, choose_mesh
@@ -103,6 +103,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
         tables,
         last.original_max_position_embeddings if isinstance(last, LongRope) else None,
         aux_losses,
+        left_out(config),
     )
 
 
@@ -331,6 +332,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         f"model {resolved.model}, trained for {resolved.trained_length} tokens",
         f"attention engine {resolved.engine}{told} on {resolved.device}, {resolved.precision}",
     ]
+    if resolved.left_out is not None:
+        lines.append(resolved.left_out)
     if resolved.mesh.world_size > 1:
         told = " (auto)" if recipe.parallel == "auto" else ""
         lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{told}")

@@ -49,6 +49,7 @@ class ResolvedRecipe:
         tables: the factor table of each stage that names one.
         original_length: ``T`` in tokens, where the result is a longrope checkpoint.
         router_aux_losses: factor of the load-balancing loss in each stage, 0 for none.
+        left_out: what of the model the result will not have, a sentence; None where it has all.
     """
 
     recipe: Recipe
@@ -68,6 +69,7 @@ class ResolvedRecipe:
     tables: tuple[Factors | None, ...] = ()
     original_length: int | None = None
     router_aux_losses: tuple[float, ...] = ()
+    left_out: str | None = None
 
     @property
     def target(self) -> int:

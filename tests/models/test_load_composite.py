@@ -1,0 +1,128 @@
+"""Checkpoints whose config holds that of the language model, or states a base in more than one place."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from ropewalk import RopewalkError
+from ropewalk.models.config import ModelConfig
+from ropewalk.models.config_file import config_from_json, read_model_config
+from ropewalk.models.load import ModelSetup, left_out, load_model, read_config, save_model, with_rope
+from ropewalk.rope import Default
+from tests.models.every_family import tiny_config
+
+CONTEXT = 1024
+
+
+def raised(config):
+    """The RoPE of a config with seven times its base."""
+    method = config.full_attention_rope
+    return Default(method.rotary_dim, 7 * method.rope_theta)
+
+
+def without_rope(values):
+    return {
+        k: v
+        for k, v in values.items()
+        if k not in ("rope_parameters", "rope_theta", "max_position_embeddings")
+    }
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama4", "qwen3_5", "mllama", "emu3", "mistral3"])
+def test_only_the_rope_and_the_length_of_the_decoder_change(family):
+    whole = tiny_config(family) if family != "mistral3" else transformers.Mistral3Config()
+    config = ModelConfig.of(whole)
+    wanted = raised(config)
+    changed = with_rope(config, wanted, 2 * CONTEXT).source
+    assert type(changed) is type(whole)
+    read = ModelConfig.of(changed)
+    assert read.full_attention_rope == wanted
+    assert read.max_position_embeddings == 2 * CONTEXT
+    before, after = whole.to_dict(), changed.to_dict()
+    assert without_rope(before.pop("text_config")) == without_rope(after.pop("text_config"))
+    assert before == after
+
+
+def test_gemma_3_with_its_encoder_of_images_keeps_every_weight(tmp_path):
+    torch.manual_seed(0)
+    before = transformers.AutoModelForCausalLM.from_config(tiny_config("gemma3"))
+    before.save_pretrained(tmp_path / "before")
+    config = read_config(tmp_path / "before")
+    assert left_out(config) is None
+    wanted = raised(config)
+    model = load_model(tmp_path / "before", ModelSetup(wanted, CONTEXT))
+    save_model(model, tmp_path / "after")
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+    assert old.keys() == new.keys()
+    assert any("vision" in key for key in new)
+    assert all(torch.equal(old[key], new[key]) for key in old)
+    assert read_model_config(str(tmp_path / "after")).full_attention_rope == wanted
+    rotary = next(
+        module
+        for module in transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "after").modules()
+        if type(module).__name__ == "Gemma3RotaryEmbedding"
+    )
+    held = rotary.full_attention_inv_freq.double()
+    assert torch.allclose(held, wanted.frequencies().inv_freq, rtol=1e-6, atol=0)
+
+
+def test_it_is_said_where_the_language_model_is_loaded_alone():
+    said = left_out(ModelConfig.of(tiny_config("qwen3_5")))
+    assert said is not None
+    assert "language model of qwen3_5 alone (Qwen3_5ForCausalLM)" in said
+    assert left_out(ModelConfig.of(tiny_config("qwen3_5_text"))) is None
+    assert left_out(ModelConfig.of(tiny_config("llama"))) is None
+
+
+@pytest.mark.parametrize("family", ["cohere2_moe", "bailing_hybrid", "dbrx"])
+def test_a_base_that_stands_in_several_places_is_written_into_all(family, tmp_path):
+    config = ModelConfig.of(tiny_config(family))
+    wanted = raised(config)
+    with_rope(config, wanted, CONTEXT).source.save_pretrained(tmp_path)
+    read = read_model_config(str(tmp_path))
+    assert (read.full_attention_rope, read.max_position_embeddings) == (wanted, CONTEXT)
+    written = json.loads((tmp_path / "config.json").read_text())
+    places = [written, written["rope_parameters"], written.get("attn_config", {})]
+    assert {place["rope_theta"] for place in places if "rope_theta" in place} == {wanted.rope_theta}
+    assert sum("rope_theta" in place for place in places) == 2
+
+
+def test_a_base_in_attn_config_that_transformers_passes_over_is_refused():
+    """dbrx-instruct states 500,000 there, and transformers 5 computes with its class's 10,000."""
+    values = transformers.DbrxConfig(attn_config={"rope_theta": 5e5, "kv_n_heads": 8}).to_dict()
+    del values["rope_parameters"]
+    with pytest.raises(RopewalkError, match=r"500000\.0 in attn_config, .* computes with 10000"):
+        config_from_json(values)
+    assert config_from_json({**values, "rope_theta": 5e5}).full_attention_rope.rope_theta == 5e5
+
+
+def granite(bases):
+    config = transformers.GraniteSWAConfig(
+        **{**tiny_config("granite_swa").to_dict(), "layer_rope_theta": bases}
+    )
+    return ModelConfig.of(config)
+
+
+def test_bases_by_layer_are_read_and_another_one_is_refused():
+    own = granite([1e4, 0, 1e4, 1e4])
+    assert [layer.rotates for layer in own.layers] == [True, False, True, True]
+    assert not any("layer_rope_theta" in said for said in own.config_warnings)
+    # As it is, the config can be written again; another base would reach none of the layers.
+    assert with_rope(own, own.full_attention_rope, CONTEXT).full_attention_rope == own.full_attention_rope
+    with pytest.raises(RopewalkError, match="granite_swa states the base of each layer in layer_rope_theta"):
+        with_rope(own, raised(own), CONTEXT)
+
+
+def test_bases_by_layer_that_are_not_rope_theta_are_warned_of():
+    (said,) = [each for each in granite([1e4, 0, 5e4, 1e4]).config_warnings if "layer_rope_theta" in each]
+    assert "bases 10000, 50000" in said
+
+
+def test_the_bases_that_granite_states_by_layer_are_what_its_layers_have():
+    """What the refusal says would work: the base in both places, transformers' own rotary modules."""
+    model = transformers.AutoModelForCausalLM.from_config(granite([7e4, 0, 7e4, 7e4]).source)
+    used = model.model.rotary_embs[0].inv_freq.double()
+    assert torch.allclose(used, Default(2 * len(used), 7e4).frequencies().inv_freq, rtol=1e-6, atol=0)
