@@ -115,7 +115,9 @@ def test_out_holds_results_predictions_figures_and_page(
     assert (out / "predictions.jsonl").read_bytes() == before
 
     assert run(*asked, "--seed", 1) == 2
-    told = "holds another evaluation: it differs in seed (0 there, 1 asked for); give another --out"
+    told = (
+        "contains a different evaluation: it differs in seed (0 in the folder, 1 given); give another --out"
+    )
     assert told in capsys.readouterr().err
 
     # A killed run has lost a line and a half.
@@ -150,11 +152,11 @@ def test_ctrl_c_says_where_the_answers_lie_and_how_to_go_on(
             assert run(*asked, *options) == 130
         return capsys.readouterr().err.splitlines()[-1]
 
-    kept = "nothing is kept without --out; with it, the same command goes on where it was interrupted"
+    kept = "nothing was saved; with --out, an interrupted run can resume"
     assert interrupted_after(1) == f"error: interrupted: {kept}"
-    nothing = "nothing is measured yet; the same command starts again"
+    nothing = "nothing was measured yet; run the same command to start again"
     assert interrupted_after(0, "--out", out) == f"error: interrupted: {nothing}"
-    there = f"the answers and results so far lie in {out}; the same command goes on from there"
+    there = f"the answers and results so far are in {out}; run the same command again to resume"
     assert interrupted_after(1, "--out", out) == f"error: interrupted: {there}"
     first = (out / "predictions.jsonl").read_bytes()
     assert run(*asked, "--out", out) == 0
@@ -226,7 +228,7 @@ def test_mean_over_checkpoints_with_their_spread(
         assert mean["details"]["spread"]["min"] == pytest.approx(min(scores))
         assert [c["score"] for c in mean["details"]["checkpoints"]] == pytest.approx(scores)
     assert run(first, *asked, "--average") == 2
-    assert "holds no checkpoints" in capsys.readouterr().err
+    assert "has no checkpoints" in capsys.readouterr().err
 
 
 def test_two_evaluations_are_compared_sample_by_sample(
@@ -249,7 +251,7 @@ def test_two_evaluations_are_compared_sample_by_sample(
     assert "differences are more than chance" in capsys.readouterr().out
     assert (tmp_path / "differences.png").stat().st_size > 1000
     assert run("compare", a, tmp_path) == 2
-    assert "holds no finished evaluation" in capsys.readouterr().err
+    assert "has no finished evaluation" in capsys.readouterr().err
 
 
 def test_scores_are_computed_again_without_a_model(
@@ -272,7 +274,7 @@ def test_scores_are_computed_again_without_a_model(
     assert "\x1b" not in page
     path.write_text(json.dumps(lines[0]) + "\n")
     assert run("rescore", out) == 2
-    assert "has 1 predictions and was made of 3" in capsys.readouterr().err
+    assert "was computed from 3 predictions, but predictions.jsonl has 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_scores_are_computed_again_without_a_model(
         (["--lengths", "1M", "--suite", "perplexity", "--beyond-config"], "too few for one row of 1048576"),
         (
             ["--lengths", "1k", "--suite", "passkey"],
-            "max_position_embeddings 512, and the lengths go up to 1024",
+            "the longest length is 1024 tokens, but the model's config states max_position_embeddings 512",
         ),
         (["--tasks", "passkeys"], "unknown task 'passkeys'; did you mean passkey"),
         (["--exclude", "vt"], "unknown task 'vt'; choose from perplexity, sliding"),
@@ -307,7 +309,7 @@ def test_scores_are_computed_again_without_a_model(
         (["--suite", "longeval", "--lines", "20,x"], "--lines must be a whole number, got 'x'"),
         (["--threshold", "101"], "--threshold must be 100 or less, got 101"),
         (["--server-model", "m"], "--server-model m needs --server URL"),
-        (["--average", "--server", "http://127.0.0.1:1/v1"], "leave one out"),
+        (["--average", "--server", "http://127.0.0.1:1/v1"], "remove --average or --server"),
         (["--text", "no/such.jsonl"], "no/such.jsonl"),
         (["--dtype", "int8"], "unknown --dtype 'int8'; choose from auto, float32"),
         (["--device", "gpu0"], "unknown device 'gpu0'"),
@@ -342,7 +344,7 @@ def test_a_run_in_which_nothing_ran_is_no_success(
     printed = capsys.readouterr()
     (result,) = json.loads(printed.out)["results"]
     assert (result["status"], result["score"]) == ("not run", None)
-    assert "nothing could be run: SQuAD" in printed.err
+    assert "no task could run: SQuAD" in printed.err
 
 
 def test_what_is_beyond_the_config_is_said(
@@ -359,7 +361,7 @@ def test_a_folder_with_other_things_is_refused(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     assert run(checkpoint, "--text", text, "--lengths", 512, "--out", tmp_path / "out") == 2
-    assert "is not empty and holds no evaluation" in capsys.readouterr().err
+    assert "is not empty and contains no evaluation" in capsys.readouterr().err
 
 
 def test_missing_model_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

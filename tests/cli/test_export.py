@@ -348,7 +348,7 @@ def test_results_of_two_tables_are_not_taken_for_the_same(
     assert json.loads((out / "results.json").read_text())["rope"] == first["rope"]
     for other in (("--rope", write("other.json", long_factor=(1.0, 2.0, 3.0, 4.0))), ("--beyond-config",)):
         assert run("eval", checkpoint, *other, *options) == 2
-        assert "holds another evaluation: it differs in " in capsys.readouterr().err
+        assert "contains a different evaluation: it differs in " in capsys.readouterr().err
     # The same table under another name is the same table.
     assert run("eval", checkpoint, "--rope", table.rename(tmp_path / "moved.json"), *options) == 0
     assert said(capsys)["results"] == first["results"]
@@ -359,7 +359,7 @@ def test_results_of_two_tables_are_not_taken_for_the_same(
     [
         (
             ("--server", "http://localhost:1/v1"),
-            "is for a model in memory; a server has the factors of the folder",
+            "needs a model in memory, because a server uses the factors in its own checkpoint",
         ),
         (("--no-exact-rope",), "start_tokens > 0"),
     ],

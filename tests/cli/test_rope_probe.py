@@ -124,7 +124,7 @@ def test_what_has_no_meaning_is_not_run(
     assert "ntk was not run: " in printed
     assert "cannot be said from one row" in printed
     assert run(*arguments[:-4], "--rules", "ntk") == 2
-    assert "there is no setting to probe (ntk: " in capsys.readouterr().err
+    assert "no RoPE setting to probe (ntk: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_has_no_meaning_is_not_run(
         (["--rules", "theta=big"], "theta=big gives no number"),
         (["--rules", ","], "--rules: ',' names nothing"),
         (["--to", "12q"], "'12q' is no length"),
-        (["--to", "32"], "--to 32 is shorter than the 64 tokens"),
+        (["--to", "32"], "--to 32 is shorter than the model's trained length of 64 tokens"),
         (["--from", "0"], "'0' is 0 tokens"),
         (["--to", "1M"], "too few for one row of 1048576"),
         (["--rows", "0"], "rows must be 1 or more, got 0"),

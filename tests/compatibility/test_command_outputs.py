@@ -69,6 +69,23 @@ CHANGED_SENTENCES: dict[str, str] = {
     "no shift but the one compared with": (
         "error: give a shift other than delta2, 16 tokens, to compare with it (see ropewalk audit --help)"
     ),
+    "a probe below the trained length": (
+        "error: --to 32 is shorter than the model's trained length of 256 tokens; give --to 256 or more"
+    ),
+    "beyond the config": (
+        "error: the longest length is 512 tokens, but the model's config states max_position_embeddings "
+        "256; extend the model first (ropewalk inspect MODEL --target 512 shows how), or add "
+        "--beyond-config to measure it unchanged"
+    ),
+    "no chat template": ("error: the tokenizer has no chat template; remove --chat, or use a chat model"),
+    "no evaluation to compare": (
+        "error: ../inputs has no finished evaluation, because results.json is missing; run the "
+        "evaluation to its end first"
+    ),
+    "no evaluation to rescore": (
+        "error: ../inputs has no finished evaluation, because results.json is missing; run the "
+        "evaluation to its end first"
+    ),
 }
 """Refusals whose words were changed on purpose: the case, and what its sentence says now."""
 

@@ -222,7 +222,7 @@ def test_extreme_thresholds_will_do_and_are_strict() -> None:
 
 
 def test_effective_length_of_several_tasks_at_once_is_refused() -> None:
-    with pytest.raises(RopewalkError, match="of one task"):
+    with pytest.raises(RopewalkError, match="of a single task, got several"):
         effective_length([score_at(4096, 90.0, task="vt"), score_at(8192, 90.0, task="niah")])
 
 
@@ -328,7 +328,7 @@ def test_task_that_one_checkpoint_did_not_run_has_no_mean() -> None:
 
 
 def test_checkpoints_with_other_tasks_or_without_any_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="at least one, got none"):
+    with pytest.raises(RopewalkError, match="at least one checkpoint, got none"):
         mean_over_checkpoints({})
     a, b = percent_result([100]), percent_result([100], length=8192)
     for others in ([b], [], [a, b]):

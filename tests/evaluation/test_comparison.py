@@ -203,23 +203,23 @@ def test_interval_of_an_overall_is_the_normal_one_of_its_strata() -> None:
 def test_overall_of_other_tasks_or_of_unpaired_ones_is_not_compared() -> None:
     a, b = overall_case({"vt": ([0, 50], [100, 50]), "niah": ([0, 0], [0, 100])})
     other = replace(b[-1], details={**b[-1].details, "tasks": ["vt", "cwe"]})
-    assert compare(a, [*b[:2], other])[-1].reason == "it has no samples to pair"
-    assert compare(a, [b[0], b[2]])[-1].reason == "it has no samples to pair"
+    assert compare(a, [*b[:2], other])[-1].reason == "the results have no samples to pair"
+    assert compare(a, [b[0], b[2]])[-1].reason == "the results have no samples to pair"
     unlike = replace(b[0], details={SAMPLES: "others"})
     last = compare(a, [unlike, *b[1:]])[-1]
-    assert last.reason == "vt: not the same samples: prompts, text or tokenizer differ"
+    assert last.reason == "vt: the samples differ in prompts, text or tokenizer"
     assert math.isnan(last.difference)
 
 
 UNPAIRED = {
-    "digest": (percent_result([0, 100], details={SAMPLES: "other"}), "not the same samples: prompts"),
-    "one without a digest": (percent_result([0, 100], details={}), "not the same samples: prompts"),
+    "digest": (percent_result([0, 100], details={SAMPLES: "other"}), "the samples differ in prompts"),
+    "one without a digest": (percent_result([0, 100], details={}), "the samples differ in prompts"),
     "indices": (
         percent_result([0, 100], samples=({"index": 0, "score": 0.0}, {"index": 7, "score": 100.0})),
-        "not the same samples: 2 in A, 2 in B",
+        "the samples differ: 2 in A, 2 in B",
     ),
     "fewer": (percent_result([0, 100], samples=({"index": 0, "score": 0.0},)), "2 in A, 1 in B"),
-    "none": (percent_result([0, 100], samples=()), "it has no samples to pair"),
+    "none": (percent_result([0, 100], samples=()), "the results have no samples to pair"),
     "not run": (TaskResult.not_run("ruler", "niah", 4096, "no memory"), "not run in B: no memory"),
 }
 
@@ -245,7 +245,7 @@ def test_results_that_do_not_say_what_was_asked_are_not_compared() -> None:
 def test_perplexities_of_other_tokens_are_not_compared() -> None:
     a = perplexity_result([20.0, 30.0], [10, 20], 4.0, details={SAMPLES: "same"})
     b = perplexity_result([20.0, 30.0], [10, 21], 4.0, details={SAMPLES: "same"})
-    assert one(a, b).reason == "not the same tokens were scored"
+    assert one(a, b).reason == "different tokens were scored in A and B"
 
 
 def test_order_of_samples_does_not_matter() -> None:
@@ -358,7 +358,7 @@ def test_what_was_measured_otherwise_is_not_compared() -> None:
         "perplexity", "sliding", 512, 2, 5.0, (4.0, 6.0), details=details, unit="perplexity", samples=samples
     )
     (found,) = compare([a], [replace(a, details={**details, "stride": 256})])
-    assert found.reason == "not measured alike: stride is 64 in A and 256 in B"
+    assert found.reason == "the settings differ: stride is 64 in A and 256 in B"
     own = replace(a, details={**details, "evaluator": "the model itself"})
     (found,) = compare([own], [own])
-    assert "give both the same --evaluator" in (found.reason or "")
+    assert "run both with the same --evaluator" in (found.reason or "")

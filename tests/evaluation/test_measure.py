@@ -280,7 +280,9 @@ def test_the_shortest_length_that_is_named_works(tokenizer: Any) -> None:
 
 def test_a_length_beyond_the_config_is_refused_unless_asked_for(under_test: ModelUnderTest) -> None:
     asked = Settings(suites=("passkey",), lengths=(96,), samples=1)
-    with pytest.raises(RopewalkError, match=r"max_position_embeddings 64.*go up to 96.*--beyond-config"):
+    with pytest.raises(
+        RopewalkError, match=r"length is 96 tokens.*max_position_embeddings 64.*--beyond-config"
+    ):
         evaluate_model(under_test, asked)
 
 

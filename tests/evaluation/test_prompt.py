@@ -47,7 +47,7 @@ def test_chat_template_brings_its_own_bos_and_the_prefix_opens_the_answer() -> N
 
 
 def test_chat_without_a_template_is_refused_and_a_template_alone_is_no_chat() -> None:
-    with pytest.raises(RopewalkError, match="has no chat template; leave --chat out"):
+    with pytest.raises(RopewalkError, match="has no chat template; remove --chat"):
         PromptEncoder(byte_tokenizer(), chat=True)
     assert PromptEncoder(byte_tokenizer(chat=CHAT)).encode("ab").text == "ab"
 
@@ -86,7 +86,7 @@ def test_counting_leaves_the_environment_as_it_was(
 def test_tokenizer_without_some_letters_is_refused_by_their_names() -> None:
     PromptEncoder(byte_tokenizer()).check_alphabet()
     PromptEncoder(letter_tokenizer(ALPHABET)).check_alphabet()
-    with pytest.raises(RopewalkError, match=r"no tokens for '059', which"):
+    with pytest.raises(RopewalkError, match=r"no tokens for the characters '059', which"):
         PromptEncoder(letter_tokenizer("".join(c for c in ALPHABET if c not in "950\n"))).check_alphabet()
 
 

@@ -70,14 +70,16 @@ def test_answers_are_judged_again_from_what_was_said_and_not_from_what_was_score
 def test_answers_that_are_not_all_or_not_the_results_own_are_refused(tmp_path: Path) -> None:
     result = task_result(answers(tmp_path, [" 0", " 1"]), {})
     record_of([replace(result, n=3)]).write(tmp_path)
-    with pytest.raises(RopewalkError, match=r"niah at 64 tokens has 2 predictions and was made of 3"):
+    with pytest.raises(
+        RopewalkError, match=r"niah at 64 tokens was computed from 3 predictions, but .* has 2"
+    ):
         rescore(tmp_path)
     others = replace(result, details={**result.details, SAMPLES: "of others"})
     record_of([others]).write(tmp_path)
-    with pytest.raises(RopewalkError, match="the predictions of niah at 64 tokens are of other samples"):
+    with pytest.raises(RopewalkError, match="the predictions of niah at 64 tokens belong to other samples"):
         rescore(tmp_path)
     (tmp_path / PREDICTIONS).unlink()
-    with pytest.raises(RopewalkError, match=r"holds no predictions to score again"):
+    with pytest.raises(RopewalkError, match=r"has no predictions to score again"):
         rescore(tmp_path)
 
 

@@ -62,9 +62,9 @@ def test_not_run_has_a_reason_and_no_score() -> None:
         "reason": "no tokenizer",
         "details": {},
     }
-    with pytest.raises(RopewalkError, match="needs a reason and has no score"):
+    with pytest.raises(RopewalkError, match="must have a reason and a score of NaN"):
         TaskResult("passkey", "passkey", 512, 0, 0.0, (0.0, 1.0), "not run", "because")
-    with pytest.raises(RopewalkError, match="needs a reason"):
+    with pytest.raises(RopewalkError, match="must have a reason"):
         TaskResult("passkey", "passkey", 512, 0, math.nan, (0.0, 1.0), "not run")
     with pytest.raises(RopewalkError, match="unknown status 'failed'"):
         TaskResult("passkey", "passkey", 512, 0, 0.5, (0.0, 1.0), "failed")  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def test_result_without_a_unit_is_refused() -> None:
     """Shares of 1 must not be read as percent."""
     value = TaskResult("passkey", "passkey", 64, 1, 1.0, (0.2, 1.0)).to_json()
     del value["unit"]
-    with pytest.raises(RopewalkError, match="the result of passkey names no unit: an older ropewalk"):
+    with pytest.raises(RopewalkError, match="the result of passkey has no unit, because an older ropewalk"):
         TaskResult.from_json(value)
 
 

@@ -83,7 +83,9 @@ def test_packed_rows_hold_the_text_in_order(lengths: list[int], length: int, bos
 
 
 def test_too_little_text_says_how_much_there_is() -> None:
-    with pytest.raises(RopewalkError, match=r"the text has 5 tokens in 2 documents, too few .* of 64"):
+    with pytest.raises(
+        RopewalkError, match=r"the text has 5 tokens in 2 documents, which is too few .* of 64 tokens"
+    ):
         evaluation_rows(documents_of([2, 3]), 64, BOS, None, limit=4)
     with pytest.raises(RopewalkError, match="2 tokens or more, got 1"):
         evaluation_rows(documents_of([5]), 1, BOS, None, limit=4)

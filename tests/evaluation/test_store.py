@@ -24,7 +24,7 @@ def test_same_identity_goes_on_and_another_is_refused_by_name(tmp_path: Path) ->
 
 def test_foreign_folder_and_file_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(RopewalkError, match="is not empty and holds no evaluation"):
+    with pytest.raises(RopewalkError, match="is not empty and contains no evaluation"):
         begin(tmp_path, {})
     with pytest.raises(RopewalkError, match="is a file"):
         begin(tmp_path / "thesis.txt", {})
@@ -59,7 +59,7 @@ def test_digest_of_a_path_is_of_names_and_contents(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.json").write_text(content)
-    with pytest.raises(RopewalkError, match=r"results\.json|result is an object"):
+    with pytest.raises(RopewalkError, match=r"results\.json|result must be a JSON object"):
         read_record(tmp_path)
 
 

@@ -146,7 +146,9 @@ def test_answer_to_another_prompt_is_never_taken_for_this_one(tmp_path: Path) ->
     log.add(WILD[1])
     log = PredictionLog(tmp_path / "p.jsonl")
     assert log.get(SAMPLES[1]) == WILD[1]
-    with pytest.raises(RopewalkError, match="another prompt for niah at 64 tokens, sample 1; give another"):
+    with pytest.raises(
+        RopewalkError, match="a different prompt for niah at 64 tokens, sample 1; give another"
+    ):
         log.get(replace(SAMPLES[1], text="What is the number of sample 2?"))
     for field, value in {"suite": "needle", "task": "vt", "length": 65, "index": 9}.items():
         assert log.get(replace(SAMPLES[1], **{field: value})) is None
@@ -175,13 +177,13 @@ GOOD = json.dumps(WILD[0].to_json())
         ("{", "Expecting property name"),
         (GOOD.replace('"task"', '"tusk"'), "it has no 'task'"),
         (GOOD.replace('"references": [', '"references": 5, "x": ['), "references is 5"),
-        (GOOD.replace('"references": [', '"references": [7, '), "references are [7, "),
+        (GOOD.replace('"references": [', '"references": [7, '), "references must be strings, got [7, "),
         (GOOD.replace('"ruler"', "[]"), "suite is []"),
         (GOOD.replace('"index": 0', '"index": "0"'), "index is '0'"),
         (GOOD.replace('"index": 0', '"index": false'), "index is False"),
         (GOOD.replace('"score": ', '"score": null, "x": '), "score is None"),
-        (GOOD.replace('"score": ', '"score": 7.0, "x": '), "score is 7.0, and not from 0 to 1"),
-        (GOOD.replace('"metric": "', '"metric": "no '), "there is no metric 'no "),
+        (GOOD.replace('"score": ', '"score": 7.0, "x": '), "score must be from 0 to 1, got 7.0"),
+        (GOOD.replace('"metric": "', '"metric": "no '), "unknown metric 'no "),
         (GOOD[:-1] + ', "extra": 1}', "Prediction.__init__() got an unexpected keyword argument 'extra'"),
     ],
 )
@@ -191,14 +193,16 @@ def test_line_that_is_no_prediction_is_named(line: str, reason: str, tmp_path: P
     with pytest.raises(RopewalkError) as refused:
         PredictionLog(path)
     assert str(refused.value).startswith(f"line 2 of {path} is damaged: {reason}")
-    assert str(refused.value).endswith("or delete the line: its sample is then asked again")
+    assert str(refused.value).endswith("or delete the line to generate that sample's answer again")
     assert path.read_text() == f"{GOOD}\n{line}\n"
 
 
 def test_same_sample_twice_in_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(f"{GOOD}\n{GOOD}\n")
-    with pytest.raises(RopewalkError, match=r"line 2 of .* is damaged: it repeats sample 0 of niah"):
+    with pytest.raises(
+        RopewalkError, match=r"line 2 of .* is damaged: it is a second prediction for sample 0 of niah"
+    ):
         PredictionLog(path)
 
 

@@ -105,7 +105,7 @@ def test_line_that_is_no_result_is_named(line: str, tmp_path: Path) -> None:
         ({"score": True}, "score is True"),
         ({"ci95": [1.0]}, "not enough values"),
         ({"ci95": [1.0, "2"]}, "high is '2'"),
-        ({"unit": "share"}, "unit is 'share'"),
+        ({"unit": "share"}, "unit must be percent or perplexity, got 'share'"),
         ({"status": "okay"}, "unknown status 'okay'"),
         ({"details": 5}, "details is 5"),
         ({"samples": [7]}, "a position or a sample is not a JSON object"),

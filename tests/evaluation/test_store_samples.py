@@ -147,7 +147,9 @@ def test_file_that_is_damaged_is_named(line: str, tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     lines = file.read_text().split("\n")
     file.write_text("\n".join([*lines[:3], line, *lines[4:]]))
-    with pytest.raises(RopewalkError, match=r"^cannot read the samples in .*; delete it to make them again$"):
+    with pytest.raises(
+        RopewalkError, match=r"^cannot read the samples in .*; delete the file to generate them again$"
+    ):
         stored(TASK, tmp_path)
 
 
@@ -164,6 +166,6 @@ def test_file_of_other_samples_under_this_name_is_refused_in_one_sentence(tmp_pa
     stored(TASK, tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 1', 1))
-    with pytest.raises(RopewalkError, match=r"holds other samples") as caught:
+    with pytest.raises(RopewalkError, match=r"do not match its name") as caught:
         stored(TASK, tmp_path)
     assert str(caught.value).count(file.name) == 1

@@ -119,9 +119,9 @@ def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finis
     ("content", "why"),
     [
         ("[{", "line 1 column"),
-        ("[1]", "a result is an object, got 1"),
+        ("[1]", "a result must be a JSON object, got 1"),
         ("{}x", "Extra data"),
-        ('[{"suite": "perplexity"}]', "names no unit"),
+        ('[{"suite": "perplexity"}]', "has no unit"),
         ('[{"suite": "perplexity", "unit": "percent"}]', "a result lacks 'task'"),
         ("{}", "it is no list of results"),
         ("[]", "it lacks a result of perplexity at 64 tokens"),

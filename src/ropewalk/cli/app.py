@@ -28,7 +28,7 @@ SUMMARIES = {
     "search": "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
     "extend": "Extend a model's context: measure, change RoPE, train, measure again, save.",
     "export": "Write a checkpoint with a factor table in its config, as longrope, and the weights as they are.",
-    "eval": "Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
+    "eval": "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     "verify": "Verify on your model and documents that packing, ranks, checkpoints and RoPE change no number.",
 }
 """One line on each command, in the order of the help; it is there before the command's module is."""

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 
 
 class EvaluationOutput(BaseSettings):
-    """Where results and prompts are kept."""
+    """Folders for results and prompts."""
 
     group: ClassVar[str | None] = "Output"
 
     out: Folder | None = Field(
         None,
-        description="Folder for results, predictions, figures and the page; given again, the run goes on.",
+        description="Folder for results, predictions, figures and the report page. Run again with the same folder to "
+        "resume.",
     )
     samples_dir: Folder | None = Field(
-        None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
+        None,
+        description="Folder that caches prompts for models with the same tokenizer. Default: "
+        "~/.cache/ropewalk/samples.",
     )
 
 
@@ -41,8 +44,8 @@ def evaluate(
     model: Annotated[
         str,
         Field(
-            description="A checkpoint's folder, a Hub id, or embedded; with --average a folder of checkpoints; with "
-            "--server where its tokenizer lies."
+            description="Checkpoint folder, Hub id, or embedded (the demo model in the package). With --average: a "
+            "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
         ),
     ],
     settings: Settings,
@@ -50,25 +53,27 @@ def evaluate(
     serving: Serving | None = None,
     *,
     output: EvaluationOutput,
-    text: Annotated[str, TEXTS, Field(description="Documents for perplexity: as for ropewalk data pack.")] = (
-        "embedded:validation"
-    ),
+    text: Annotated[
+        str,
+        TEXTS,
+        Field(description="Documents for perplexity, given like the sources of ropewalk data pack."),
+    ] = "embedded:validation",
     average: Annotated[
-        bool, HOW, Field(description="MODEL holds checkpoints: the mean over the last ones.")
+        bool, HOW, Field(description="Report the mean over the last checkpoints in the folder MODEL.")
     ] = False,
-    last: Annotated[int, HOW, Field(ge=1, description="Checkpoints of --average.")] = 5,
+    last: Annotated[int, HOW, Field(ge=1, description="Number of checkpoints that --average includes.")] = 5,
     parallel: Annotated[
         str | None,
         HOW,
         Option(metavar="KEY=DEGREE"),
         Field(
-            description="Under torchrun, how its processes share model and rows: shard=2,sequence=4. All are sequence "
-            "if not given."
+            description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
+            "context parallel). Default: all processes are sequence."
         ),
     ] = None,
     as_json: Annotated[JsonFlag, Option(group="Output")] = False,
 ) -> None:
-    """Measure a checkpoint on long-context and short-context benchmarks, with 95 % intervals."""
+    """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals."""
     from ropewalk.parallel import joined
 
     config = EvaluationSettings(
@@ -84,7 +89,7 @@ def evaluate(
     )
     with (
         on_interrupt(lambda: _so_far(output.out)),
-        joined(loading.device, "the same command goes on where it was") as world,
+        joined(loading.device, "run the same command again to resume") as world,
     ):
         _measure(config, output.out, as_json, world)
 
@@ -108,7 +113,7 @@ def _measure(config: EvaluationSettings, out: Path | None, as_json: bool, world:
     if world.is_rank_0:
         _show(result, out, as_json)
         if all(each.status != "ok" for each in result.results):
-            raise RunFailure(f"nothing could be run: {result.results[0].reason}")
+            raise RunFailure(f"no task could run: {result.results[0].reason}")
 
 
 def _show(result: EvaluationResult, out: Path | None, as_json: bool) -> None:
@@ -128,15 +133,15 @@ def _table(file: Path, model: str) -> FittedTable:
 
 def _so_far(out: Path | None) -> str:
     if out is None:
-        return "nothing is kept without --out; with it, the same command goes on where it was interrupted"
-    # A mean of checkpoints has a folder for each.
+        return "nothing was saved; with --out, an interrupted run can resume"
+    # Search subfolders too: --average writes a folder for each checkpoint.
     if not any(log.stat().st_size for log in out.rglob("*.jsonl")):
-        return "nothing is measured yet; the same command starts again"
-    return f"the answers and results so far lie in {out}; the same command goes on from there"
+        return "nothing was measured yet; run the same command to start again"
+    return f"the answers and results so far are in {out}; run the same command again to resume"
 
 
 def compare_command(settings: CompareSettings, *, plot: PlotFile = None, as_json: JsonFlag = False) -> None:
-    """Tell which differences between two evaluations are more than chance: B against A, paired by sample."""
+    """Compare evaluation B with evaluation A, paired by sample, and test which differences are significant."""
     from ropewalk.evaluation.record import compare_folders
     from ropewalk.reporting import difference_figure, draw
     from ropewalk.reporting.evaluation import describe_comparison
@@ -155,12 +160,12 @@ def rescore_command(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Judge the stored predictions again, without a model, and write results, figures and page anew."""
+    """Score the stored predictions again, without a model, and rewrite the results, figures and report page."""
     from ropewalk.evaluation.record import rescore
     from ropewalk.reporting.evaluation import report_evaluation
 
     result = rescore(folder)
-    # The record last, so that where it stands the figures and the page do.
+    # Write results.json last: if it exists, the figures and the page are complete.
     report_evaluation(folder, result)
     result.write(folder)
     _show(result, folder, as_json)
@@ -168,7 +173,7 @@ def rescore_command(
 
 app = make_group_with_default(
     "eval",
-    "Measure a checkpoint on long-context and short-context benchmarks; compare two measurements.",
+    "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
     evaluate,
     own_name="model",
     example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results   "

@@ -1,6 +1,6 @@
-"""Measuring a model: sample -> prompt -> answer -> score -> statistics, one module a benchmark.
+"""Evaluate models: sample -> prompt -> answer -> score -> statistics, with one module per benchmark.
 
-Names are imported on first use: reading results and drawing them needs no torch.
+Names are imported on first use, so reading results and drawing figures does not import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.tasks.perplexity import PerplexityResult, default_bins, perplexity_by_position
     from ropewalk.evaluation.tasks.registry import SUITES
 
-# The function probe bears its module's name and is imported from there.
+# The function `probe` is missing here because it shares its name with its module: import it from there.
 _HOMES = {
     "SUITES": "tasks.registry",
     "ScoreDifference": "comparison",

@@ -1,4 +1,4 @@
-"""From predictions to results, and from results to the figures that stand for many of them."""
+"""Aggregate predictions into results, and results into summary figures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, weighted_averages
 from ropewalk.io.digests import digest
 
 EFFECTIVE_THRESHOLD = 85.6
-"""Percent: what Llama 2 7B scores on RULER at 4096 tokens, the bar of that benchmark's effective length."""
+"""Score of Llama 2 7B on RULER at 4096 tokens, in percent; RULER's threshold for the effective length."""
 
 
 def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -> TaskResult:
-    """The predictions of one task and length as one result, in percent with its interval.
+    """Aggregate the predictions of one task and length into a result, in percent with its interval.
 
     Raises:
-        RopewalkError: if there are none.
+        RopewalkError: if there are no predictions.
     """
     if not predictions:
         raise RopewalkError("a result needs at least one prediction, got none")
@@ -48,8 +48,8 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
         n=len(predictions),
         score=100 * sum(each.score for each in predictions) / len(predictions),
         ci95=(100 * low, 100 * high),
-        # Only NVIDIA's own samples can: its scripts count neither BOS nor chat template.
-        reason=f"{over} prompts pass the length with their room for the answer" if over else None,
+        # Only the samples of --compat nvidia can exceed the length: NVIDIA's scripts ignore BOS and chat template.
+        reason=f"{over} prompts with their maximum answer exceed the length" if over else None,
         details={
             "prompt_tokens": [min(tokens), max(tokens)],
             "least_fill": min(each.fill for each in predictions),
@@ -66,7 +66,7 @@ def task_result(predictions: Sequence[Prediction], details: Mapping[str, Any]) -
 
 
 def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The scores by depth, of a suite that is drawn so."""
+    """Return the scores by depth, for suites whose figure is by depth."""
     suite = BY_NAME.get(predictions[0].suite)
     if suite is None or suite.figure != "by depth":
         return {}
@@ -76,15 +76,15 @@ def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """How long a task can be before its score falls.
+    """The longest length at which a task's score is still above a threshold.
 
     Attributes:
-        suite, task: what was measured.
+        suite, task: the task that was measured.
         threshold: percent.
-        length: the longest measured length up to which every score lies above the threshold; None where not
-            even the shortest does.
-        certain: the longest up to which every interval's low end lies above it too.
-        longest: the longest length that was measured; an effective length that equals it is a lower bound.
+        length: the longest measured length such that the scores at it and at all shorter lengths are above the
+            threshold; None if the score at the shortest length is not.
+        certain: the same for the low ends of the 95 % intervals instead of the scores.
+        longest: the longest measured length; if ``length`` equals it, ``length`` is only a lower bound.
     """
 
     suite: str
@@ -95,36 +95,38 @@ class EffectiveLength:
     longest: int
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return dict(self.__dict__)
 
 
 def effective_length(
     results: Sequence[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
 ) -> EffectiveLength | None:
-    """The effective context length by one task's scores.
+    """Compute the effective context length of one task.
 
     Args:
-        results: of one task, in percent, at several lengths.
+        results: results of one task, in percent, at several lengths.
         threshold: percent, 0 to 100; a score must be above it.
 
     Returns:
-        None if no length was run.
+        The effective length; None if no length was run.
 
     Raises:
-        RopewalkError: if the threshold is no percentage, or the results are of several tasks.
+        RopewalkError: if the threshold is not from 0 to 100, or the results belong to several tasks.
 
     Source: RULER, arXiv:2404.06654, section 4; Base of RoPE bounds context length, arXiv:2405.14591, section 5.
     """
     if not 0 <= threshold <= 100:
-        raise RopewalkError(f"the threshold is a percentage from 0 to 100, got {threshold:g}")
+        raise RopewalkError(f"the threshold must be a percentage from 0 to 100, got {threshold:g}")
     ran = sorted(
         (r for r in results if r.status == "ok" and r.length is not None), key=lambda r: r.length or 0
     )
     if not ran:
         return None
     if len({(result.suite, result.task) for result in ran}) > 1:
-        raise RopewalkError("an effective length is of one task; the results are of several")
+        raise RopewalkError(
+            "an effective length needs the results of a single task, got several; use effective_lengths instead"
+        )
 
     def reach(value_of: Any) -> int | None:
         reached = None
@@ -147,9 +149,9 @@ def effective_length(
 def effective_lengths(
     results: Iterable[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
 ) -> list[EffectiveLength]:
-    """The effective length by every task that was measured in percent at a length.
+    """Compute the effective length of every task that was scored in percent at set lengths.
 
-    RULER goes by its overall score if it has one.
+    RULER gets one effective length from its overall score, if it has one.
     """
     groups: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
     results = list(results)
@@ -163,24 +165,24 @@ def effective_lengths(
 
 
 def mean_over_checkpoints(by_name: Mapping[str, Sequence[TaskResult]]) -> list[TaskResult]:
-    """The mean of several checkpoints' results, task by task and length by length.
+    """Average the results of several checkpoints for each task and length.
 
-    The checkpoints answered the same samples: each sample's scores are averaged over the checkpoints first, and
-    the interval is over samples. What differs between checkpoints is in ``details``: each one's score, their
-    standard deviation, least and most.
+    All checkpoints answered the same samples: each sample's scores are averaged over the checkpoints first, and
+    the interval is over samples. ``details`` gives the score of each checkpoint, and the standard deviation,
+    minimum and maximum over checkpoints.
 
     Args:
-        by_name: results by the checkpoint's name.
+        by_name: results by the name of the checkpoint.
 
     Returns:
-        In the order of the first checkpoint's results. A task that one of them did not run is not run, and its
-        reason names the checkpoint.
+        The means, in the order of the first checkpoint's results. A task that a checkpoint did not run has the
+        status ``not run``, with a reason that names the checkpoint.
 
     Raises:
-        RopewalkError: if there are no checkpoints, or they have not the same tasks.
+        RopewalkError: if there are no checkpoints, or their tasks, lengths or samples differ.
     """
     if not by_name:
-        raise RopewalkError("a mean over checkpoints needs at least one, got none")
+        raise RopewalkError("a mean over checkpoints needs at least one checkpoint, got none")
     names = list(by_name)
     keyed = {name: {_key(result): result for result in results} for name, results in by_name.items()}
     keys = list(keyed[names[0]])
@@ -204,12 +206,12 @@ def _mean(by_name: Mapping[str, TaskResult]) -> TaskResult:
         told = reason if len(failed) == len(by_name) else f"checkpoint {name}: {reason}"
         return TaskResult.not_run(first.suite, first.task, first.length, told or "", first.unit)
     if len(by_name) > 1 and first.details.get("evaluator") == ITSELF:
-        told = "each checkpoint chose its own key tokens; give all the same --evaluator"
+        told = "each checkpoint chose its own key tokens; give --evaluator, so that all use the same ones"
         return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
     others = [name for name, r in by_name.items() if r.details.get("tasks") != first.details.get("tasks")]
     if others:
-        # An overall score over other tasks is another quantity.
-        told = f"checkpoint {others[0]} has it over other tasks than the first"
+        # Overall scores over different tasks are different quantities and have no meaningful mean.
+        told = f"the score of checkpoint {others[0]} is over other tasks than that of the first checkpoint"
         return TaskResult.not_run(first.suite, first.task, first.length, told, first.unit)
     _refuse_other_samples(by_name)
     scores = np.array([result.score for result in by_name.values()])
@@ -247,13 +249,13 @@ def _refuse_other_samples(by_name: Mapping[str, TaskResult]) -> None:
         edges = [[(each.start, each.end) for each in r.positions] for r in (first, result)]
         if result.details.get(SAMPLES) != first.details.get(SAMPLES) or edges[0] != edges[1]:
             raise RopewalkError(
-                f"checkpoint {name} has {first.suite} {first.task} on other samples or position bins than the first; "
-                "a mean is over the same ones"
+                f"checkpoint {name} has results of {first.suite} {first.task} on other samples or position bins than "
+                "the first checkpoint; a mean needs the same ones"
             )
 
 
 def _mean_details(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """Figures that stand beside the score: by depth, and the published average of sliding windows."""
+    """Average the details that are scores themselves: by depth, published averages, and shares of correct tokens."""
     found: dict[str, Any] = {}
     depths = [result.details.get("depths") for result in results]
     if all(isinstance(each, list) for each in depths):
@@ -277,11 +279,11 @@ def _mean_depth(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _mean_samples(
     results: Sequence[TaskResult], mean: float
 ) -> tuple[tuple[Mapping[str, Any], ...], Interval]:
-    """Each sample's mean over checkpoints, and the interval over samples."""
+    """Return each sample's mean over checkpoints, and the interval over samples."""
     by_index = [{sample["index"]: sample for sample in result.samples} for result in results]
     shared = [index for index in by_index[0] if all(index in other for other in by_index)]
     if not shared:
-        # An overall score has no samples of its own: its interval is the mean of the checkpoints' intervals.
+        # An overall score has no samples of its own, so the ends of the checkpoints' intervals are averaged.
         ends = np.array([result.ci95 for result in results])
         return (), (float(ends[:, 0].mean()), float(ends[:, 1].mean()))
     if "score" in by_index[0][shared[0]]:
@@ -291,12 +293,12 @@ def _mean_samples(
             100 * low,
             100 * high,
         )
-    # Perplexities: the mean loss of each row over checkpoints.
+    # Perplexities: average the loss of each row over checkpoints.
     nats = np.array([[other[index]["nats"] for index in shared] for other in by_index], dtype=np.float64)
     tokens = np.array([by_index[0][index]["tokens"] for index in shared])
     low, high = ratio_interval(nats.mean(axis=0), tokens, at_least=0)
     centre = float(nats.mean(axis=0).sum() / tokens.sum())
-    # The mean of perplexities is not the perplexity of the mean loss; the interval keeps its ratio to its centre.
+    # The mean of perplexities is not the perplexity of the mean loss, so scale the interval to be around the former.
     interval = (mean * exp_nats(low - centre), mean * exp_nats(high - centre))
     averaged = tuple(
         {"index": index, "nats": float(total) if math.isfinite(total) else None, "tokens": int(count)}
@@ -306,7 +308,7 @@ def _mean_samples(
 
 
 def _mean_positions(results: Sequence[TaskResult]) -> tuple[PositionBin, ...]:
-    """The mean of each bin; the interval's ends are the means of the checkpoints' ends, as all read the same rows."""
+    """Average each position bin; interval ends are averaged too, because all checkpoints read the same rows."""
     found = []
     for bins in zip(*(result.positions for result in results), strict=True):
         ends = np.array([each.ci95 for each in bins])
@@ -318,7 +320,7 @@ def _mean_positions(results: Sequence[TaskResult]) -> tuple[PositionBin, ...]:
 
 
 def summarise(results: Sequence[TaskResult], threshold: float) -> dict[str, Any]:
-    """The few numbers that stand for the results: effective lengths, and RULER's averages over lengths."""
+    """Summarise the results: effective lengths, and RULER's weighted averages over lengths."""
     overall = [r for r in results if r.suite == "ruler" and r.task == OVERALL]
     return {
         "effective_length": [each.to_json() for each in effective_lengths(results, threshold)],

@@ -1,4 +1,4 @@
-"""Two evaluations on the same samples: which differences are more than chance?"""
+"""Compare two evaluations on the same samples, and test which differences are statistically significant."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ PROTOCOL = (
     "alpha",
     "beta",
 )
-"""Details that decide what was scored and after how much context."""
+"""Details that determine which tokens were scored and with how much context; they must be equal in both results."""
 
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One task at one length, measured twice.
+    """Difference between two results of one task at one length.
 
     Attributes:
-        suite, task, length, unit: of both results.
-        n: samples that both have.
-        score_a, score_b: of the two, over these samples.
-        difference: B less A in percentage points; for perplexities B divided by A, less 1, in percent.
-        ci95: paired 95 % interval of the difference (``paired_score_interval``; for perplexities Student's of the
-            mean loss); NaN where the samples say nothing of it.
-        p_value: two-sided, by random swaps of A and B within samples, that is under the hypothesis that the two
-            are exchangeable; NaN where there is nothing to swap.
-        p_adjusted: after Holm's correction over all differences that were tested together.
+        suite, task, length, unit: as in both results.
+        n: number of samples, which both results share.
+        score_a, score_b: the two scores.
+        difference: B - A in percentage points; for perplexities B / A - 1 in percent.
+        ci95: paired 95 % interval of the difference (``paired_score_interval``; for perplexities Student's interval
+            of the mean loss); NaN if the samples do not determine one.
+        p_value: two-sided p-value of a permutation test that swaps A and B within samples at random; the null
+            hypothesis is that A and B are exchangeable. NaN if there are too few samples.
+        p_adjusted: p-value after Holm's correction over all differences tested together.
         real: whether ``p_adjusted`` is below 0.05.
         reason: why the two cannot be compared, or None.
     """
@@ -63,7 +63,7 @@ class ScoreDifference:
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; a missing number is None."""
+        """Return JSON values; None for missing numbers."""
         value = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.__dict__.items()
         }
@@ -71,24 +71,26 @@ class ScoreDifference:
 
 
 def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> list[ScoreDifference]:
-    """B against A, task by task and length by length, paired by sample.
+    """Compare the results of B with those of A for each task and length, paired by sample.
 
     Args:
-        a, b: results on the same samples; tasks that only one has are left out.
-        seed: of the random swaps.
+        a, b: results on the same samples; tasks that only one of them has are left out.
+        seed: random seed of the permutation test.
 
     Returns:
-        In the order of A. A pair that cannot be compared has a reason and no numbers.
+        The differences, in the order of A. A pair that cannot be compared has a reason and no numbers.
 
     Raises:
-        RopewalkError: if they have no task and length in common.
+        RopewalkError: if A and B have no task and length in common.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 15; Holm 1979.
     """
     other = {(result.suite, result.task, result.length): result for result in b}
     pairs = [(x, y) for x in a if (y := other.get((x.suite, x.task, x.length))) is not None]
     if not pairs:
-        raise RopewalkError("the two evaluations have no task and length in common")
+        raise RopewalkError(
+            "the two evaluations have no task and length in common; run both with the same suites and lengths"
+        )
     by_key = {(x.suite, x.task, x.length): (x, y) for x, y in pairs}
 
     def parts(x: TaskResult, y: TaskResult) -> list[_Pair]:
@@ -103,7 +105,7 @@ def compare(a: Sequence[TaskResult], b: Sequence[TaskResult], seed: int = 0) -> 
 
 
 def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int) -> ScoreDifference:
-    """One difference; ``parts`` are the pairs that a mean over tasks is made of."""
+    """Compute one difference; ``parts`` are the pairs of task results that a mean over tasks consists of."""
     empty = ScoreDifference(
         a.suite,
         a.task,
@@ -130,14 +132,14 @@ def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int)
             return replace(empty, reason=paired if x is a else f"{x.task}: {paired}")
         strata.append(paired)
     if not strata:
-        return replace(empty, reason="it has no samples to pair")
+        return replace(empty, reason="the results have no samples to pair")
     value = float(np.mean([deltas.sum() / weights.sum() for deltas, weights in strata]))
     n = sum(len(deltas) for deltas, _ in strata)
     if a.unit == "percent":
         low, high = paired_score_interval([deltas / 100 for deltas, _ in strata])
         ends = (100 * low, 100 * high)
     else:
-        # A perplexity has samples of its own: there is no mean over tasks of it.
+        # Perplexities are never averaged over tasks, so there is exactly one stratum.
         ((deltas, weights),) = strata
         low, high = ratio_interval(deltas, weights)
         value, ends = _percent_more(value), (_percent_more(low), _percent_more(high))
@@ -145,7 +147,7 @@ def _difference(a: TaskResult, b: TaskResult, parts: Sequence[_Pair], seed: int)
 
 
 def _percent_more(nats: float) -> float:
-    """By how many percent a perplexity is higher whose logarithm is higher by so much."""
+    """Convert a difference of mean losses in nats to a relative difference of perplexities in percent."""
     try:
         return 100 * math.expm1(nats)
     except OverflowError:
@@ -154,24 +156,24 @@ def _percent_more(nats: float) -> float:
 
 _Pair = tuple[TaskResult, TaskResult]
 _Stratum = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""What B has more than A in each sample, and the sample's weight, both ``[n]``."""
+"""The difference B - A of each sample, and the sample's weight, both ``[n]``."""
 
 
 def _deltas(a: TaskResult, b: TaskResult) -> _Stratum | str:
-    """The paired samples of two results, or why there are none."""
+    """Return the paired samples of two results, or the reason why they cannot be paired."""
     asked = a.details.get(SAMPLES)
     if asked is None and SAMPLES not in b.details:
-        return "the results do not say what was asked"
+        return "the results have no digest of their samples, so they cannot be paired"
     if asked != b.details.get(SAMPLES):
-        return "not the same samples: prompts, text or tokenizer differ"
+        return "the samples differ in prompts, text or tokenizer"
     if a.details.get("evaluator") == b.details.get("evaluator") == ITSELF:
-        return "each chose its own key tokens; give both the same --evaluator"
+        return "each model chose its own key tokens; run both with the same --evaluator"
     for key in PROTOCOL:
         if a.details.get(key) != b.details.get(key):
-            return f"not measured alike: {key} is {a.details.get(key)} in A and {b.details.get(key)} in B"
+            return f"the settings differ: {key} is {a.details.get(key)} in A and {b.details.get(key)} in B"
     in_a, in_b = ({sample["index"]: sample for sample in result.samples} for result in (a, b))
     if set(in_a) != set(in_b):
-        return f"not the same samples: {len(in_a)} in A, {len(in_b)} in B"
+        return f"the samples differ: {len(in_a)} in A, {len(in_b)} in B"
     indices = sorted(in_a)
     if a.unit == "percent":
         scores = (np.array([each[i]["score"] for i in indices], dtype=np.float64) for each in (in_a, in_b))
@@ -183,22 +185,22 @@ def _deltas(a: TaskResult, b: TaskResult) -> _Stratum | str:
         for each in (in_a, in_b)
     )
     if not np.array_equal(tokens_a, tokens_b):
-        return "not the same tokens were scored"
+        return "different tokens were scored in A and B"
     return nats_b - nats_a, tokens_a
 
 
 def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
-    """Two-sided p-value of the mean over strata of ``sum(deltas) / sum(weights)``, by random changes of sign.
+    """Compute the two-sided p-value of the mean over strata of ``sum(deltas) / sum(weights)`` by random sign flips.
 
-    It is exact, but for chance in the draws, where A and B are exchangeable. Where they have the same mean and
-    very skewed differences, it is below 0.05 up to 12 % of the time.
+    If A and B are exchangeable, the p-value is exact up to the randomness of the draws. If they only have equal
+    means and the differences are very skewed, it is below 0.05 in up to 12 % of cases.
 
     Args:
-        strata: of each task what B has more than A in each sample, and the sample's weight, both ``[n]``.
-        seed: of the random changes of sign.
+        strata: for each task, the difference B - A of each sample and the sample's weight, both ``[n]``.
+        seed: random seed of the sign flips.
 
     Returns:
-        NaN where a stratum has fewer than two samples, or a difference is not finite.
+        The p-value; NaN if a stratum has fewer than two samples, or a difference is not finite.
     """
     if min(len(deltas) for deltas, _ in strata) < 2 or not all(np.isfinite(d).all() for d, _ in strata):
         return math.nan
@@ -206,20 +208,20 @@ def exchange_p_value(strata: Sequence[_Stratum], seed: int) -> float:
     flips = np.zeros(RESAMPLES)
     for deltas, weights in strata:
         n = len(deltas)
-        # In blocks: ten thousand draws of MMLU's fourteen thousand questions would take a gigabyte.
+        # Draw in blocks: 10,000 draws for MMLU's 14,000 questions would take a gigabyte at once.
         block = max(1, min(RESAMPLES, 4_000_000 // n))
         for start in range(0, RESAMPLES, block):
             size = min(block, RESAMPLES - start)
             signs = 2.0 * rng.integers(0, 2, (size, n), dtype=np.int8) - 1.0
             flips[start : start + size] += (signs @ deltas) / weights.sum() / len(strata)
-    # The observed signs are one of the swaps; a rounding of the sums must not make it miss itself.
+    # The observed signs are one of the possible draws; rounding of the sums must not make it count as smaller.
     rounding = 1e-12 * np.mean([np.abs(d).sum() / w.sum() for d, w in strata])
     observed = abs(np.mean([d.sum() / w.sum() for d, w in strata])) - rounding
     return (1 + int((np.abs(flips) >= observed).sum())) / (RESAMPLES + 1)
 
 
 def _holm(differences: Sequence[ScoreDifference]) -> list[ScoreDifference]:
-    """Each p-value times the number of hypotheses that are still open, never falling."""
+    """Apply Holm's step-down correction: multiply each p-value by the number of remaining hypotheses, monotonically."""
     tested = sorted(
         (i for i, each in enumerate(differences) if not math.isnan(each.p_value)),
         key=lambda i: differences[i].p_value,

@@ -1,4 +1,4 @@
-"""evaluate_model: every suite through one loop, whatever holds the model: memory, a server, or several processes."""
+"""evaluate_model: run every suite in one loop, for a model in memory, behind a server, or over several processes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from ropewalk.evaluation.tasks.suite import (
 from ropewalk.evaluation.tasks.teacher_forced import forced_result
 
 SuiteProgress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and how much there is."""
+"""Called with the name of the current measurement, the number of completed items, and the total."""
 
 
 @dataclass(frozen=True)
 class Stores:
-    """Where a run keeps what it has, so that it can go on; without paths it keeps everything in memory.
+    """Where a run stores its progress so that it can resume; without paths, it keeps everything in memory.
 
     Attributes:
-        predictions: answers, one a line.
-        results: those of tasks that have no answers, one a line.
-        samples: a folder of samples, shared by all models with the same tokenizer; None makes them anew.
+        predictions: answers of the model, one per line.
+        results: results of tasks without generated answers, one per line.
+        samples: folder of samples, shared by all models with the same tokenizer; None generates them anew.
     """
 
     predictions: PredictionLog
@@ -55,7 +55,7 @@ class Stores:
 
     @classmethod
     def in_memory(cls) -> Stores:
-        """Nothing on disk."""
+        """Return stores that write nothing to disk."""
         return cls(PredictionLog(), ResultCache())
 
 
@@ -66,27 +66,27 @@ def evaluate_model(
     stores: Stores | None = None,
     progress: SuiteProgress | None = None,
 ) -> list[TaskResult]:
-    """Measure a model. All that can be refused is refused before the first forward pass.
+    """Measure a model. All input is validated before the first forward pass.
 
     Args:
-        under_test: a model in memory, behind a server, or over several processes, each of which calls this with the
-            same and gets the same.
+        under_test: a model in memory, behind a server, or over several processes. Every process passes the same
+            arguments and gets the same results.
         settings: what to measure.
-        documents: int ``[tokens]`` each, without special tokens, for perplexity; None leaves it out, and says
-            so in the result.
-        stores: what is known already, the same on every rank, and where what is found out goes.
+        documents: int ``[tokens]`` each, without special tokens, for perplexity. If None, perplexity is not run, and
+            its result says so.
+        stores: earlier predictions and results, equal on every rank; new ones are added.
         progress: called after each row and each answer.
 
     Returns:
-        For each suite, in order, one result a task and length; RULER's overall scores follow its tasks. A row
-        of text begins with BOS; an EOS ends a document only where the tokenizer has no BOS to begin one with. Over
-        several processes passkey is teacher-forced too, and its task is named so: ``forced``.
+        One result per suite, task and length, in the order of the suites; RULER's overall scores follow its tasks.
+        A row of text begins with BOS. EOS ends a document only if the tokenizer has no BOS. Over several processes,
+        passkey is measured teacher-forced, as the task ``teacher_forced``.
 
     Raises:
         RopewalkError: for unknown names, lengths too short for a prompt or beyond the config, too little text, or tasks
-            that need generation of a model over several processes.
-        EngineError: if the model or its engine cannot take such rows.
-        RunFailure: if a server or the memory gives out; ``stores`` holds what was done.
+            that need generation from a model over several processes.
+        EngineError: if the model or its engine does not support such rows.
+        RunFailure: if a server fails or memory runs out; ``stores`` contains what was measured before.
     """
     check_evaluation(under_test, settings, documents)
     return measured(under_test, settings, documents, stores, progress)
@@ -99,7 +99,7 @@ def measured(
     stores: Stores | None = None,
     progress: SuiteProgress | None = None,
 ) -> list[TaskResult]:
-    """What :func:`evaluate_model` does once :func:`check_evaluation` has let it pass."""
+    """Run :func:`evaluate_model` without its checks; call :func:`check_evaluation` first."""
     run = _Measurement(under_test, settings, documents, stores or Stores.in_memory(), progress)
     return [result for suite in chosen_suites(settings) for result in run.suite(suite)]
 
@@ -107,10 +107,10 @@ def measured(
 def check_evaluation(
     under_test: ModelUnderTest, settings: Settings, documents: Sequence[Ids] | None = None
 ) -> None:
-    """Raise for all that :func:`evaluate_model` would refuse; of the model itself nothing is needed.
+    """Raise for any input that :func:`evaluate_model` rejects; the model need not be loaded.
 
     Args:
-        under_test, settings, documents: of the evaluation.
+        under_test, settings, documents: as passed to :func:`evaluate_model`.
     """
     chosen = chosen_tasks(settings, under_test.sharded)
     suites = chosen_suites(settings)
@@ -119,7 +119,9 @@ def check_evaluation(
         encoder.check_alphabet()
     for suite in suites:
         if suite.needs_lengths(settings) and not suite.lengths_of(settings):
-            raise RopewalkError(f"the suite {suite.name} needs lengths in tokens; none were given")
+            raise RopewalkError(
+                f"the suite {suite.name} needs lengths in tokens, but none were given; add --lengths"
+            )
     tasks = [
         (name, task, suite.lengths_at(task, settings, encoder))
         for suite in suites
@@ -155,23 +157,23 @@ def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[
 
 
 def _gives_likelihoods(under_test: ModelUnderTest) -> bool:
-    """Whether it will, once it is loaded; a server does not."""
+    """Whether the model gives likelihoods once it is loaded; a server does not."""
     return under_test.sharded or under_test.model is not None
 
 
 def _check_stated(under_test: ModelUnderTest, longest: int, settings: Settings) -> None:
-    """Raise for a length beyond the config, unless that is what was asked for."""
+    """Raise if a length exceeds the config's context, unless ``beyond_config`` is set."""
     stated = under_test.max_position_embeddings
     if stated is not None and longest > stated and not settings.beyond_config:
         raise RopewalkError(
-            f"the model's config states max_position_embeddings {stated}, and the lengths go up to {longest}: extend "
-            f"the model first (ropewalk inspect MODEL --target {longest} says how), or measure it as it is with "
-            "--beyond-config"
+            f"the longest length is {longest} tokens, but the model's config states max_position_embeddings {stated}; "
+            f"extend the model first (ropewalk inspect MODEL --target {longest} shows how), or add --beyond-config to "
+            "measure it unchanged"
         )
 
 
 def generated_tasks(suite: GeneratedSuite, names: Sequence[str], settings: Settings) -> dict[str, Task]:
-    """What makes the samples of a suite's tasks; the teacher-forced task has those of the first one."""
+    """Return the task that generates samples for each name; the teacher-forced task uses those of the first task."""
     tasks = suite.tasks(settings)
     return {name: next(iter(tasks.values())) if name == FORCED else tasks[name] for name in names}
 
@@ -222,12 +224,12 @@ class _Measurement:
     def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:
         reason = task.unavailable()
         if self.under_test.likelihoods is None:
-            reason = "a server gives no likeliest tokens of a given text; measure the checkpoint itself"
+            reason = "a server does not return the most likely tokens of a given text; measure the checkpoint itself"
         if reason is not None:
             return TaskResult.not_run(suite.name, FORCED, length, reason)
         count, seed = self.settings.samples, self.settings.seed
         samples = stored_samples(task, encoder, length, count, seed, self.stores.samples)
-        # Where the suite's own task is generated, results say that this one is not.
+        # If the suite's own tasks generate answers, the results must say that this one did not.
         told = {} if suite.forced_too else {"scored": "teacher-forced"}
         return self._kept(
             (suite.name, FORCED, length),
@@ -243,7 +245,7 @@ class _Measurement:
 
     def _likelihood(self, suite: LikelihoodSuite, task: str, length: int) -> TaskResult:
         if self.under_test.likelihoods is None:
-            reason = "a server gives no losses of a text's tokens; measure the checkpoint itself"
+            reason = "a server does not return the losses of a text's tokens; measure the checkpoint itself"
             return TaskResult.not_run(suite.name, task, length, reason, "perplexity")
         if self.documents is None:
             return TaskResult.not_run(suite.name, task, length, "no text was given", "perplexity")
@@ -253,7 +255,7 @@ class _Measurement:
 
     def _harness(self, suite: str, task: str) -> list[TaskResult]:
         if self.under_test.model is None:
-            reason = "lm_eval's tasks run on a model in memory; measure the checkpoint itself"
+            reason = "lm_eval's tasks need a model in memory; measure the checkpoint itself, without --server"
             return [TaskResult.not_run(suite, task, None, reason)]
         cache = self.stores.results
         known = [r for r in cache.known.values() if (r.suite, r.details.get("asked")) == (suite, task)]
@@ -268,14 +270,14 @@ class _Measurement:
         )
         told = {"asked": task, "parts": len(found)}
         found = [replace(result, details={**result.details, **told}) for result in found]
-        # All or none: a part is not the whole, and what was not run may run the next time.
+        # Cache all parts or none: a partial group is not the whole task, and a part that did not run may run next time.
         if all(result.status == "ok" for result in found):
             for result in found:
                 cache.add(result)
         return found
 
     def _kept(self, key: tuple[str, str, int], measure: Callable[[], TaskResult]) -> TaskResult:
-        """A result that has no answers: found again, or measured and kept."""
+        """Return a result without generated answers from the cache, or measure and cache it."""
         known = self.stores.results.get(*key)
         if known is not None:
             return known
@@ -286,7 +288,7 @@ class _Measurement:
         return found
 
     def _beyond(self, length: int) -> dict[str, Any]:
-        """RoPE has no table that ends, so a longer input runs; that it is longer must be said."""
+        """Return details that say whether the length exceeds the config; RoPE itself runs at any length."""
         stated = self.under_test.max_position_embeddings
         return {"max_position_embeddings": stated, "beyond_config": stated is not None and length > stated}
 

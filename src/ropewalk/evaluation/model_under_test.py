@@ -1,4 +1,4 @@
-"""The model under test: in memory, behind a server, or spread over several processes."""
+"""The model under test: in memory, behind a server, or sharded over several processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class ModelUnderTest:
     """A model under evaluation.
 
     Attributes:
-        tokenizer: the model's own, with a ``tokenizers`` backend.
-        backend: answers prompts.
+        tokenizer: the model's tokenizer, with a ``tokenizers`` backend.
+        backend: generates answers to prompts.
         model: a model from ``load_model``; None for a server, which gives no likelihoods, and for a sharded model.
-        max_position_embeddings: tokens that its config states; None where it states none.
-        batch_size: sequences in one pass, at most.
-        prefill_chunk: tokens of a long sequence in one pass.
-        sharded: whether several processes hold it and its rows together.
+        max_position_embeddings: longest input in tokens that the config states; None if it states none.
+        batch_size: maximum number of sequences per forward pass.
+        prefill_chunk: tokens of a long sequence per forward pass.
+        sharded: whether the model and its rows are sharded over several processes.
         over_ranks: gives the likelihoods of a sharded model; None before it is loaded.
-        world: the processes that hold it; rank 0 alone makes the prompts. Without it every rank makes them.
+        world: the processes of a sharded model; only rank 0 generates the prompts. If None, every rank does.
     """
 
     tokenizer: Any
@@ -47,7 +47,14 @@ class ModelUnderTest:
     def in_memory(
         cls, model: Any, tokenizer: Any, batch_size: int = 8, prefill_chunk: int = 8192
     ) -> ModelUnderTest:
-        """A model from ``load_model``, asked in batches, prompts read in chunks of so many tokens."""
+        """Wrap a model from ``load_model``.
+
+        Args:
+            model: a model from ``load_model``.
+            tokenizer: the model's tokenizer.
+            batch_size: maximum number of prompts per batch.
+            prefill_chunk: tokens of a prompt per forward pass.
+        """
         from ropewalk.evaluation.backends import InMemoryBackend
 
         backend = InMemoryBackend(model, tokenizer, batch_size, prefill_chunk)
@@ -57,7 +64,7 @@ class ModelUnderTest:
     def over_mesh(
         cls, model: LossModel, tokenizer: Any, mesh: Mesh, world: World | None = None
     ) -> ModelUnderTest:
-        """A model from ``load_sharded``; every rank measures it with the same settings, and gets the same results.
+        """Wrap a model from ``load_sharded``; every rank uses the same settings and gets the same results.
 
         Raises:
             RopewalkError: if the model's RoPE depends on the length and cannot be fixed.
@@ -77,14 +84,14 @@ class ModelUnderTest:
 
     @cached_property
     def head(self) -> OutputHead:
-        """The output head of the model in memory."""
+        """Return the output head of the model in memory."""
         from ropewalk.models.losses import OutputHead
 
         return OutputHead.of(self.model)
 
     @cached_property
     def likelihoods(self) -> Likelihoods | None:
-        """What the model thinks of given tokens; None behind a server."""
+        """Return the interface to the model's likelihoods of given tokens; None behind a server."""
         if self.model is None:
             return self.over_ranks
         from ropewalk.evaluation.backends.likelihoods import InMemoryLikelihoods
@@ -92,11 +99,11 @@ class ModelUnderTest:
         return InMemoryLikelihoods(self.model, self.prefill_chunk)
 
     def chunk_for(self, length: int) -> int | None:
-        """Tokens of a pass over a sequence; None where the sequence is no longer than one chunk."""
+        """Return the tokens per forward pass over a sequence; None if the sequence fits in one chunk."""
         return self.prefill_chunk if length > self.prefill_chunk else None
 
     def window_reader(self, length: int) -> WindowReader:
-        """The model in memory as it reads windows of documents of at most ``length`` tokens, BOS included."""
+        """Return a reader that scores windows of documents, of at most ``length`` tokens with BOS."""
         from ropewalk.evaluation.backends.likelihoods import WindowReader
 
         return WindowReader(
@@ -104,12 +111,12 @@ class ModelUnderTest:
         )
 
     def on_rank_0(self, function: Callable[[], T]) -> T:
-        """What a function returns on rank 0, on every rank; without processes, what it returns."""
+        """Call a function on rank 0 and return its result on every rank; in a single process, just call it."""
         return function() if self.world is None else self.world.on_rank_0(function)
 
 
 def stated_length(model: Any) -> int | None:
-    """Tokens that a model's config states as its longest input."""
+    """Return the longest input in tokens that a model's config states, or None."""
     from ropewalk.models.config import ModelConfig
 
     return ModelConfig.of(model.config).max_position_embeddings

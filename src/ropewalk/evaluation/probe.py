@@ -1,7 +1,7 @@
-"""probe: the loss of some text under each RoPE setting at step 0, before any training.
+"""probe: measure the loss of a text under each RoPE setting at step 0, before any training.
 
-It says which setting disturbs a model least. Neither what training makes of a setting nor whether the model finds
-anything at a distance follows from it.
+The probe shows which setting disturbs a model least. It does not predict the loss after training, nor whether the
+model retrieves information over long distances.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ProbedSetting:
-    """What one setting makes of the rows; losses are token-weighted means in nats a token, NaN where there is none.
+    """Losses of the rows under one setting: token-weighted means in nats per token, NaN if there are no targets.
 
     Attributes:
-        name: the setting's name.
-        method: its RoPE method; None where it has no meaning for this checkpoint.
-        loss, ci95: of all positions, with Student's 95 % interval over rows (NaN with fewer than two).
-        within_loss: of the positions up to the trained length.
-        beyond_loss, beyond_ci95: of the positions from the trained length on; None where there are none.
-        difference, difference_ci95: loss less that of the best setting, paired row by row.
-        reason: why it was not run, or why its loss is no number.
+        name: name of the setting.
+        method: RoPE method of the setting; None if it does not apply to this checkpoint.
+        loss, ci95: loss over all positions, and Student's 95 % interval over rows (NaN with fewer than two rows).
+        within_loss: loss over the positions up to the trained length.
+        beyond_loss, beyond_ci95: the same over the positions from the trained length on; None if there are none.
+        difference, difference_ci95: loss minus the loss of the best setting, paired by row.
+        reason: why the setting was not run, or why its loss is not finite.
     """
 
     name: str
@@ -66,12 +66,12 @@ class ProbedSetting:
 
     @classmethod
     def not_run(cls, name: str, reason: str) -> ProbedSetting:
-        """A setting that has no meaning for the checkpoint, and why."""
+        """Return the result of a setting that does not apply to the checkpoint, with the reason."""
         nan = math.nan
         return cls(name, None, nan, NO_INTERVAL, nan, None, None, nan, NO_INTERVAL, reason)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; a missing number is None."""
+        """Return JSON values; None for missing numbers."""
         return {
             "name": self.name,
             "status": self.status,
@@ -91,15 +91,18 @@ class ProbedSetting:
 def candidate_methods(
     names: Sequence[str], current: RopeMethod, trained_length: int, target_length: int
 ) -> tuple[dict[str, RopeMethod], list[ProbedSetting]]:
-    """The methods of settings by name, and a result that says why for each that this checkpoint cannot have.
+    """Build the RoPE method of each named setting.
 
     Args:
-        names: as for :func:`~ropewalk.rope.candidate`.
-        current: the checkpoint's method.
+        names: settings, as :func:`~ropewalk.rope.candidate` accepts them.
+        current: RoPE method of the checkpoint.
         trained_length, target_length: tokens.
 
+    Returns:
+        The methods by name, and for each setting that does not apply to this checkpoint a result with the reason.
+
     Raises:
-        RopewalkError: if a name is unknown, or none of the settings has a meaning.
+        RopewalkError: if a name is unknown, or none of the settings applies.
     """
     for name in names:
         check_candidate(name)
@@ -112,7 +115,9 @@ def candidate_methods(
             refused[name] = ProbedSetting.not_run(name, str(error))
     if not methods:
         reasons = "; ".join(f"{name}: {result.reason}" for name, result in refused.items())
-        raise RopewalkError(f"there is no setting to probe ({reasons or 'none was named'}); add current")
+        raise RopewalkError(
+            f"no RoPE setting to probe ({reasons or 'none was named'}); add the setting current, which always applies"
+        )
     return methods, list(refused.values())
 
 
@@ -124,25 +129,26 @@ def probe_model(
     progress: Progress | None = None,
     losses_of: RowLosses | None = None,
 ) -> list[ProbedSetting]:
-    """Measure the same rows under each setting with the same weights; nothing of the model is changed.
+    """Measure the same rows under each setting with the same weights. The model is left unchanged.
 
     Args:
-        model: a model from ``load_model`` with its exact rotary module and one method for all layers.
-        candidates: methods by the name of their setting. A length-dependent one takes its frequencies for the
-            length of the row.
-        rows: pattern ``full``; one forward pass each and setting.
-        trained_length: tokens; the loss at index t, of the token that follows, is beyond it from there on.
+        model: a model from ``load_model`` with its exact rotary module and one RoPE method for all layers.
+        candidates: RoPE methods by the name of their setting. A length-dependent method uses the frequencies for
+            the length of the row.
+        rows: rows of pattern ``full``; each takes one forward pass per setting.
+        trained_length: tokens. The loss at index t is that of the next token, and counts as beyond the trained
+            length if t >= trained_length.
         progress: called after each row's losses.
-        losses_of: gives the losses of rows, where ``model`` is part of something that has to run as a whole (see
-            ``ropewalk.evaluation.sharded``); a forward pass of the model alone if None.
+        losses_of: computes the losses of rows if ``model`` is part of a sharded model (see
+            ``ropewalk.evaluation.backends.sharded``); None runs a forward pass of ``model`` itself.
 
     Returns:
-        A result for each setting, the lowest loss first, settings of equal loss as given. One whose loss is not
-        finite comes last and says so.
+        A result for each setting, sorted by loss; equal losses keep the given order. Settings whose loss is not
+        finite come last, with a reason.
 
     Raises:
-        RopewalkError: if there is no setting or no row, or the model's RoPE cannot be exchanged.
-        EngineError: if the model or its engine cannot take such rows.
+        RopewalkError: if there is no setting or no row, or the model's RoPE cannot be replaced.
+        EngineError: if the model or its engine does not support such rows.
     """
     if not candidates:
         raise RopewalkError("a probe needs at least one setting, got none")
@@ -171,14 +177,15 @@ def _own_losses(model: Any, head: OutputHead) -> RowLosses:
 
 
 def _sums(losses: Floats, targets: NDArray[np.bool_], trained_length: int) -> Floats:
-    """``[2, 2]``: within and beyond the trained length, the summed loss and the number of targets."""
+    """Return ``[2, 2]``: for positions within and beyond the trained length, the summed loss and the target count."""
     parts = (slice(None, trained_length), slice(trained_length, None))
     return np.array([[losses[part].sum(), targets[part].sum()] for part in parts], dtype=np.float64)
 
 
 def _result(name: str, method: RopeMethod, sums: Floats, best: Floats) -> ProbedSetting:
-    """From sums ``[rows, within or beyond, loss or targets]``, this setting's and the best one's."""
+    """Build a setting's result from its sums and the best setting's, ``[rows, within or beyond, loss or targets]``."""
     totals, counts = sums.sum(1).T
+    # Infinite losses minus infinite losses give NaN, which is the right answer here and needs no warning.
     with np.errstate(invalid="ignore"):
         paired = totals - best.sum(1)[:, 0]
     loss = _loss(sums)
@@ -220,14 +227,14 @@ class ProbeResult(Result):
     """A checkpoint's loss under several RoPE settings, before any training.
 
     Attributes:
-        model: as it was named.
+        model: name of the model, as given.
         trained_length, target_length: tokens.
-        text: documents that it was measured on.
-        rows: of the target length.
-        dtype, device: that the model ran in and on.
-        found: the settings that ran, the lowest loss first.
-        refused: those that have no meaning for the checkpoint.
-        versions: of the software.
+        text: documents that were scored, as given.
+        rows: number of rows of the target length.
+        dtype, device: dtype and device that the model ran on.
+        found: the settings that ran, sorted by loss.
+        refused: the settings that do not apply to the checkpoint.
+        versions: versions of the software.
     """
 
     model: str
@@ -242,11 +249,11 @@ class ProbeResult(Result):
     versions: dict[str, str]
 
     def context_bound(self, setting: ProbedSetting) -> int | None:
-        """Tokens up to which a setting's frequencies reach at the target length; None where it was not run."""
+        """Return the context bound of a setting's frequencies at the target length, in tokens; None if not run."""
         return None if setting.method is None else bound_at(setting.method, self.target_length)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         settings = (*self.found, *self.refused)
         return {
             "model": self.model,
@@ -265,15 +272,15 @@ class ProbeResult(Result):
 
 
 def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResult:
-    """Measure the loss of some text under each RoPE setting, with no training: the same weights, the same rows.
+    """Measure the loss of a text under each RoPE setting without training, with the same weights and rows.
 
     Args:
-        config: the checkpoint, the settings and the text.
-        context: its reporter is told of progress.
+        config: the checkpoint, the settings to probe and the text.
+        context: run context whose reporter shows progress.
 
     Raises:
-        RopewalkError: if a setting is unknown or none has a meaning, the target is shorter than the trained length,
-            or the checkpoint has several RoPE methods.
+        RopewalkError: if a setting is unknown or none applies, the target is shorter than the trained length, or
+            the checkpoint has several RoPE methods.
 
     Example:
         >>> from ropewalk.evaluation.settings import ProbeSettings
@@ -287,7 +294,9 @@ def probe(config: ProbeSettings, context: RunContext | None = None) -> ProbeResu
     checkpoint = read_config(path)
     length = config.from_length or checkpoint.trained_length
     if target < length:
-        raise RopewalkError(f"--to {target} is shorter than the {length} tokens the model is trained for")
+        raise RopewalkError(
+            f"--to {target} is shorter than the model's trained length of {length} tokens; give --to {length} or more"
+        )
     current = checkpoint.full_attention_rope
     methods, refused = candidate_methods(config.rules, current, length, target)
     device = choose_device(config.device)

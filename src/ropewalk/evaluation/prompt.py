@@ -1,4 +1,4 @@
-"""Prompts as token ids, counted and never truncated."""
+"""Encode prompts as token ids and count their tokens; prompts are never truncated."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 
 FIRST_PROBE = 16
-"""Units of the first trial, from which the tokens of a unit are estimated."""
+"""Units of the first trial; its token count gives the first estimate of the tokens per unit."""
 
 DATE = "26 Jul 2024"
-"""Llama 3's templates write today's date, and would make other prompts tomorrow; this is their own default."""
+"""Fixed date for Llama 3's chat templates, which write today's date otherwise; this is the templates' default."""
 
 ALPHABET = string.ascii_letters + string.digits + " .,:;?!'()<>_=-"
-"""Characters of the benchmarks' templates, keys and values."""
+"""Characters that the benchmarks' templates, keys and values contain."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model reads.
+    """A prompt as the model reads it.
 
     Attributes:
-        text: with special tokens only where a chat template writes them.
-        input_ids: token ids, BOS in front where the tokenizer has one.
-        bos_count: BOS tokens in ``input_ids``: 1, or 0 where the tokenizer has none.
+        text: the prompt; contains special tokens only if a chat template writes them.
+        input_ids: token ids, starting with BOS if the tokenizer has one.
+        bos_count: number of BOS tokens in ``input_ids``: 1, or 0 if the tokenizer has none.
     """
 
     text: str
@@ -37,29 +37,30 @@ class Prompt:
 
 
 class PromptEncoder:
-    """From a task's text to token ids, for base models and for chat models.
+    """Encodes the text of a task as token ids, for base models and chat models.
 
-    A base model reads BOS, the text, and the beginning of the answer. A chat model reads its own template
-    around the text, and the beginning of the answer opens the assistant's turn.
+    A base model reads BOS, the text, and the beginning of the answer. For a chat model, the chat template wraps
+    the text, and the beginning of the answer opens the assistant's turn.
 
     Args:
-        tokenizer: the model's own, with a ``tokenizers`` backend.
+        tokenizer: the model's tokenizer, with a ``tokenizers`` backend.
         chat: use the tokenizer's chat template.
 
     Raises:
-        RopewalkError: if a chat template is asked for and there is none.
+        RopewalkError: if ``chat`` is true and the tokenizer has no chat template.
     """
 
     def __init__(self, tokenizer: Any, chat: bool = False) -> None:
         if chat and not tokenizer.chat_template:
-            raise RopewalkError("the tokenizer has no chat template; leave --chat out, or use a chat model")
+            raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
         self.tokenizer = tokenizer
         self.chat = chat
         self._plain: Any = None
 
     def encode(self, text: str, answer_prefix: str = "") -> Prompt:
-        """The whole prompt, with one BOS where the tokenizer has one (a chat template brings its own)."""
+        """Encode the whole prompt, with one BOS if the tokenizer has one (a chat template writes its own)."""
         rendered = self._rendered(text, answer_prefix)
+        # BOS is added by hand below: tokenizers disagree on which special tokens they add, and some add EOS.
         ids = self.tokenizer(rendered, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         bos = self.tokenizer.bos_token_id
         if bos is not None and not self.chat:
@@ -67,7 +68,7 @@ class PromptEncoder:
         return Prompt(rendered, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
 
     def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
-        """Tokens of the whole prompt for each (text, answer prefix), read on all cores at once."""
+        """Count the tokens of the whole prompt of each (text, answer prefix), on all cores in parallel."""
         rendered = [self._rendered(text, prefix) for text, prefix in pieces]
         head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
         with _all_cores():
@@ -75,30 +76,34 @@ class PromptEncoder:
         return [head + len(each) for each in found]
 
     def count(self, text: str, answer_prefix: str = "") -> int:
-        """Tokens of one whole prompt."""
+        """Count the tokens of one whole prompt."""
         return self.counts([(text, answer_prefix)])[0]
 
     def bos_count(self, text: str, answer_prefix: str = "") -> int:
-        """BOS tokens of the whole prompt, read off the text: only BOS's own letters become BOS."""
+        """Count the BOS tokens of the whole prompt by its text: only the literal BOS string becomes a BOS token."""
         bos = self.tokenizer.bos_token
         if bos is None:
             return 0
         return self._rendered(text, answer_prefix).count(bos) + (not self.chat)
 
     def check_alphabet(self) -> None:
-        """Raise for a tokenizer that cannot write what the benchmarks' prompts and answers are made of.
+        """Check that the tokenizer can represent the characters of the benchmarks' prompts and answers.
 
         Raises:
-            RopewalkError: naming the characters that do not come back from the tokens of a text.
+            RopewalkError: if encoding and decoding loses characters; the message lists them.
         """
         ids = self.tokenizer(ALPHABET, add_special_tokens=False, verbose=False)["input_ids"]
         back = self.tokenizer.decode([each for each in ids if each != self.tokenizer.unk_token_id])
+        # Lower case counts too: uncased tokenizers are usable, because answers are compared in lower case.
         missing = "".join(c for c in ALPHABET if c not in back and c.lower() not in back)
         if missing:
-            raise RopewalkError(f"the tokenizer has no tokens for {missing!r}, which the prompts are made of")
+            raise RopewalkError(
+                f"the tokenizer has no tokens for the characters {missing!r}, which the prompts contain; use a model "
+                "whose tokenizer has them"
+            )
 
     def backend(self) -> Any:
-        """The tokenizer's backend; a copy of one that was saved to truncate or pad, as some are."""
+        """Return the tokenizer's backend, or a copy without truncation and padding if it was saved with them."""
         backend = self.tokenizer.backend_tokenizer
         if backend.truncation is None and backend.padding is None:
             return backend
@@ -120,7 +125,7 @@ class PromptEncoder:
 
 @contextmanager
 def _all_cores() -> Iterator[None]:
-    """The command line keeps tokenizers to one core, because it forks workers for documents."""
+    """Let the tokenizers library use all cores; the command line disables this because it forks workers."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "true"
@@ -134,14 +139,14 @@ def _all_cores() -> Iterator[None]:
 
 
 def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
-    """The largest number of units whose prompt has at most ``budget`` tokens.
+    """Find the largest number of units whose prompt has at most ``budget`` tokens.
 
-    Tokens of units nearly add up, so the next trial is where a line through what is known meets the budget;
-    every third trial halves the bracket, so that no tokenizer makes it slow.
+    The token count is nearly linear in the units, so linear interpolation chooses the next trial. Every third
+    trial halves the bracket instead, which bounds the number of trials for any tokenizer.
 
     Args:
-        tokens_of: tokens of the prompt with so many units; nearly linear, and tried a few times only.
-        budget: tokens.
+        tokens_of: returns the tokens of a prompt with the given number of units; nearly linear.
+        budget: maximum number of tokens.
 
     Raises:
         RopewalkError: if the prompt without units is longer than the budget.
@@ -149,7 +154,7 @@ def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
     low, tokens_low = 0, tokens_of(0)
     if tokens_low > budget:
         raise RopewalkError(f"the shortest prompt has {tokens_low} tokens, more than {budget}")
-    # Some tokenizers join words to one token, none joins four.
+    # Upper bound: some tokenizers merge several words into one token, but none merges four.
     high = 4 * budget + FIRST_PROBE
     candidate, tokens_high, trials = FIRST_PROBE, 0, 0
     while high - low > 1:
@@ -162,6 +167,7 @@ def largest_that_fits(tokens_of: Callable[[int], int], budget: int) -> int:
             high, tokens_high = candidate, tokens
             slope = (tokens_high - tokens_low) / (high - low)
         candidate = low + int((budget - tokens_low) / slope) if slope > 0 else high
+        # Bisect only between two measured ends: the initial upper bound may be far too high.
         if trials % 3 == 0 and tokens_high:
             candidate = (low + high) // 2
         candidate = min(max(candidate, low + 1), high - 1)

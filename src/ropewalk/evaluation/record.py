@@ -1,4 +1,4 @@
-"""The record of an evaluation: written to its folder, judged again, and compared, without a model."""
+"""Records of evaluations: write them to a folder, rescore them and compare them, all without a model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ropewalk.io.results import Result
 
 @dataclass(frozen=True)
 class EvaluationResult(Result):
-    """What was measured.
+    """The result of an evaluation.
 
     Attributes:
-        record: what results.json holds: model, settings, results, summary, versions.
-        results: of the model, or the mean of the checkpoints'.
-        checkpoints: of a mean, what each one is known by and its own results; empty for one model.
+        record: contents of results.json: model, settings, results, summary, versions.
+        results: results of the model, or their mean over checkpoints.
+        checkpoints: for a mean, the identity and the results of each checkpoint; empty for one model.
     """
 
     record: Mapping[str, Any]
@@ -34,12 +34,12 @@ class EvaluationResult(Result):
     checkpoints: tuple[tuple[Mapping[str, Any], tuple[TaskResult, ...]], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What results.json holds, with None for numbers that JSON does not have."""
+        """Return the contents of results.json, with None for NaN and infinity, which JSON does not have."""
         plain: dict[str, Any] = json.loads(json.dumps(self.record), parse_constant=lambda name: None)
         return plain
 
     def write(self, out: Path) -> None:
-        """Write results.json into a folder, last that of the mean; each is complete or not there."""
+        """Write results.json atomically; for a mean, first those of the checkpoints in subfolders."""
         for known, found in self.checkpoints:
             own = {key: value for key, value in self.record.items() if key not in ("checkpoints", "summary")}
             own |= {**known, "model": str(Path(str(self.record["model"])) / known["name"])}
@@ -54,9 +54,9 @@ class ComparisonResult(Result):
     """Two evaluations on the same samples.
 
     Attributes:
-        a, b: ``path`` and ``model`` of each.
-        seed: of the permutation test.
-        differences: B against A, task by task and length by length.
+        a, b: ``path`` and ``model`` of each evaluation.
+        seed: random seed of the permutation test.
+        differences: B compared with A, for each task and length.
     """
 
     a: Mapping[str, str]
@@ -66,13 +66,13 @@ class ComparisonResult(Result):
 
 
 def compare_folders(config: CompareSettings) -> ComparisonResult:
-    """B against A, paired by sample.
+    """Compare evaluation B with evaluation A, paired by sample.
 
     Args:
-        config: folders of finished evaluations.
+        config: the folders of two finished evaluations, and the random seed.
 
     Raises:
-        RopewalkError: if one holds no finished evaluation, or they have no task and length in common.
+        RopewalkError: if a folder has no finished evaluation, or the two have no task and length in common.
     """
     a, b, seed = config.a, config.b, config.seed
     (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
@@ -82,23 +82,25 @@ def compare_folders(config: CompareSettings) -> ComparisonResult:
 
 
 def rescore(folder: Path) -> EvaluationResult:
-    """Judge a folder's predictions again, without a model; results that have no predictions stay as they are.
+    """Score the stored predictions of an evaluation again, without a model.
+
+    Results without predictions, such as perplexities, are kept.
 
     Args:
-        folder: of a finished evaluation.
+        folder: folder of a finished evaluation; not modified.
 
     Returns:
-        The record with new results in it; the folder is left as it is.
+        The record with the new results.
 
     Raises:
-        RopewalkError: if the folder has no results or predictions, or a result's predictions are not complete.
+        RopewalkError: if the folder has no results or predictions, or the predictions of a result are incomplete.
     """
     record, results = read_record(folder)
     groups: dict[tuple[str, str, int | None], list[Prediction]] = {}
     for prediction in read_predictions(folder / PREDICTIONS):
         groups.setdefault((prediction.suite, prediction.task, prediction.length), []).append(prediction)
     if not groups:
-        raise RopewalkError(f"{folder} holds no predictions to score again: there is no {PREDICTIONS} in it")
+        raise RopewalkError(f"{folder} has no predictions to score again: {PREDICTIONS} is missing or empty")
     found = [_rescored(result, groups.get((result.suite, result.task, result.length))) for result in results]
     overall = {
         (each.task, each.length): each
@@ -117,20 +119,21 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
         return result
     if len(predictions) != result.n:
         raise RopewalkError(
-            f"{result.task} at {result.length} tokens has {len(predictions)} predictions and was made of {result.n}; "
-            "run the evaluation again to complete it"
+            f"{result.task} at {result.length} tokens was computed from {result.n} predictions, but {PREDICTIONS} has "
+            f"{len(predictions)}; run the evaluation again to complete them"
         )
     ordered = sorted((each.scored_again() for each in predictions), key=lambda each: each.index)
     again = task_result(ordered, {})
     if again.details[SAMPLES] != result.details.get(SAMPLES):
         raise RopewalkError(
-            f"the predictions of {result.task} at {result.length} tokens are of other samples"
+            f"the predictions of {result.task} at {result.length} tokens belong to other samples than its result; "
+            "restore the file, or run the evaluation again in a new folder"
         )
     return replace(again, details={**result.details, **again.details})
 
 
 def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
-    """What an earlier overall score did without, beyond the tasks that were not run."""
+    """Return the tasks that the earlier overall score left out, apart from tasks that were not run, with reasons."""
     not_run = {r.task for r in results if r.status != "ok"}
     overall = next((r for r in results if r.suite == "ruler" and r.task == OVERALL), None)
     left_out = overall.details.get("left_out", {}) if overall is not None else {}

@@ -1,4 +1,4 @@
-"""What an evaluation found, as plain values that go to JSON and come back."""
+"""Results of an evaluation: plain values that convert to JSON and back."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Status = Literal["ok", "not run"]
 Unit = Literal["percent", "perplexity"]
 
 ITSELF = "the model itself"
-"""What chose LongPPL's key tokens, where the user named no evaluator."""
+"""Recorded as the evaluator that chose LongPPL's key tokens if the user named none."""
 
 TASKS_BEFORE = {"forced": "teacher_forced"}
-"""Tasks that had another name in version 0.1.0, whose results are read."""
+"""Task names of version 0.1.0 and their current names, to read that version's results."""
 
 SAMPLES = "samples_sha256"
-"""Key in a result's details: a digest of what was asked, equal for two results on the same samples."""
+"""Key in a result's details: a digest of the prompts or text, equal for two results on the same samples."""
 
 
 _NUMBER = (int, float, type(None))
@@ -39,7 +39,7 @@ _TYPES_OF_BIN: dict[str, tuple[type, ...]] = {
     "perplexity": _NUMBER,
     "ci95": (list, tuple),
 }
-"""Types of the values in JSON."""
+"""Accepted types of the values in JSON."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class PositionBin:
     """Perplexity of the targets whose index in the row is ``start <= index < end``.
 
     Attributes:
-        start, end: tokens.
-        n_tokens: targets that were scored.
-        n_windows: rows that have any of them.
-        perplexity: exp of the token-weighted mean loss; NaN where nothing was scored.
-        ci95: 95 % interval over rows; NaN with fewer than two.
+        start, end: range of positions in tokens.
+        n_tokens: number of scored targets.
+        n_windows: number of rows with at least one scored target in the bin.
+        perplexity: exp of the token-weighted mean loss; NaN if nothing was scored.
+        ci95: 95 % interval over rows; NaN with fewer than two rows.
     """
 
     start: int
@@ -86,22 +86,22 @@ class PositionBin:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task at one length.
+    """Result of one task at one length.
 
     Attributes:
-        suite: the benchmark it belongs to, as on the command line.
-        task: the task within the suite.
-        length: tokens, room for the answer included; None for tasks whose prompts are as long as they are.
-        n: independent samples: prompts, or rows of text.
-        score: right answers in percent, or perplexity; NaN where there is none, never 0 in its place.
-        ci95: 95 % interval of the score, in its unit.
+        suite: name of the suite, as on the command line.
+        task: name of the task within the suite.
+        length: tokens of prompt and answer together; None for tasks whose prompts have no set length.
+        n: number of independent samples: prompts, or rows of text.
+        score: correct answers in percent, or perplexity; a missing score is NaN, never 0.
+        ci95: 95 % interval of the score, in the score's unit.
         status: ``ok`` or ``not run``.
-        reason: why it was not run, or a remark on the score.
+        reason: why the task was not run, or a remark on the score.
         details: facts about the run, JSON values.
-        positions: perplexity by position, empty for other tasks.
-        unit: what the score is in.
-        samples: one JSON object a sample, in order of its ``index``: with its ``score`` in percent, or with
-            ``nats`` and ``tokens`` for a perplexity. What a paired comparison needs.
+        positions: perplexity by position; empty for other tasks.
+        unit: unit of the score.
+        samples: one JSON object per sample, in the order of ``index``, with its ``score`` in percent or, for a
+            perplexity, with ``nats`` and ``tokens``. Paired comparisons read them.
     """
 
     suite: str
@@ -121,17 +121,19 @@ class TaskResult:
         if self.status not in ("ok", "not run"):
             raise RopewalkError(f"unknown status {self.status!r}; choose ok or not run")
         if self.status == "not run" and (not math.isnan(self.score) or not self.reason):
-            raise RopewalkError(f"{self.task} was not run: it needs a reason and has no score")
+            raise RopewalkError(
+                f"the result of {self.task}, which was not run, must have a reason and a score of NaN"
+            )
 
     @classmethod
     def not_run(
         cls, suite: str, task: str, length: int | None, reason: str, unit: Unit = "percent"
     ) -> TaskResult:
-        """A task that has no score, and why."""
+        """Return the result of a task without a score, with the reason."""
         return cls(suite, task, length, 0, math.nan, NO_INTERVAL, "not run", reason, unit=unit)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; a missing number is None. ``positions`` only where there are any."""
+        """Return JSON values, with None for missing numbers and without empty ``positions`` and ``samples``."""
         value: dict[str, Any] = {
             "suite": self.suite,
             "task": self.task,
@@ -152,23 +154,24 @@ class TaskResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskResult:
-        """What :meth:`to_json` wrote.
+        """Rebuild a result from the output of :meth:`to_json`.
 
         Raises:
-            RopewalkError: if the value is no object, or names no unit: ropewalk once wrote shares of 1 in place
-                of percent.
-            KeyError, TypeError, ValueError: if a value is missing or something else.
+            RopewalkError: if the value is not an object, or has no unit: older versions wrote shares of 1 instead of
+                percent.
+            KeyError, TypeError, ValueError: if a field is missing or has a wrong type or value.
         """
         if not isinstance(value, Mapping):
-            raise RopewalkError(f"a result is an object, got {value!r}")
+            raise RopewalkError(f"a result must be a JSON object, got {value!r}")
         if "unit" not in value:
             raise RopewalkError(
-                f"the result of {value.get('task')} names no unit: an older ropewalk wrote it; measure again"
+                f"the result of {value.get('task')} has no unit, because an older ropewalk wrote it; run the "
+                "evaluation again"
             )
         value = {"details": {}, "positions": [], "samples": [], **value}
         check_types(value, _TYPES_OF_RESULT)
         if value["unit"] not in get_args(Unit):
-            raise ValueError(f"unit is {value['unit']!r}")
+            raise ValueError(f"unit must be percent or perplexity, got {value['unit']!r}")
         if not all(isinstance(each, Mapping) for each in (*value["positions"], *value["samples"])):
             raise TypeError("a position or a sample is not a JSON object")
         return cls(

@@ -1,4 +1,4 @@
-"""From tokenised documents to evaluation rows: one long causal sequence each."""
+"""Build evaluation rows from tokenised documents; each row is one long causal sequence."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 Ids = NDArray[np.integer[Any]]
 
 MOST_TOKENS_FACTOR = 8
-"""Text read ahead for documents that fill a row alone, as a multiple of what the rows hold."""
+"""How much text to search for documents that fill a row alone, as a multiple of the tokens in all rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationRows:
-    """Rows to score, and how they came to be.
+    """Rows to score, and how they were built.
 
     Attributes:
-        rows: pattern ``full``, positions 0 to length - 1, labels masked where a document ends.
-        kind: ``documents``: each row is the beginning of one document; ``packed``: documents joined.
+        rows: rows of pattern ``full`` with positions 0 to length - 1; labels are masked at document ends.
+        kind: ``documents`` if each row is the beginning of one document, ``packed`` if rows join documents.
     """
 
     rows: list[Row]
@@ -37,24 +37,25 @@ class EvaluationRows:
 def evaluation_rows(
     documents: Sequence[Ids], length: int, bos_id: int | None, eos_id: int | None, limit: int
 ) -> EvaluationRows:
-    """Rows of exactly ``length`` tokens.
+    """Build rows of exactly ``length`` tokens.
 
-    Where at least ``limit`` documents fill a row alone, each row is the beginning of one document. Otherwise
-    documents are joined in order and cut every ``length`` tokens, and the incomplete last row is left out.
-    Every row begins with BOS, also one that continues a document: models come to lean on their first token.
+    If at least ``limit`` documents fill a row alone, each row is the beginning of one document. Otherwise the
+    documents are joined in order and cut every ``length`` tokens, and the incomplete last row is dropped.
+    Every row begins with BOS, even if it continues a document, because models use the first token as an attention
+    sink.
 
     Args:
-        documents: int ``[tokens]`` each, without special tokens; empty ones are passed over.
-        length: tokens of a row, at least 2.
-        bos_id: put in front of every document; None for tokenizers that have none.
-        eos_id: put after every document; None for none.
-        limit: most rows, at least 1. There are fewer where the text ends.
+        documents: int ``[tokens]`` each, without special tokens; empty documents are skipped.
+        length: tokens per row, at least 2.
+        bos_id: token id before every document; None if the tokenizer has no BOS.
+        eos_id: token id after every document; None adds nothing.
+        limit: maximum number of rows, at least 1; short text gives fewer.
 
     Raises:
-        RopewalkError: if the text does not fill one row; the message says how many tokens there are.
+        RopewalkError: if the text does not fill one row; the message gives its number of tokens.
     """
     if length < 2:
-        raise RopewalkError(f"an evaluation row needs 2 tokens or more, got {length}")
+        raise RopewalkError(f"the length of an evaluation row must be 2 tokens or more, got {length}")
     if limit < 1:
         raise RopewalkError(f"the number of evaluation rows must be 1 or more, got {limit}")
     head = [] if bos_id is None else [bos_id]
@@ -73,21 +74,21 @@ def evaluation_rows(
     if not rows:
         available = sum(len(document) for document in documents)
         raise RopewalkError(
-            f"the text has {available} tokens in {len(documents)} documents, too few for one row of "
-            f"{length}; give more text or a shorter length"
+            f"the text has {available} tokens in {len(documents)} documents, which is too few for one row of "
+            f"{length} tokens; give more text or a shorter length"
         )
     return EvaluationRows(rows, "packed")
 
 
 def _packed(bodies: Iterable[NDArray[Any]], head: list[int], length: int) -> Iterator[list[NDArray[Any]]]:
-    """Complete rows as lists of pieces, a new document or the rest of one in each piece."""
+    """Yield complete rows as lists of pieces; each piece is a document or a part of one."""
     pieces: list[NDArray[Any]] = []
     room = length
     for body in bodies:
         rest = body
         while len(rest):
             taken = room - len(head)
-            # A BOS alone at the end of a row would be a piece without a token of its document.
+            # No room for BOS and a token: fill the row's end without starting a piece of this document.
             if taken < 1:
                 pieces.append(np.array(head[:room]))
                 room = 0
@@ -112,21 +113,21 @@ def _row(pieces: list[NDArray[Any]]) -> Row:
 
 
 def take_documents(documents: Iterable[Ids], length: int, limit: int) -> list[Ids]:
-    """As many documents of a stream as the evaluation can use; the rest is not read.
+    """Take as many documents from a stream as the evaluation can use.
 
-    Reads until ``limit`` documents fill a row alone, or until there is eight times the text that the rows
-    hold, or to the end.
+    Reading stops when ``limit`` documents fill a row alone, or after eight times the tokens in all rows, or at the
+    end of the stream.
 
     Args:
-        documents: int ``[tokens]`` each; read once.
+        documents: int ``[tokens]`` each; iterated once.
         length: tokens of the longest row.
-        limit: most rows.
+        limit: maximum number of rows.
     """
     taken: list[Ids] = []
     long = tokens = 0
     for document in documents:
         taken.append(document)
-        # More than a row of a document is of no use to reach the limit: a few books are not many documents.
+        # Count at most one row per document: a few long books must not use up the budget before `limit` documents.
         tokens += min(len(document), length)
         long += len(document) >= length
         if long >= limit or tokens >= MOST_TOKENS_FACTOR * limit * length:
@@ -135,7 +136,7 @@ def take_documents(documents: Iterable[Ids], length: int, limit: int) -> list[Id
 
 
 def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]:
-    """As many tokenised documents as rows of a length need."""
+    """Read and tokenise as many documents as ``rows`` rows of ``length`` tokens need."""
     from ropewalk.data import SourceSpec, read_documents
     from ropewalk.data.tokens.tokenise import tokenise
 
@@ -144,7 +145,7 @@ def documents_of(text: str, tokenizer: Any, length: int, rows: int) -> list[Any]
 
 
 def rows_of(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
-    """Rows of exactly ``length`` tokens, at most ``limit`` of them."""
+    """Read a text and build at most ``limit`` rows of exactly ``length`` tokens."""
     documents = documents_of(text, tokenizer, length, limit)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return evaluation_rows(documents, length, bos, eos if bos is None else None, limit).rows
@@ -152,7 +153,7 @@ def rows_of(text: str, tokenizer: Any, length: int, limit: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Window:
-    """The document's tokens ``start <= t < end``, of which those from ``first`` on are scored."""
+    """A window over a document's tokens ``start <= t < end``; the tokens from ``first`` on are scored."""
 
     start: int
     first: int

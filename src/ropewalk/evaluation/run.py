@@ -1,7 +1,8 @@
-"""run: measure a checkpoint, the mean of several, or a model behind a server; the door of this room.
+"""run: measure a checkpoint, the mean of several checkpoints, or a model behind a server.
 
-In one process or under torchrun: rank 0 alone reads text, makes prompts, writes files and talks; every rank gets the
-same result. A run with a folder keeps each answer and result there, and the same settings go on where it was.
+This is the entry point of the evaluation package. It works in one process or under torchrun: only rank 0 reads text,
+generates prompts, writes files and reports progress; every rank gets the same result. With an output folder, each
+answer and result is saved as it arrives, and a run with the same settings resumes.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ if TYPE_CHECKING:
     from ropewalk.parallel.context import RunContext
     from ropewalk.rope import RopeMethod
 
-GO_ON = "the same command goes on where it was"
-"""What a user can do after a process was lost."""
+GO_ON = "run the same command again to resume"
+"""Advice to the user after a process was lost."""
 
 
 class RopeOverride(Protocol):
-    """RoPE that a checkpoint is run with in place of its own, such as a table of rescale factors.
+    """RoPE that replaces a checkpoint's own, such as a table of rescale factors.
 
     Attributes:
-        method: that the model gets.
-        context: tokens that it then states as its longest input.
-        record: what results under it are known by, as JSON values.
+        method: RoPE method that the model runs with.
+        context: longest input in tokens that the model then states.
+        record: JSON values that identify this RoPE in results.
     """
 
     @property
@@ -77,11 +78,11 @@ class RopeOverride(Protocol):
     def record(self) -> dict[str, Any]: ...
 
     def notes(self, digest: str | None) -> list[str]:
-        """What is to be said of it beside weights with a digest."""
+        """Return notes for the user about running weights with this digest under this RoPE."""
 
 
 RopeOf = Callable[[str], RopeOverride | None]
-"""From a checkpoint's path to the RoPE that it is run with; None for its own."""
+"""Maps a checkpoint's path to the RoPE that replaces its own, or to None."""
 
 
 def run(
@@ -90,19 +91,19 @@ def run(
     rope_of: RopeOf | None = None,
     present: Callable[[EvaluationResult], None] | None = None,
 ) -> EvaluationResult:
-    """Measure what the settings name; write it where the context has an output folder.
+    """Run an evaluation, and write its results if the context has an output folder.
 
     Args:
-        config: model and what to measure.
-        context: processes, output folder, reporter.
-        rope_of: RoPE to run checkpoints with in place of their own.
-        present: called on rank 0 with the result before results.json is written: what shows it in the same folder is
-            then complete where that stands.
+        config: the model and what to measure.
+        context: processes, output folder and reporter.
+        rope_of: returns the RoPE that replaces a checkpoint's own; None keeps it.
+        present: called on rank 0 with the result, before results.json is written. So if results.json exists, the
+            figures and pages in its folder are complete.
 
     Raises:
-        RopewalkError: for settings that do not go together or with the model, before anything is measured.
-        EngineError: if the model or its engine cannot take such rows.
-        RunFailure: if a server or the memory gives out; the folder holds what was done.
+        RopewalkError: before any measurement, for settings that contradict each other or do not fit the model.
+        EngineError: if the model or its engine does not support such rows.
+        RunFailure: if a server fails or memory runs out; the folder contains what was measured before.
 
     Example:
         >>> from ropewalk.parallel.context import RunContext
@@ -112,7 +113,7 @@ def run(
     """
     from ropewalk.data.read.embedded import resolve_model
 
-    # Every process reads the same settings; what is wrong with them is said once.
+    # Every process has the same settings, so rank 0 checks them and the user sees each error once.
     context.world.on_rank_0(lambda: _check(config, context.world))
     path = resolve_model(config.model)
     average = config.last if config.average else None
@@ -172,20 +173,20 @@ def _record(
 
 
 def check_together(config: EvaluationSettings, processes: int) -> None:
-    """Raise for settings that do not go together, or not with so many processes.
+    """Raise for settings that contradict each other or the number of processes.
 
     Args:
-        config: of the run.
-        processes: that torchrun started; 1 without it.
+        config: settings of the run.
+        processes: number of processes that torchrun started; 1 without torchrun.
     """
     if config.serving is not None and config.average:
         raise RopewalkError(
-            "--average measures checkpoints one after the other; a server holds one: leave one out"
+            "--average measures several checkpoints, but a server runs only one; remove --average or --server"
         )
     if config.serving is not None and config.loading.rope is not None:
         raise RopewalkError(
-            f"--rope {config.loading.rope} is for a model in memory; a server has the factors of the folder that it "
-            "loaded, which ropewalk export writes"
+            f"--rope {config.loading.rope} needs a model in memory, because a server uses the factors in its own "
+            "checkpoint; write them there with ropewalk export, or remove --server"
         )
     _check_effect(config.what)
     shape = None if config.parallel is None else degrees_in(config.parallel)
@@ -201,42 +202,42 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
     for option, given in (("--average", config.average), ("--server", config.serving is not None)):
         if given:
             raise RopewalkError(
-                f"{option} is for one process, and torchrun started {processes}; leave torchrun out"
+                f"{option} needs a single process, but torchrun started {processes}; run it without torchrun"
             )
     if choose_device(config.loading.device).index is not None:
         raise RopewalkError(
-            f"--device {config.loading.device} names one device for {processes} processes; say cuda"
+            f"--device {config.loading.device} names a single device for {processes} processes; give --device cuda"
         )
 
 
 def _check_effect(settings: Settings) -> None:
-    """Raise for settings of suites that are not asked for."""
+    """Raise for settings that only suites read which do not run."""
     values = dict(settings)
     for name, field, readers in unread(values, settings.suites):
         value = getattr(values[name], field)
         said = ",".join(map(str, value)) if isinstance(value, tuple | dict) else value
         raise RopewalkError(
-            f"{option_name(OWN[name], field)} {said} has no effect without the suite {' or '.join(readers)}; add it "
-            "to --suite"
+            f"{option_name(OWN[name], field)} {said} has no effect without the suite {' or '.join(readers)}; add the "
+            "suite to --suite, or remove the option"
         )
 
 
 def option_name(kind: type[BaseModel], field: str) -> str:
-    """The option of a setting: ``--short-context``, or the name that it says itself."""
+    """Return the command-line option of a setting, such as ``--short-context``."""
     said = [each.name for each in kind.model_fields[field].metadata if isinstance(each, Option) and each.name]
     return said[0] if said else f"--{field.replace('_', '-')}"
 
 
 def torchrun_line(processes: int, parallel: str) -> str:
-    """The command that starts so many processes."""
+    """Return the torchrun command that starts this number of processes."""
     return f"torchrun --nproc-per-node {processes} -m ropewalk eval MODEL --parallel {parallel}"
 
 
 def degrees_in(text: str) -> MeshShape:
-    """The mesh of an option such as ``shard=2,sequence=4``; a degree that is not named is 1.
+    """Parse a mesh such as ``shard=2,sequence=4``; degrees that are not given are 1.
 
     Raises:
-        RopewalkError: naming the part that is no KEY=DEGREE.
+        RopewalkError: if a part is not KEY=DEGREE; the message quotes it.
     """
     from ropewalk.parallel import MeshShape
     from ropewalk.parallel.mesh import DIMENSIONS
@@ -247,65 +248,70 @@ def degrees_in(text: str) -> MeshShape:
         number = degree.isascii() and degree.isdigit() and int(degree) >= 1
         if name not in DIMENSIONS or name in degrees or not number:
             raise RopewalkError(
-                f"--parallel {text!r} holds {part.strip()!r}; write KEY=DEGREE once each, with commas between, of "
-                f"{', '.join(DIMENSIONS)} and degrees from 1: sequence=4"
+                f"--parallel {text!r} contains {part.strip()!r}, which is not a valid degree; write KEY=DEGREE pairs "
+                f"separated by commas, such as shard=2,sequence=4, each key once, from {', '.join(DIMENSIONS)}, with "
+                "degrees of 1 or more"
             )
         degrees[name] = int(degree)
     return MeshShape(**degrees)
 
 
 def shape_for(parallel: str | None, processes: int, num_heads: int) -> MeshShape:
-    """The mesh that was asked for, or all processes as ``sequence``.
+    """Return the requested mesh, or one with all processes in ``sequence``.
 
     Args:
-        parallel: as :func:`degrees_in` reads it; None for none.
-        processes: that torchrun started.
-        num_heads: query heads of the model.
+        parallel: degrees, in the format of :func:`degrees_in`; None for the default.
+        processes: number of processes that torchrun started.
+        num_heads: number of query heads of the model.
 
     Raises:
-        RopewalkError: if there are more or fewer processes than degrees, or the heads cannot be divided.
+        RopewalkError: if the product of the degrees is not the number of processes, or the number of heads is not
+            divisible by the sequence degree.
     """
     from ropewalk.parallel import MeshShape
 
     shape = MeshShape(sequence=processes) if parallel is None else degrees_in(parallel)
     if shape.world_size != processes:
         raise RopewalkError(
-            f"--parallel {parallel} makes {shape.world_size} processes and torchrun started {processes}; say "
+            f"--parallel {parallel} needs {shape.world_size} processes, but torchrun started {processes}; run "
             f"{torchrun_line(shape.world_size, parallel or '')}"
         )
     if num_heads % shape.sequence:
         sequence = math.gcd(num_heads, shape.sequence)
         rest = shape.world_size // sequence
         raise RopewalkError(
-            f"the model's {num_heads} attention heads cannot be divided over sequence={shape.sequence}; say --parallel "
+            f"the model's {num_heads} attention heads are not divisible by sequence={shape.sequence}; give --parallel "
             f"ring={rest},sequence={sequence} or --parallel shard={rest},sequence={sequence}"
         )
     return shape
 
 
 def _last_checkpoints(folder: Path, last: int, context: RunContext) -> list[Path]:
-    """The last checkpoints of a folder, earliest first, by the numbers in their names.
+    """Return the last checkpoints of a folder, earliest first, ordered by the numbers in their names.
 
     Raises:
-        RopewalkError: if there are none.
+        RopewalkError: if the folder has no checkpoints.
     """
     if not folder.is_dir():
-        raise RopewalkError(f"--average needs a folder of checkpoints, and {folder} is none")
+        raise RopewalkError(f"--average needs a folder of checkpoints, but {folder} is not a folder")
     found = [
         each
         for each in folder.iterdir()
         if each.is_dir() and not each.name.startswith(".") and (each / "config.json").is_file()
     ]
     if not found:
-        raise RopewalkError(f"{folder} holds no checkpoints: no folder in it has a config.json")
+        raise RopewalkError(f"{folder} has no checkpoints: none of its subfolders has a config.json")
+    # Numbers compare as numbers: step-900 comes before step-1000.
     ordered = sorted(found, key=lambda each: ([int(n) for n in re.findall(r"\d+", each.name)], each.name))
     if len(ordered) < last:
-        context.told.note(f"{folder} holds {len(ordered)} checkpoints, fewer than {last}: all are measured")
+        context.told.note(
+            f"{folder} has {len(ordered)} checkpoints, fewer than --last {last}; all are measured"
+        )
     return ordered[-last:]
 
 
 def _read_config(path: str) -> ModelConfig:
-    """A checkpoint's config."""
+    """Read a checkpoint's config."""
     from ropewalk.data.read.embedded import resolve_model
     from ropewalk.models.config_file import read_model_config
 
@@ -314,7 +320,7 @@ def _read_config(path: str) -> ModelConfig:
 
 
 def _stated(path: str) -> int | None:
-    """Tokens that the config beside a tokenizer states; None where there is no config."""
+    """Return the max_position_embeddings of the config beside a tokenizer; None if there is no config."""
     if not (Path(path) / "config.json").is_file():
         return None
     return _read_config(path).max_position_embeddings
@@ -325,7 +331,7 @@ def _settings_for(config: EvaluationSettings, path: str, rope_of: RopeOf | None)
 
 
 def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None) -> Settings:
-    """Settings with the length that the config or another RoPE states, where none was given and one is needed."""
+    """Fill in the longest length that the config or the replacing RoPE states, if lengths are needed and missing."""
     if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
         return settings
     stated = rope.context if rope else _read_config(path).max_position_embeddings
@@ -336,7 +342,7 @@ def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None
 
 @dataclass(frozen=True)
 class _Ready:
-    """What rank 0 finds out before a model is loaded; ``shape``, ``dtype`` and ``engine`` of a sharded one."""
+    """What rank 0 determines before loading; ``shape``, ``dtype`` and ``engine`` are set for a sharded model."""
 
     settings: Settings
     rope: RopeOverride | None
@@ -348,7 +354,7 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _Run:
-    """The measurement of one checkpoint."""
+    """Measures one checkpoint."""
 
     config: EvaluationSettings
     context: RunContext
@@ -358,7 +364,7 @@ class _Run:
     rope_of: RopeOf | None
 
     def measured(self) -> tuple[list[TaskResult], dict[str, Any]]:
-        """Its results, and what they depend on."""
+        """Return the checkpoint's results, and the facts that they depend on."""
         from ropewalk.data import load_tokenizer
 
         world = self.context.world
@@ -366,7 +372,7 @@ class _Run:
         tokenizer = load_tokenizer(self.path)
         under_test, facts = self._loaded(ready, tokenizer)
         try:
-            # Before a folder is made: what is refused leaves nothing behind.
+            # Check before creating the folder, so that rejected settings leave nothing behind.
             world.on_rank_0(partial(check_evaluation, under_test, ready.settings, ready.documents))
             with ExitStack() as stack:
                 stores, identity = self._stores(ready, tokenizer, facts, stack)
@@ -379,17 +385,17 @@ class _Run:
                     lambda what, done, total: advance(done, f"{what} {done}/{total}"),
                 )
         finally:
-            # The next checkpoint needs the memory of this one.
+            # Free the memory now: the next checkpoint needs it.
             del under_test
             gc.collect()
         return results, {**identity, **facts}
 
     def _ready(self) -> _Ready:
-        """All that can be refused without the model is refused here."""
+        """Check everything that needs no model, and read the documents."""
         from ropewalk.data import load_tokenizer
 
         settings, sharded = self.settings, self.context.world.size > 1
-        # Before any text is read, which may take long.
+        # Check the names first: reading the text may take long.
         chosen_tasks(settings, sharded)
         if self.config.serving is None:
             _read_config(self.path)
@@ -423,7 +429,7 @@ class _Run:
         dtype = getattr(torch, (config.dtype if loading.dtype == "auto" else loading.dtype) or "", None)
         if dtype is None:
             raise RopewalkError(
-                f"the config of {self.path} states no dtype; give --dtype float32 or bfloat16"
+                f"the config of {self.path} states no dtype; give --dtype float32 or --dtype bfloat16"
             )
         device = choose_device(loading.device)
         spec = attention_spec(config, device, dtype, backward=False, ring=shape.ring > 1)
@@ -434,12 +440,13 @@ class _Run:
         from ropewalk.evaluation.backends.sharded import ShardedBackend
         from ropewalk.models.load import read_config
 
+        # The checks need no weights: an empty backend stands in for the sharded model until it is loaded.
         stated = ready.rope.context if ready.rope else read_config(self.path).max_position_embeddings
         absent = ModelUnderTest(load_tokenizer(self.path), ShardedBackend({}), None, stated, sharded=True)
         check_evaluation(absent, ready.settings, ready.documents)
 
     def _loaded(self, ready: _Ready, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
-        """The model to ask, and what of its set-up decides the results."""
+        """Load the model, and return it with the facts of its setup that affect the results."""
         if self.config.serving is not None:
             return self._served(self.config.serving, tokenizer)
         if ready.shape is not None:
@@ -456,7 +463,7 @@ class _Run:
         return under_test, self._facts(under_test, ready, engine, loaded.dtype, str(loaded.device))
 
     def _setup(self, ready: _Ready) -> ModelSetup:
-        """How the model is to run: with another RoPE where one was given."""
+        """Return the model's setup, with the replacing RoPE if there is one."""
         from ropewalk.models.load import ModelSetup
 
         rope, loading = ready.rope, self.config.loading
@@ -508,9 +515,9 @@ class _Run:
     def _stores(
         self, ready: _Ready, tokenizer: Any, facts: dict[str, Any], stack: ExitStack
     ) -> tuple[Stores, dict[str, Any]]:
-        """Where the run keeps what it has, and what its folder is known by.
+        """Open the stores of the run, and return them with the identity of its folder.
 
-        The folder is rank 0's; the others know what it knows, and keep what is new in memory.
+        Only rank 0 uses the folder. The other ranks get a copy of its results and keep new ones in memory.
         """
         kept: list[Stores] = []
 
@@ -546,7 +553,7 @@ class _Run:
         samples = self.config.samples_dir or default_samples_folder()
         if out is None:
             return Stores(PredictionLog(), ResultCache(), samples), noted
-        # A server may come back at another port, a run on another device or on more of them.
+        # Not part of the identity: a run may resume with the server at another port, or on other devices.
         where = ("address", "device", "parallel")
         decides = {k: v for k, v in facts.items() if k not in (*where, "backend", "notes")}
         decides["backend"] = {k: v for k, v in facts["backend"].items() if k not in where}
@@ -566,7 +573,7 @@ class _Run:
 
 
 def _notes_on_factors(path: str) -> list[str]:
-    """What servers make of longrope, which not all of them read, where the model's folder says longrope."""
+    """Return notes on servers that do not support longrope, if the model's config uses longrope."""
     from ropewalk.rope import LongRope
     from ropewalk.rope.config import notes_on
 
@@ -579,7 +586,7 @@ def _notes_on_factors(path: str) -> list[str]:
 
 
 def sources_identity(settings: Settings) -> dict[str, Any]:
-    """Digests of what the user's paths hold, and of what else decides results without being a setting."""
+    """Return digests of the user's files, and of other inputs that affect results without being settings."""
     from importlib.metadata import version
 
     asked = {name for suite in chosen_suites(settings) for name in suite.settings}
@@ -603,7 +610,7 @@ def sources_identity(settings: Settings) -> dict[str, Any]:
 
 
 def _by_name(name: str, given: Any) -> Mapping[str, Any]:
-    """The values of a setting: a mapping's by their own names, the other ones by the setting's."""
+    """Return the values of a setting by name: a mapping as it is, list items numbered, other values by ``name``."""
     if isinstance(given, Mapping):
         return given
     several = enumerate(given) if isinstance(given, list | tuple) else None
@@ -611,10 +618,10 @@ def _by_name(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def default_samples_folder() -> Path:
-    """Where prompts are kept between runs: below the user's cache folder."""
+    """Return the folder that caches prompts between runs, in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "ropewalk" / "samples"
 
 
 evaluate = run
-"""The door by its name at the top of the package."""
+"""Public name of :func:`run` in ``ropewalk.evaluation``."""

@@ -1,4 +1,4 @@
-"""Samples: what is asked, what answers it, and how the answer is judged. Plain values that go to JSON and back."""
+"""Samples: prompts with their references and metrics, as plain values that convert to JSON and back."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import FIRST_PROBE, PromptEncoder
 
 Metric = Callable[[str, Sequence[str]], float]
-"""From an answer and its references to a share of 1."""
+"""Maps an answer and its references to a score from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One question.
+    """One prompt with its reference answers.
 
     Attributes:
-        suite: the benchmark, as on the command line.
-        task: the task within the suite.
-        length: tokens that prompt and answer may take together.
-        index: number of the sample among those of its task and length.
-        text: what the model is told, without special tokens; the user's turn of a chat.
-        answer_prefix: the beginning of the answer, which the model goes on from; often empty.
-        references: what a right answer holds.
-        metric: how an answer is judged, a name in ``registry.METRICS``.
-        max_new_tokens: room for the answer.
-        prompt_tokens: tokens of the whole prompt, special tokens and answer prefix included.
-        bos_count: BOS tokens among them.
+        suite: name of the suite, as on the command line.
+        task: name of the task within the suite.
+        length: maximum number of tokens of prompt and answer together.
+        index: number of the sample within its task and length.
+        text: the prompt without special tokens; for chat models, the user's turn.
+        answer_prefix: beginning of the answer, which the model continues; often empty.
+        references: strings that a correct answer contains.
+        metric: name of the metric in ``registry.METRICS`` that scores the answer.
+        max_new_tokens: maximum number of tokens of the answer.
+        prompt_tokens: tokens of the whole prompt, including special tokens and answer prefix.
+        bos_count: number of BOS tokens in the prompt.
         details: facts about this sample, JSON values, such as the depth of a needle.
     """
 
@@ -51,27 +51,27 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What tells a sample from all others of a run."""
+        """Key that identifies the sample within a run."""
         return self.suite, self.task, self.length, self.index
 
     @property
     def fill(self) -> float:
-        """Share of the length that prompt and answer take."""
+        """Share of the length that the prompt and the maximum answer occupy."""
         return (self.prompt_tokens + self.max_new_tokens) / self.length
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        # Not asdict, which copies a prompt of a million tokens character by character.
+        """Return JSON values."""
+        # Not asdict: it deep-copies every value, which is slow for prompts of a million tokens.
         return {**self.__dict__, "references": list(self.references), "details": dict(self.details)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sample:
-        """What :meth:`to_json` wrote."""
+        """Rebuild a sample from the output of :meth:`to_json`."""
         return cls(**{**value, "references": tuple(value["references"])})
 
 
 class Task(Protocol):
-    """A benchmark's task: it makes samples. One frozen dataclass each; its fields are its settings."""
+    """A task of a benchmark, which generates samples. Each task is a frozen dataclass whose fields are its settings."""
 
     @property
     def suite(self) -> str: ...
@@ -83,48 +83,48 @@ class Task(Protocol):
     def max_new_tokens(self) -> int: ...
 
     def settings(self) -> Mapping[str, Any]:
-        """JSON values that the samples depend on besides tokenizer, length, count and seed.
+        """Return the JSON values that the samples depend on besides tokenizer, length, count and seed.
 
-        Material that is read from files comes in by its digest.
+        Files that the task reads are represented by their digests.
         """
 
     def unavailable(self) -> str | None:
-        """Why the task cannot run here (missing essays, say), or None."""
+        """Return why the task cannot run here (for example, because essays are missing), or None."""
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """``count`` samples of a length, in order of their index, made while they are asked for.
+        """Generate ``count`` samples of a length lazily, in the order of their index.
 
-        A sample depends on the encoder, the length, the seed and its own index, and on nothing else.
+        A sample depends only on the encoder, the length, the seed and its own index.
 
         Raises:
-            RopewalkError: at once, before the first sample is asked for, if the length is too short; the
-                message names the task, the length and the shortest length possible.
+            RopewalkError: if the length is too short. It is raised by the call itself, before the first sample; the
+                message names the task, the length and the shortest possible length.
         """
 
 
 LEAST_FILL = 0.95
-"""Share of the length that prompt and answer take, where the units are small enough."""
+"""Minimum share of the length that prompt and answer occupy, if the units are small enough."""
 
 BATCH_TOKENS = 1 << 20
-"""Tokens of prompts that are made and counted at once."""
+"""Maximum number of prompt tokens that are generated and counted together."""
 
 MOST_IN_BATCH = 32
 
 SPREAD = 0.005
-"""Share of the units that is left out at first: most samples of a long prompt differ by less in their tokens."""
+"""Safety margin of the first trial: the token counts of most samples of a long prompt vary by less than this share."""
 
 MOST_GUESSES = 4
 
 LEAST_UNIT = 0.25
-"""Tokens: some tokenizers join words to one token, none joins four."""
+"""Lower bound on the tokens per unit: some tokenizers merge several words into one token, but none merges four."""
 
 
 class LengthTooShort(RopewalkError):
-    """A length that a task's prompt does not fit into.
+    """The prompt of a task does not fit in the requested length.
 
     Attributes:
-        task: its name.
-        shortest: tokens that would do for these samples.
+        task: name of the task.
+        shortest: shortest length in tokens that fits these samples.
     """
 
     def __init__(self, task: str, length: int, shortest: int) -> None:
@@ -136,7 +136,7 @@ class LengthTooShort(RopewalkError):
 
 @dataclass(frozen=True)
 class Draft:
-    """A prompt before it is counted; the fields are those of a Sample."""
+    """A prompt whose tokens are not counted yet; the fields have the meaning of those of :class:`Sample`."""
 
     text: str
     answer_prefix: str
@@ -145,12 +145,12 @@ class Draft:
 
 
 Drafts = Callable[[int, int], Draft]
-"""From a sample's index and a number of units to its draft: the same arguments, the same draft."""
+"""Maps a sample's index and a number of units to its draft; deterministic."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What all samples of a task share; the fields are those of a Sample."""
+    """Fields that all samples of a task share; they have the meaning of those of :class:`Sample`."""
 
     suite: str
     task: str
@@ -158,7 +158,7 @@ class Form:
     max_new_tokens: int
 
     def sample(self, encoder: PromptEncoder, length: int, index: int, draft: Draft, tokens: int) -> Sample:
-        """A draft of so many tokens as the sample of this number."""
+        """Build the sample with this index from a draft with this number of tokens."""
         return Sample(
             self.suite,
             self.task,
@@ -176,22 +176,22 @@ class Form:
 
 
 def sample_random(seed: int, task: str, length: int, index: int) -> random.Random:
-    """Random numbers of one sample: of the seed, the task, the length and its index, and of nothing else."""
-    # A text as seed goes through SHA-512, the same on every machine; a tuple would be hashed differently.
+    """Return a generator of random numbers that depends only on the seed, the task, the length and the index."""
+    # Python seeds from a string with SHA-512, which is the same on every machine; a tuple's hash is not.
     return random.Random(f"{seed}/{task}/{length}/{index}")
 
 
 def counted_samples(
     form: Form, encoder: PromptEncoder, length: int, indices: Sequence[int], drafts: Sequence[Draft]
 ) -> list[Sample]:
-    """Drafts as they are, made samples: for prompts whose units are chosen otherwise than by their number.
+    """Turn drafts into samples without fitting them, for tasks that choose the units of a prompt themselves.
 
     Args:
-        form: what the samples share.
-        encoder: counts the tokens, all at once.
-        length: tokens that prompt and answer may take together; that they do is for the caller to see.
-        indices: each sample's number.
-        drafts: as many.
+        form: fields that the samples share.
+        encoder: counts the tokens, in one batch.
+        length: maximum number of tokens of prompt and answer together; the caller makes sure that they fit.
+        indices: index of each sample.
+        drafts: draft of each sample.
     """
     found = zip(indices, drafts, _counts(encoder, drafts), strict=True)
     return [form.sample(encoder, length, index, draft, tokens) for index, draft, tokens in found]
@@ -205,24 +205,24 @@ def fitted_samples(
     drafts_at: Callable[[int], Drafts],
     fewest: int = 0,
 ) -> Iterator[Sample]:
-    """Samples with as many units as fit.
+    """Generate samples with as many units as fit in the length.
 
     Args:
-        form: what the samples share.
+        form: fields that the samples share.
         encoder: counts the tokens.
-        length: tokens that prompt and answer may take together.
-        count: how many samples, at least 1.
-        drafts_at: from a length to what makes prompts of so many units for it. So the shortest length that a message
-            names is one that works, and one token less does not.
-        fewest: units that a prompt has at least.
+        length: maximum number of tokens of prompt and answer together.
+        count: number of samples, at least 1.
+        drafts_at: maps a length to its function of drafts. Drafts may depend on the length, so the search for the
+            shortest possible length calls this with other lengths too.
+        fewest: minimum number of units of a prompt.
 
     Returns:
-        The samples in order of their index, made in batches while they are asked for.
+        The samples in the order of their index, generated lazily in batches.
 
     Raises:
-        RopewalkError: at once, if ``count`` is less than 1.
-        LengthTooShort: at once, if a prompt of the fewest units does not fit; it names the shortest length that
-            all these samples have room in.
+        RopewalkError: by the call itself, if ``count`` is less than 1.
+        LengthTooShort: by the call itself, if a prompt with the fewest units does not fit; it gives the shortest
+            length that fits all these samples.
     """
     if count < 1:
         raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
@@ -240,7 +240,7 @@ def fitted_samples(
 
 
 def _shortest(needed: Callable[[int], int], near: int) -> int:
-    """A length near one, at which there is as much as is needed there, and one less is too short."""
+    """Find a length near ``near`` that is long enough for its own prompts, while one token less is too short."""
     length = near
     while (longer := needed(length)) > length:
         length = longer
@@ -252,7 +252,7 @@ def _shortest(needed: Callable[[int], int], near: int) -> int:
 def _batches(
     form: Form, encoder: PromptEncoder, length: int, drafts: Drafts, fewest: int, least: Sequence[int]
 ) -> Iterator[Sample]:
-    """Samples of which the tokens with the fewest units are known: ``least``, one number a sample."""
+    """Generate fitted samples in batches; ``least`` gives each sample's tokens with the fewest units."""
     budget, count = length - form.max_new_tokens, len(least)
     unit = _tokens_of_a_unit(lambda units: _counts(encoder, [drafts(0, fewest + units)])[0], least[0], budget)
     size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
@@ -267,7 +267,7 @@ def _batches(
 
 
 def _tokens_of_a_unit(tokens_of: Callable[[int], int], least: int, budget: int) -> float:
-    """Tokens of a unit, on average over about as many as there is room for besides the fewest."""
+    """Estimate the mean tokens per unit, measured near the number of units that fill the budget."""
     units = FIRST_PROBE
     for _ in range(MOST_GUESSES):
         tokens = tokens_of(units)
@@ -279,15 +279,15 @@ def _tokens_of_a_unit(tokens_of: Callable[[int], int], least: int, budget: int) 
 
 
 def _room(tokens: int, unit: float) -> int:
-    """Units that there is room for, but for some tokens to spare."""
+    """Return the number of units that fit in ``tokens``, with a safety margin."""
     return int((1 - SPREAD) * tokens / unit)
 
 
 @dataclass
 class _Trial:
-    """How many units one sample has, and what is known of how many it may have.
+    """Search state of one sample: its current number of units and the bounds known so far.
 
-    ``least`` is its tokens with the fewest units, which fit for certain.
+    ``least`` is its number of tokens with the fewest units, which always fit.
     """
 
     index: int
@@ -298,7 +298,7 @@ class _Trial:
     least_too_many: float = math.inf
 
     def unit(self, tokens: int) -> float:
-        """Tokens of one unit of this sample, as it has so many; other samples may have shorter or longer ones."""
+        """Return the tokens per unit of this sample, given its total; units of other samples may differ in length."""
         return max((tokens - self.least) / max(self.units - self.fewest, 1), LEAST_UNIT)
 
 
@@ -308,7 +308,7 @@ _Counted = tuple[_Trial, Draft, int]
 def _fitted(
     encoder: PromptEncoder, budget: int, length: int, trials: Sequence[_Trial], drafts: Drafts
 ) -> list[_Counted]:
-    """Each sample with units that fit; only those that need it are counted again."""
+    """Return each sample with a number of units that fits; only samples that change are counted again."""
     done: dict[int, _Counted] = {}
     open_trials = list(trials)
     while open_trials:
@@ -317,12 +317,13 @@ def _fitted(
         for trial, draft, tokens in zip(open_trials, made, _counts(encoder, made), strict=True):
             unit = trial.unit(tokens)
             if tokens > budget:
+                # Always move strictly between the bounds, so that the search ends even if the estimate is off.
                 trial.least_too_many = trial.units
                 fewer = trial.units - math.ceil((tokens - budget) / unit)
                 trial.units = min(max(fewer, trial.most_that_fit), trial.units - 1)
                 rest.append(trial)
                 continue
-            # A draft that does not grow with its units has no more to give.
+            # Stop if more units did not add tokens: such a draft has reached its maximum.
             again = trial.units == trial.most_that_fit
             grew = again or trial.index not in done or tokens > done[trial.index][2]
             trial.most_that_fit = trial.units
@@ -343,7 +344,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def clean_prediction(text: str) -> str:
-    """An answer as RULER judges it: stripped, control characters made newlines, stripped again.
+    """Clean an answer as RULER does before scoring: strip it, replace control characters by newlines, strip again.
 
     Source: NVIDIA/RULER at c3f5e3b, ``scripts/eval``.
     """
@@ -351,35 +352,36 @@ def clean_prediction(text: str) -> str:
 
 
 def share_of_references(prediction: str, references: Sequence[str]) -> float:
-    """Share of the references that the answer holds, in any case of letters (RULER's ``all``)."""
+    """Return the share of references that the answer contains, ignoring case (RULER's ``all``)."""
     said = clean_prediction(prediction).lower()
     return sum(reference.lower() in said for reference in references) / len(references)
 
 
 def any_reference(prediction: str, references: Sequence[str]) -> float:
-    """1 if the answer holds any reference, in any case of letters (RULER's ``part``)."""
+    """Return 1 if the answer contains any reference, ignoring case, else 0 (RULER's ``part``)."""
     said = clean_prediction(prediction).lower()
     return float(any(reference.lower() in said for reference in references))
 
 
 def first_integer(prediction: str, references: Sequence[str]) -> float:
-    """1 if the first integer of the answer is the reference (passkey, LongEval of base models)."""
+    """Return 1 if the first integer of the answer is the reference, else 0 (passkey, LongEval of base models)."""
     found = re.search(r"[0-9]+", prediction)
     return float(found is not None and _same_integer(found[0], references[0]))
 
 
 def last_integer(prediction: str, references: Sequence[str]) -> float:
-    """1 if the last integer of the answer is the reference (LongEval of chat models)."""
+    """Return 1 if the last integer of the answer is the reference, else 0 (LongEval of chat models)."""
     found = re.findall(r"[0-9]+", prediction)
     return float(bool(found) and _same_integer(found[-1], references[0]))
 
 
 def _same_integer(said: str, meant: str) -> bool:
-    # As text: Python refuses to turn thousands of digits into a number, and a model may say them.
+    # Compare as text: Python refuses to convert thousands of digits to int, and a model may write that many.
     return said.lstrip("0") == meant.lstrip("0")
 
 
 def prompt_digest(sample: Sample) -> str:
-    """SHA-256 of what the model is asked."""
+    """Return the SHA-256 digest of the prompt's text and answer prefix."""
+    # The length keeps the border: moving characters from the text to the prefix gives another digest.
     parts = f"{len(sample.text)}:{sample.text}{sample.answer_prefix}"
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""What `ropewalk eval` and the library are told: the benchmarks with their settings, model, server and folders."""
+"""Settings of `ropewalk eval` and of the library: benchmarks, model, server and folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ropewalk.io.settings import (
 from ropewalk.io.settings import Settings as BaseSettings
 
 LONGEST = 1 << 26
-"""Tokens. Beyond any context there is; a slip of the pen must not fill the memory."""
+"""Largest length in tokens, beyond any existing context; a typing error must not exhaust the memory."""
 
 if TYPE_CHECKING:
     SuiteName = str
@@ -35,21 +35,21 @@ else:
 OWN: Mapping[str, type[BaseSettings]] = {
     name: kind for suite in SUITES for name, kind in suite.settings.items()
 }
-"""Settings that only some suites read, by the field that holds them."""
+"""Settings models that only some suites read, keyed by their field in the evaluation settings."""
 
 OWN_FIELDS: Mapping[str, str] = {field: name for name, kind in OWN.items() for field in kind.model_fields}
-"""Where the settings of suites stand: the field of an evaluation's settings by the name of the setting."""
+"""Maps the name of each suite-specific setting to the field of the evaluation settings that contains it."""
 
 
 def unread(values: Mapping[str, Any], suites: Collection[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Settings of suites that are not their defaults and that no suite reads which is asked for.
+    """Find suite settings that differ from their defaults and that none of the requested suites reads.
 
     Args:
-        values: the models of :data:`OWN` by their names, among others.
-        suites: names of those that are asked for.
+        values: field values of the evaluation settings, including the models of :data:`OWN` by name.
+        suites: names of the requested suites.
 
     Yields:
-        The model's name, the setting's, and the names of the suites that would read it.
+        The name of the settings model, the name of the setting, and the names of the suites that read it.
     """
     for name, kind in OWN.items():
         readers = [suite.name for suite in SUITES if name in suite.settings]
@@ -60,7 +60,7 @@ def unread(values: Mapping[str, Any], suites: Collection[str]) -> Iterator[tuple
 
 
 def _as_text(value: Any) -> Any:
-    """A path, or a mapping to paths, in texts; anything else as it is."""
+    """Convert a path, or the paths in a mapping, to strings; return other values unchanged."""
     if isinstance(value, Mapping):
         return {name: _as_text(each) for name, each in value.items()}
     return str(value) if isinstance(value, Path) else value
@@ -68,13 +68,13 @@ def _as_text(value: Any) -> Any:
 
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], Option(name="--suite")] = Field(
-        ("perplexity", "passkey"), description=f"Suites, with commas between: {', '.join(BY_NAME)}."
+        ("perplexity", "passkey"), description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _sort(cls, value: Any) -> Any:
-        """A suite's setting may be given by its own name alone, as it stands in records."""
+        """Move suite settings given at the top level, as records store them, into their settings models."""
         if not isinstance(value, Mapping):
             return value
         found = {name: each for name, each in value.items() if name not in OWN_FIELDS}
@@ -90,21 +90,21 @@ class _Checked(BenchmarkSettings):
         for suite in self.suites:
             lengths = self.lengths_of(suite)
             if len(set(lengths)) < len(lengths):
-                raise ValueError(f"each length can be given once, got {', '.join(map(str, lengths))}")
+                raise ValueError(f"give each length only once, got {', '.join(map(str, lengths))}")
             for length in lengths:
                 if not 1 <= length <= LONGEST:
-                    raise ValueError(f"a length is from 1 to {LONGEST:,} tokens, got {length:,}")
+                    raise ValueError(f"a length must be from 1 to {LONGEST:,} tokens, got {length:,}")
         for suite in self.suites:
             if not BY_NAME[suite].known(self):
                 raise ValueError(f"the suite {suite} needs the names of its tasks; give --lm-eval-tasks")
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """All settings as JSON values, those of suites by their own names."""
+        """Return all settings as one flat mapping of JSON values."""
         return self._flat(OWN)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the results: nothing of suites that are not run, and not the threshold."""
+        """Return the settings that affect the results, without the threshold and settings of suites that do not run."""
         asked = {name for suite in chosen_suites(self) for name in suite.settings}
         return {k: v for k, v in self._flat(asked).items() if k != "threshold"}
 
@@ -122,89 +122,100 @@ else:
     Settings = create_model(
         "Settings",
         __base__=_Checked,
-        __doc__="One evaluation: the suites to run and what they read.",
+        __doc__="Settings of one evaluation: the suites to run and the settings of each suite.",
         **{name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in OWN.items()},
     )
 
 
 class Loading(BaseSettings):
-    """How a model is put into memory and asked."""
+    """How to load the model into memory and run it."""
 
     group: ClassVar[str | None] = "How"
 
-    batch_size: int = Field(8, ge=1, description="Prompts at once; halved where memory ends.")
-    prefill_chunk: Length = Field(8192, description="Tokens of a prompt read at once.")
+    batch_size: int = Field(
+        8, ge=1, description="Prompts per batch; halved when the device runs out of memory."
+    )
+    prefill_chunk: Length = Field(8192, description="Prompt tokens per forward pass.")
     engine: str = Field("auto", description="Attention engine for perplexity by position.")
     dtype: Dtype = "auto"
     device: Device = "auto"
     exact_rope: bool = Field(
-        True, description="Float64 angles and float32 rotation, or transformers' own RoPE."
+        True,
+        description="Compute RoPE angles in float64 and rotate in float32, or run transformers' own RoPE.",
     )
     rope: Annotated[FilePath | None, Option(metavar="FILE")] = Field(
         None,
-        description="Run MODEL with the factors of this table, from ropewalk search, start tokens included.",
+        description="Run MODEL with the rescale factors and start tokens of this table, written by ropewalk search.",
     )
 
 
 class EvaluationSettings(BaseSettings):
-    """All that one evaluation is told.
+    """Settings of one call of ``ropewalk eval``.
 
     Attributes:
-        what: suites, lengths, and what the suites read.
-        loading: how a model is put into memory.
-        serving: where it is served in place of that; None for a model in memory.
+        what: suites, lengths, and the settings of each suite.
+        loading: how to load the model into memory.
+        serving: the server that runs the model instead; None for a model in memory.
     """
 
     model: Annotated[
         str,
         Field(
-            description="A checkpoint's folder, a Hub id, or embedded; with --average a folder of checkpoints; with "
-            "--server where its tokenizer lies."
+            description="Checkpoint folder, Hub id, or embedded (the demo model in the package). With --average: a "
+            "folder of checkpoints. With --server: the folder or Hub id of the tokenizer."
         ),
     ]
     what: Settings = Settings()
     loading: Loading = Loading()
     serving: Serving | None = None
     text: Annotated[str, TEXTS] = Field(
-        "embedded:validation", description="Documents for perplexity: as for ropewalk data pack."
+        "embedded:validation",
+        description="Documents for perplexity, given like the sources of ropewalk data pack.",
     )
     average: Annotated[bool, HOW] = Field(
-        False, description="MODEL holds checkpoints: the mean over the last ones."
+        False, description="Report the mean over the last checkpoints in the folder MODEL."
     )
-    last: Annotated[int, HOW] = Field(5, ge=1, description="Checkpoints of --average.")
+    last: Annotated[int, HOW] = Field(5, ge=1, description="Number of checkpoints that --average includes.")
     parallel: Annotated[str | None, HOW, Option(metavar="KEY=DEGREE")] = Field(
         None,
-        description="Under torchrun, how its processes share model and rows: shard=2,sequence=4. All are sequence if "
-        "not given.",
+        description="Parallelism degrees under torchrun, such as shard=2,sequence=4 (sequence is Ulysses, ring is "
+        "context parallel). Default: all processes are sequence.",
     )
     samples_dir: Annotated[Folder | None, Option(group="Output")] = Field(
-        None, description="Where prompts are kept for the next model; ~/.cache/ropewalk/samples if not given."
+        None,
+        description="Folder that caches prompts for models with the same tokenizer. Default: "
+        "~/.cache/ropewalk/samples.",
     )
 
 
 class CompareSettings(BaseSettings):
-    """Which two evaluations are compared."""
+    """Settings of ``ropewalk eval compare``: the two evaluations to compare."""
 
     a: Annotated[FilePath, Option(argument=True)] = Field(description="Folder of a finished evaluation.")
-    b: Annotated[FilePath, Option(argument=True)] = Field(description="Another one, on the same samples.")
+    b: Annotated[FilePath, Option(argument=True)] = Field(
+        description="Folder of another finished evaluation on the same samples."
+    )
     seed: Seed = Field(0, description="Random seed of the permutation test.")
 
 
 class ProbeSettings(BaseSettings):
-    """One step-0 probe: which RoPE settings, at which length, on which text."""
+    """Settings of one step-0 probe: the RoPE settings to compare, the length and the text."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="A checkpoint's folder, a Hub id, or embedded."
+        description="Checkpoint folder, Hub id, or embedded (the demo model in the package)."
     )
-    to: Length = Field(description="Context to probe, in tokens: 2048, 32k, 1M.")
-    text: str = Field("embedded:validation", description="Documents: as for ropewalk data pack.")
+    to: Length = Field(description="Context length to probe, in tokens: 2048, 32k, 1M.")
+    text: str = Field(
+        "embedded:validation", description="Documents, given like the sources of ropewalk data pack."
+    )
     rules: CommaList = Field(
         ("current", "critical-dimension", "ntk", "linear", "yarn"),
-        description="RoPE settings, with commas between; theta=5e6 gives a base itself.",
+        description="RoPE settings to probe, separated by commas; theta=5e6 sets the RoPE base directly.",
     )
-    rows: int = Field(4, ge=1, description="Most rows of text.")
+    rows: int = Field(4, ge=1, description="Maximum number of rows of text.")
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
-        None, description="Context the checkpoint was trained for; its config's if not given."
+        None,
+        description="Context length that the checkpoint was trained for, in tokens. Default: the value in its config.",
     )
     dtype: Dtype = "auto"
     device: Device = "auto"

@@ -1,6 +1,6 @@
-"""95 % intervals of scores, of means over tasks, of paired differences, and of losses over a few rows.
+"""95 % confidence intervals of scores, means over tasks, paired differences, and losses over a few rows.
 
-The coverage of each, by simulation, is in ``benchmarks/results/interval_coverage.json`` and docs/evaluation.md.
+``benchmarks/results/interval_coverage.json`` and docs/evaluation.md give the simulated coverage of each interval.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from numpy.typing import ArrayLike, NDArray
 from ropewalk.errors import RopewalkError
 
 Interval = tuple[float, float]
-"""Low and high end, both included; NaN where the samples say nothing of their own spread."""
+"""Low and high end, both included; NaN if the samples do not determine an interval."""
 
 NO_INTERVAL: Interval = (math.nan, math.nan)
 Z_95 = 1.959963984540054
 """97.5 % quantile of the standard normal distribution."""
 PSEUDO_SCORES = Z_95**2
-"""Variance added to the sum of scores from 0 to 1: Wilson's pseudo-observations, all as far off as can be."""
+"""Variance added to the sum of scores from 0 to 1: Wilson's pseudo-observations, at the largest possible deviation."""
 PSEUDO_DIFFERENCES = 2.0
-"""Variance added to the sum of differences from -1 to 1: one pseudo-observation at either end."""
+"""Variance added to the sum of differences from -1 to 1: one pseudo-observation at each end."""
 
 
 def wilson_interval(successes: float, n: float) -> Interval:
-    """Wilson's 95 % score interval of a proportion, without continuity correction.
+    """Compute Wilson's 95 % score interval of a proportion, without continuity correction.
 
     Args:
-        successes: how often it succeeded, 0 to ``n``.
+        successes: number of successes, 0 to ``n``.
         n: number of independent trials; may be an effective number, see :func:`score_interval`.
 
     Returns:
-        (low, high) within [0, 1]; (NaN, NaN) for no trials. It has width even where all or none succeed.
+        (low, high) within [0, 1]; (NaN, NaN) for no trials. Its width is positive even if all or no trials succeed.
 
     Raises:
         RopewalkError: if ``successes`` is not within 0 to ``n``.
@@ -47,18 +47,19 @@ def wilson_interval(successes: float, n: float) -> Interval:
     share, z2 = successes / n, Z_95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    # The ends are exact there; rounding must not leave 1e-17 or 1 + 1e-16.
+    # With no or only successes one end is exactly 0 or 1; rounding must not make it 1e-17 or 1 + 1e-16.
     low = 0.0 if successes <= 0 else max(centre - half, 0.0)
     high = 1.0 if successes >= n else min(centre + half, 1.0)
     return low, high
 
 
 def score_interval(scores: ArrayLike) -> Interval:
-    """95 % interval of the mean of independent scores from 0 to 1: Wilson's, on the effective number of samples.
+    """Compute the 95 % interval of the mean of independent scores from 0 to 1.
 
-    Scores of 0 and 1 get exactly Wilson's interval. Others vary less than a proportion of the same mean; they
-    count as the number of right and wrong answers whose mean varies as much. Their variance has that of
-    ``PSEUDO_SCORES`` added, so that samples which all have the same score are not taken for certain.
+    This is Wilson's interval on an effective number of samples. Scores of 0 and 1 get exactly Wilson's interval.
+    Other scores vary less than a proportion of the same mean, so they count as the number of correct and wrong
+    answers whose mean has the same variance. ``PSEUDO_SCORES`` is added to the variance, so that the interval of
+    samples with equal scores does not collapse to a point.
 
     Args:
         scores: ``[n]``.
@@ -78,18 +79,19 @@ def score_interval(scores: ArrayLike) -> Interval:
 
 
 def mean_score_interval(tasks: Sequence[ArrayLike]) -> Interval:
-    """95 % interval of the unweighted mean over tasks: Agresti and Coull's, on the effective number of samples.
+    """Compute the 95 % interval of the unweighted mean of scores over tasks.
 
-    The tasks are strata: what they differ in is no variance. As in :func:`score_interval`, the samples count as
-    the number of right and wrong answers whose plain mean varies as much. Pseudo-observations are added to all
-    tasks together; added to each, as MOVER does with Wilson's intervals, they pull a mean of many tasks away
-    from 0 and 1 and leave it covered too rarely there.
+    This is Agresti and Coull's interval on an effective number of samples. The tasks are strata: differences between
+    tasks do not count as variance. As in :func:`score_interval`, the samples count as the number of correct and
+    wrong answers whose plain mean has the same variance. Pseudo-observations are added once to all tasks together.
+    Adding them to each task, as MOVER does with Wilson's intervals, pulls the mean of many tasks away from 0 and 1,
+    where the coverage is then too low.
 
     Args:
         tasks: independent scores from 0 to 1 of each task, ``[n]`` each; at least one task.
 
     Returns:
-        (low, high) within [0, 1]; (NaN, NaN) where a task has no score.
+        (low, high) within [0, 1]; (NaN, NaN) if a task has no scores.
 
     Raises:
         RopewalkError: if there is no task, or a score is not within 0 to 1.
@@ -108,16 +110,16 @@ def mean_score_interval(tasks: Sequence[ArrayLike]) -> Interval:
 
 
 def paired_score_interval(tasks: Sequence[ArrayLike]) -> Interval:
-    """95 % interval of the unweighted mean over tasks of paired differences of scores.
+    """Compute the 95 % interval of the unweighted mean over tasks of paired differences of scores.
 
-    Normal, with the stratified variance and that of ``PSEUDO_DIFFERENCES``: one difference of -1 and one of 1,
-    shared by all tasks. So it has width even where both models answered all alike.
+    This is a normal interval with the stratified variance plus that of ``PSEUDO_DIFFERENCES``: one difference of -1
+    and one of 1, shared by all tasks. So its width is positive even if both models have equal scores everywhere.
 
     Args:
         tasks: differences from -1 to 1 of each task, ``[n]`` each; at least one task.
 
     Returns:
-        (low, high) within [-1, 1], around the mean; (NaN, NaN) where a task has fewer than two differences.
+        (low, high) within [-1, 1], around the mean; (NaN, NaN) if a task has fewer than two differences.
 
     Raises:
         RopewalkError: if there is no task.
@@ -136,26 +138,26 @@ def paired_score_interval(tasks: Sequence[ArrayLike]) -> Interval:
 def ratio_interval(
     totals: ArrayLike, counts: ArrayLike | None = None, at_least: float = -math.inf
 ) -> Interval:
-    """Student's 95 % interval of ``sum(totals) / sum(counts)``, from the jackknife over whole samples.
+    """Compute Student's 95 % interval of ``sum(totals) / sum(counts)`` by a jackknife over whole samples.
 
-    What a sample holds (the tokens of one row, say) is correlated, so a sample is left out as a whole. The degrees
-    of freedom are those of the effective number of samples, ``sum(counts)² / sum(counts²)``, less 1: ten documents
-    of which one has most of the tokens are hardly more than one. For a perplexity, give losses in nats and raise e
-    to both ends: that is the interval on the logarithmic scale.
+    Values within a sample (such as the tokens of one row) are correlated, so the jackknife leaves out whole samples.
+    The degrees of freedom are the effective number of samples, ``sum(counts)² / sum(counts²)``, minus 1: ten
+    documents count as little more than one if one of them has most of the tokens. For a perplexity, pass losses in
+    nats and exponentiate both ends, which gives the interval on the logarithmic scale.
 
     Args:
-        totals: float ``[n]``, a sample's sum.
-        counts: ``[n]``, how many values each sum has, 0 or more; 1 each if None, for a plain mean.
-        at_least: below which the ratio cannot lie, such as 0 for a loss.
+        totals: float ``[n]``, sum of each sample's values.
+        counts: ``[n]``, number of values in each sum, 0 or more; None for 1 each, which gives a plain mean.
+        at_least: lower bound of the ratio, such as 0 for a loss.
 
     Returns:
-        (low, high); (NaN, NaN) where fewer than two samples hold anything, or a total is not finite.
+        (low, high); (NaN, NaN) if fewer than two samples have values, or a total is not finite.
 
     Raises:
         RopewalkError: if the shapes differ or a count is negative.
 
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 11; the percentile bootstrap of chapter
-    13 covered 82 % with 4 rows and 91 % with 16.
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, chapter 11. The percentile bootstrap of chapter 13
+    had a coverage of only 82 % with 4 rows and 91 % with 16.
     """
     sums = np.asarray(totals, dtype=np.float64)
     weights = np.ones_like(sums) if counts is None else np.asarray(counts, dtype=np.float64)
@@ -168,12 +170,12 @@ def ratio_interval(
     n = len(sums)
     if n < 2 or not np.isfinite(sums).all():
         return NO_INTERVAL
-    # Not at the top: it would slow down every start of the program.
+    # Imported here because scipy would slow down every start of the program.
     from scipy.special import stdtrit
 
     total, count = sums.sum(), weights.sum()
     ratio = float(total / count)
-    # Each ratio without one sample, less the whole ratio; as a difference of residuals, which does not cancel.
+    # Leave-one-out ratios minus the full ratio, computed from residuals because subtracting the ratios would cancel.
     left_out = (ratio * weights - sums) / (count - weights)
     error = math.sqrt((n - 1) / n * float(np.square(left_out - left_out.mean()).sum()))
     freedom = max(float(count**2 / np.square(weights).sum()) - 1, 1.0)
@@ -182,7 +184,7 @@ def ratio_interval(
 
 
 def exp_nats(loss: float) -> float:
-    """Perplexity of a mean loss in nats; infinite where a float cannot hold it."""
+    """Return the perplexity of a mean loss in nats; infinity on overflow."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -193,7 +195,7 @@ def _scores(scores: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1:
         raise RopewalkError(f"scores from 0 to 1 must be [n], got shape {values.shape}")
-    # Sums of thirds, and percentages divided by 100, may be off in the last digit.
+    # Allow for rounding: sums of thirds and percentages divided by 100 may be off in the last digit.
     outside = values[~((values >= -1e-9) & (values <= 1 + 1e-9))]
     if len(outside):
         raise RopewalkError(f"scores must be from 0 to 1, got {outside[0]:g}")
@@ -201,9 +203,9 @@ def _scores(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def _stratified(strata: Sequence[NDArray[np.float64]], most_variance: float) -> tuple[float, float, float]:
-    """Mean over strata, its variance, and how many samples of one stratum would weigh as much.
+    """Return the mean over strata, its variance, and the equivalent number of samples in a single stratum.
 
-    A stratum of one sample has the variance ``most_variance``, the largest there is.
+    A stratum of one sample gets the variance ``most_variance``, the largest possible one.
     """
     if not strata:
         raise RopewalkError("a mean over tasks needs at least one task, got none")
@@ -217,12 +219,12 @@ def _stratified(strata: Sequence[NDArray[np.float64]], most_variance: float) -> 
 
 
 def _effective_number(mean: float, variance: float, n: float) -> float:
-    """How many right and wrong answers have a mean that varies as much; at least ``n``.
+    """Return the number of correct and wrong answers whose mean has the same variance; at least ``n``.
 
     Args:
-        mean: of scores from 0 to 1.
-        variance: of the mean, estimated.
-        n: samples.
+        mean: mean of scores from 0 to 1.
+        variance: estimated variance of the mean.
+        n: number of samples.
     """
     binomial = n * mean * (1 - mean)
     return n * max((binomial + PSEUDO_SCORES) / (n**2 * variance + PSEUDO_SCORES), 1.0)

@@ -1,4 +1,4 @@
-"""Predictions line by line, so that a killed run goes on and a score can be computed again without a model."""
+"""Store predictions line by line, so that an interrupted run can resume and be rescored without a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ropewalk.io.json_lines import append_line, check_types, read_lines
 
 SampleKey = tuple[str, str, int, int]
 KEYS_BEFORE = {"materials": "haystack_sources"}
-"""Keys of an identity that had another name in version 0.1.0."""
+"""Identity keys of version 0.1.0 and their current names."""
 
 
 _NoneType = type(None)
@@ -35,25 +35,25 @@ _PREDICTION_TYPES: dict[str, tuple[type, ...]] = {
     "finished": (bool, _NoneType),
     "details": (dict,),
 }
-"""Types of a prediction's values in JSON."""
+"""Accepted types of a prediction's values in JSON."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model made of one sample: all that scoring it needs, and no prompt.
+    """A model's answer to one sample, with everything that scoring needs but without the prompt.
 
     Attributes:
-        suite, task, length, index: of the sample.
-        prompt_sha256: of its text and answer prefix, so that a prediction is never taken for another prompt's.
-        prediction: the text of the new tokens alone.
-        references: what a right answer holds.
-        metric: how it is judged.
-        score: share of 1.
-        prompt_tokens, bos_count: of the prompt as the model read it.
-        fill: share of the length that prompt and room for the answer take.
-        new_tokens: tokens of the answer; None where a server does not say.
-        finished: whether the model ended by itself; None where unknown.
-        details: of the sample.
+        suite, task, length, index: identify the sample.
+        prompt_sha256: digest of the sample's text and answer prefix; detects predictions for another prompt.
+        prediction: the generated text, without the prompt.
+        references: strings that a correct answer contains.
+        metric: name of the metric.
+        score: score from 0 to 1.
+        prompt_tokens, bos_count: numbers of tokens and BOS tokens in the prompt as the model read it.
+        fill: share of the length that the prompt and the maximum answer occupy.
+        new_tokens: tokens of the answer; None if a server does not report them.
+        finished: whether the model ended the answer itself; None if unknown.
+        details: details of the sample.
     """
 
     suite: str
@@ -77,34 +77,34 @@ class Prediction:
         return self.suite, self.task, self.length, self.index
 
     def scored_again(self) -> Prediction:
-        """The same prediction, judged by the metric as it is now."""
+        """Return the prediction with a score computed anew by its metric."""
         score = METRICS[self.metric](self.prediction, self.references)
         return Prediction(**{**self.__dict__, "score": score})
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prediction:
-        """What :meth:`to_json` wrote.
+        """Rebuild a prediction from the output of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is something else.
+            KeyError, TypeError, ValueError: if a field is missing or has a wrong type or value.
         """
         check_types(value, _PREDICTION_TYPES)
         if not all(isinstance(each, str) for each in value["references"]):
-            raise TypeError(f"references are {value['references']!r}")
+            raise TypeError(f"references must be strings, got {value['references']!r}")
         if value["metric"] not in METRICS:
-            raise ValueError(f"there is no metric {value['metric']!r}")
+            raise ValueError(f"unknown metric {value['metric']!r}")
         if not 0 <= value["score"] <= 1:
-            raise ValueError(f"score is {value['score']!r}, and not from 0 to 1")
+            raise ValueError(f"score must be from 0 to 1, got {value['score']!r}")
         task = TASKS_BEFORE.get(value["task"], value["task"])
         return cls(**{**value, "task": task, "references": tuple(value["references"])})
 
 
 def predicted(sample: Sample, answer: Answer) -> Prediction:
-    """An answer to a sample, judged."""
+    """Score an answer to a sample."""
     return Prediction(
         sample.suite,
         sample.task,
@@ -125,10 +125,10 @@ def predicted(sample: Sample, answer: Answer) -> Prediction:
 
 
 class PredictionLog:
-    """A JSONL file of predictions that grows by whole lines; without a path it is kept in memory alone.
+    """A JSONL file of predictions that grows by whole lines; without a path, predictions stay in memory.
 
     Raises:
-        RopewalkError: as :func:`read_predictions`.
+        RopewalkError: if the file cannot be read or a line of it is damaged, see :func:`read_predictions`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -136,25 +136,25 @@ class PredictionLog:
         self.known = {} if path is None else {each.key: each for each in read_predictions(path)}
 
     def get(self, sample: Sample) -> Prediction | None:
-        """What is known of a sample.
+        """Return the stored prediction for a sample, or None.
 
         Raises:
-            RopewalkError: if the file holds a prediction for another prompt under this sample's name.
+            RopewalkError: if the stored prediction for this sample's key answers another prompt.
         """
         found = self.known.get(sample.key)
         if found is not None and found.prompt_sha256 != prompt_digest(sample):
             raise RopewalkError(
-                f"{self.path} holds an answer to another prompt for {sample.task} at {sample.length} tokens, sample "
+                f"{self.path} has an answer to a different prompt for {sample.task} at {sample.length} tokens, sample "
                 f"{sample.index}; give another --out"
             )
         return found
 
     def add(self, prediction: Prediction) -> None:
-        """Write one line.
+        """Append a prediction to the file.
 
         Raises:
             RopewalkError: if the sample has a prediction already.
-            RunFailure: if it cannot be written; the lines before it stay.
+            RunFailure: if the line cannot be written; earlier lines stay intact.
         """
         if prediction.key in self.known:
             raise RopewalkError(f"{prediction.task}, sample {prediction.index}, was answered twice")
@@ -164,38 +164,39 @@ class PredictionLog:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions of a file, in its order; none if there is no file. An unfinished last line is passed over.
+    """Read the predictions of a file in order; none if there is no file. An incomplete last line is skipped.
 
     Raises:
-        RopewalkError: if the file cannot be read, or naming a line that is no prediction, or a sample's second.
+        RopewalkError: if the file cannot be read, a line is not a prediction, or two lines are for the same sample;
+            the message gives the line number.
     """
     seen: set[SampleKey] = set()
 
     def parse(number: int, values: dict[str, Any]) -> Prediction:
         prediction = Prediction.from_json(values)
         if prediction.key in seen:
-            raise ValueError(f"it repeats sample {prediction.index} of {prediction.task}")
+            raise ValueError(f"it is a second prediction for sample {prediction.index} of {prediction.task}")
         seen.add(prediction.key)
         return prediction
 
     return list(
-        read_lines(path, parse, "restore the file, or delete the line: its sample is then asked again")
+        read_lines(path, parse, "restore the file, or delete the line to generate that sample's answer again")
     )
 
 
 SAMPLES_FORMAT = 1
-"""Of the files and of the generators: what changes the prompts of a task raises it."""
+"""Version of the sample files and generators; increase it with every change that alters a task's prompts."""
 
 
 def sample_identity(task: Task, encoder: PromptEncoder, length: int, count: int, seed: int) -> dict[str, Any]:
-    """All that samples depend on, as JSON values."""
+    """Return everything that the samples depend on, as JSON values."""
     return {
         "format": SAMPLES_FORMAT,
         "suite": task.suite,
         "task": task.name,
         "settings": dict(task.settings()),
         "tokenizer": tokenizer_identity(encoder.tokenizer)["sha256"],
-        # Which token is BOS stands beside the backend, not in it.
+        # The tokenizer's digest covers its backend, which does not say which token is BOS.
         "bos": encoder.tokenizer.bos_token_id,
         "chat_template": digest(encoder.tokenizer.chat_template) if encoder.chat else None,
         "length": length,
@@ -207,11 +208,15 @@ def sample_identity(task: Task, encoder: PromptEncoder, length: int, count: int,
 def stored_samples(
     task: Task, encoder: PromptEncoder, length: int, count: int, seed: int, folder: Path | None
 ) -> Iterator[Sample]:
-    """The samples of a task and length: read where they were made before, else made and kept.
+    """Read the samples of a task and length from the cache, or generate and cache them.
 
     Args:
-        task, encoder, length, count, seed: as in :meth:`Task.samples`.
-        folder: where samples are kept; None keeps none.
+        task: generates the samples.
+        encoder: encodes the prompts and counts their tokens.
+        length: maximum number of tokens of prompt and answer together.
+        count: number of samples.
+        seed: random seed.
+        folder: folder of cached samples; None disables the cache.
 
     Raises:
         RopewalkError: if the length is too short, or the folder or a file in it cannot be used.
@@ -229,6 +234,7 @@ def stored_samples(
             for sample in made:
                 file.write(json.dumps(sample.to_json()) + "\n")
                 written += 1
+            # The count at the end shows a reader that the file is complete.
             file.write(json.dumps({"samples": written}) + "\n")
     yield from _read_samples(path, identity)
 
@@ -237,23 +243,25 @@ def _read_samples(path: Path, identity: dict[str, Any]) -> Iterator[Sample]:
     try:
         with path.open("rb") as file:
             if parse_json(file.readline(), strict=True) != identity:
-                raise RopewalkError(f"{path} holds other samples than its name says; delete it")
+                raise RopewalkError(
+                    f"the samples in {path} do not match its name; delete the file to generate them again"
+                )
             value: Any = {}
             read = 0
             for line in file:
                 value = parse_json(line, strict=True)
                 if not isinstance(value, dict):
-                    raise TypeError("a line of it is not a JSON object")
+                    raise TypeError("a line is not a JSON object")
                 if "samples" not in value:
                     yield Sample.from_json(value)
                     read += 1
             if value.get("samples") != read:
-                raise RopewalkError(f"{path} ends early; delete it to make the samples again")
+                raise RopewalkError(f"{path} is incomplete; delete it to generate the samples again")
     except RopewalkError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RopewalkError(
-            f"cannot read the samples in {path} ({error}); delete it to make them again"
+            f"cannot read the samples in {path} ({error}); delete the file to generate them again"
         ) from error
 
 
@@ -261,29 +269,29 @@ ResultKey = tuple[str, str, int | None]
 
 
 class ResultCache:
-    """A JSONL file of results that grows by whole lines; without a path it is kept in memory alone.
+    """A JSONL file of results that grows by whole lines; without a path, results stay in memory.
 
     Raises:
-        RopewalkError: if the file cannot be read, or naming a line that is no result.
+        RopewalkError: if the file cannot be read or a line is not a result; the message gives the line number.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.known: dict[ResultKey, TaskResult] = {}
         if path is not None:
-            advice = "restore the file, or delete the line: its task is then measured again"
+            advice = "restore the file, or delete the line to measure its task again"
             for result in read_lines(path, lambda _, values: TaskResult.from_json(values), advice):
                 self._keep(result)
 
     def get(self, suite: str, task: str, length: int | None) -> TaskResult | None:
-        """A result that is known."""
+        """Return the stored result, or None."""
         return self.known.get((suite, task, length))
 
     def add(self, result: TaskResult) -> None:
-        """Write one line.
+        """Append a result to the file.
 
         Raises:
-            RunFailure: if it cannot be written; the lines before it stay.
+            RunFailure: if the line cannot be written; earlier lines stay intact.
         """
         if self.path is not None:
             append_line(self.path, result.to_json())
@@ -301,38 +309,38 @@ RECORD_FORMAT = 1
 
 
 def begin(out: Path, identity: Mapping[str, Any]) -> None:
-    """Begin an evaluation in a folder, or see that it goes on with the same one.
+    """Start an evaluation in a folder, or check that the folder contains the same evaluation and can resume.
 
     Args:
-        out: the folder; made if need be.
-        identity: all that the results depend on, JSON values.
+        out: the folder; created if missing.
+        identity: everything that the results depend on, JSON values.
 
     Raises:
-        RopewalkError: if the folder holds another evaluation (the message says in what it differs) or anything
-            else, or cannot be used.
+        RopewalkError: if the folder contains a different evaluation (the message lists the differences) or other
+            files, or cannot be used.
     """
     saved = out / RUN_FILE
     if out.exists() and not out.is_dir():
-        raise RopewalkError(f"{out} is a file; --out names a folder")
+        raise RopewalkError(f"--out must be a folder, but {out} is a file")
     wanted = json.loads(json.dumps({"format": RECORD_FORMAT, **identity}))
     if saved.is_file():
         begun = _read_json(saved)
         changed = _differences(begun, wanted)
         if changed:
             raise RopewalkError(
-                f"{out} holds another evaluation: it differs in {', '.join(changed[:5])}; give another --out, or the "
-                "same settings to go on with it"
+                f"{out} contains a different evaluation: it differs in {', '.join(changed[:5])}; give another --out, "
+                "or the same settings to resume it"
             )
     elif out.is_dir() and any(not each.name.startswith(".") for each in out.iterdir()):
-        raise RopewalkError(f"{out} is not empty and holds no evaluation; give another --out")
+        raise RopewalkError(f"{out} is not empty and contains no evaluation; give another --out")
     else:
         write_json(saved, wanted)
 
 
 def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The keys in which two identities differ; of the settings, each one with both values.
+    """List the keys in which two identities differ; different settings are listed one by one with both values.
 
-    A folder of an earlier version also holds settings of suites that it does not run, and names its sources otherwise.
+    Folders of version 0.1.0 also list settings of suites that they do not run, and use another key for their sources.
     """
     begun = {KEYS_BEFORE.get(key, key): value for key, value in begun.items()}
     there, asked = begun.get("settings") or {}, wanted.get("settings") or {}
@@ -345,7 +353,7 @@ def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     if not isinstance(there, Mapping):
         return changed
     told = [
-        f"{key} ({there.get(key)} there, {asked.get(key)} asked for)"
+        f"{key} ({there.get(key)} in the folder, {asked.get(key)} given)"
         for key in sorted({*there, *asked})
         if there.get(key) != asked.get(key)
     ]
@@ -353,27 +361,31 @@ def _differences(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 
 
 def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
-    """A finished evaluation: its record, and the results in it.
+    """Read the record of a finished evaluation and its results.
 
     Args:
-        folder: as given to ``--out``, or its results.json.
+        folder: the folder that was given to ``--out``, or its results.json.
 
     Raises:
-        RopewalkError: if there is none.
+        RopewalkError: if there is no finished evaluation, or its results.json is not valid.
     """
     path = folder / RESULTS if folder.is_dir() else folder
     if not folder.exists():
         raise RopewalkError(f"{folder} does not exist; name the folder of a finished evaluation")
     if not path.is_file():
-        raise RopewalkError(f"{folder} holds no finished evaluation: there is no {path.name} in it")
+        raise RopewalkError(
+            f"{folder} has no finished evaluation, because {path.name} is missing; run the evaluation to its end first"
+        )
     record = _read_json(path)
     try:
-        # What every record of an evaluation has; scoring again and comparing read them.
+        # Check only what rescoring and comparing read; records of older versions differ in the rest.
         check_types(record, {"model": (str,), "settings": (Mapping,), "results": (list,)})
         check_types(record["settings"], {"threshold": (int, float)})
         return record, [TaskResult.from_json(each) for each in record["results"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise RopewalkError(f"{path} is no result of an evaluation: {error!r} is missing or wrong") from error
+        raise RopewalkError(
+            f"{path} is not the result of an evaluation: a field is missing or invalid ({error!r})"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -382,20 +394,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise RopewalkError(f"{path} is no JSON: {error}") from error
+        raise RopewalkError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RopewalkError(f"{path} is no record of an evaluation")
+        raise RopewalkError(f"{path} is not a record of an evaluation: it must contain a JSON object")
     return value
 
 
 def model_digest(path_or_id: str) -> str | None:
-    """SHA-256 over a checkpoint's configs and safetensors files, by their names and contents.
+    """Compute the SHA-256 digest of a checkpoint's configs and safetensors files, over names and contents.
 
     Args:
-        path_or_id: a folder, or a hub id whose files lie in the local cache.
+        path_or_id: a folder, or a Hub id whose files are in the local cache.
 
     Returns:
-        None where the weights are not at hand, as for a model behind a server.
+        The digest; None if the weights are not on this machine.
 
     Raises:
         RopewalkError: if a file cannot be read.
@@ -406,7 +418,7 @@ def model_digest(path_or_id: str) -> str | None:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         return None
-    # The generation config names the tokens that end an answer.
+    # The generation config affects the results: it lists the tokens that end an answer.
     files = [*folder.glob("config.json"), *folder.glob("generation_config.json"), *weights]
     try:
         return digest([[path.name, _sha256(path)] for path in files])
@@ -415,10 +427,10 @@ def model_digest(path_or_id: str) -> str | None:
 
 
 def path_digest(path: Path) -> str:
-    """SHA-256 over a file, or over all files of a folder with their names.
+    """Compute the SHA-256 digest of a file, or of the names and contents of all files in a folder.
 
     Raises:
-        RopewalkError: if something cannot be read.
+        RopewalkError: if a file cannot be read.
     """
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     try:

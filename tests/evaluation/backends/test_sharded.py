@@ -285,7 +285,10 @@ def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
             "--exclude teacher_forced,perplexity leaves no task to run",
         ),
         ({"lengths": ()}, "the suite perplexity needs lengths"),
-        ({"lengths": (512,)}, "states max_position_embeddings 256, and the lengths go up to 512"),
+        (
+            {"lengths": (512,)},
+            "length is 512 tokens, but the model's config states max_position_embeddings 256",
+        ),
         (
             {"lengths": (100,)},
             r"prompts do not fit in 100 tokens .*needle teacher_forced needs \d+",
@@ -348,7 +351,9 @@ def test_degrees_of_the_option() -> None:
         "ring=1.5",
         "ring=²",
     ):
-        with pytest.raises(RopewalkError, match=r"--parallel .* holds .*; write KEY=DEGREE once each"):
+        with pytest.raises(
+            RopewalkError, match=r"--parallel .* contains .*; write KEY=DEGREE pairs .*, each key once"
+        ):
             degrees_in(wrong)
 
 
@@ -356,10 +361,10 @@ def test_the_mesh_suits_processes_and_heads() -> None:
     assert shape_for(None, 4, 8) == MeshShape(sequence=4)
     assert shape_for("shard=2,sequence=2", 4, 8) == MeshShape(shard=2, sequence=2)
     with pytest.raises(
-        RopewalkError, match=r"sequence=2 makes 2 processes and torchrun started 4; say torchrun .* 2 "
+        RopewalkError, match=r"sequence=2 needs 2 processes, but torchrun started 4; run torchrun .* 2 "
     ):
         shape_for("sequence=2", 4, 8)
-    told = r"12 attention heads cannot be divided over sequence=8; say --parallel ring=2,sequence=4 or"
+    told = r"12 attention heads are not divisible by sequence=8; give --parallel ring=2,sequence=4 or"
     with pytest.raises(RopewalkError, match=told):
         shape_for(None, 8, 12)
     assert shape_for("ring=2,sequence=4", 8, 12).sequence_degree == 8
@@ -375,9 +380,9 @@ def test_options_that_need_one_process_or_several() -> None:
         RopewalkError, match="needs several processes; start them with torchrun --nproc-per-node 8 -m"
     ):
         check(1, "auto", parallel="shard=2,sequence=4")
-    with pytest.raises(RopewalkError, match="--average is for one process, and torchrun started 2"):
+    with pytest.raises(RopewalkError, match="--average needs a single process, but torchrun started 2"):
         check(2, average=True)
-    with pytest.raises(RopewalkError, match="--server is for one process"):
+    with pytest.raises(RopewalkError, match="--server needs a single process"):
         check(2, serving={"url": "http://localhost"})
     with pytest.raises(RopewalkError, match="unknown device 'gpu'"):
         check(2, "gpu")
@@ -433,9 +438,9 @@ def test_the_command_writes_and_says_everything_once(
         (("--dtype", "int"), "error: unknown --dtype 'int'"),
         (
             ("--parallel", "sequence=4"),
-            "error: --parallel sequence=4 makes 4 processes and torchrun started 2",
+            "error: --parallel sequence=4 needs 4 processes, but torchrun started 2",
         ),
-        (("--average",), "error: --average is for one process"),
+        (("--average",), "error: --average needs a single process"),
         (("--parallel", "ring=2", "--engine", "flex"), "error: engine flex needs all keys of a row at once"),
     ],
 )

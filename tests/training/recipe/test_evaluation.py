@@ -83,7 +83,7 @@ def test_a_recipe_is_written_with_the_settings_of_suites_that_are_not_their_defa
         ({"suites": ["rulr"]}, r"unknown evaluation\.suites\.0 'rulr'; did you mean ruler\?"),
         ({"suites": ["lm_eval"]}, "the suite lm_eval needs the names of its tasks"),
         ({"tasks": ["slidng"]}, "unknown task 'slidng'; did you mean sliding"),
-        ({"lengths": [64, 64]}, "each length can be given once, got 64, 64"),
+        ({"lengths": [64, 64]}, "give each length only once, got 64, 64"),
         ({"needle": {"depth": 3}}, r"unknown key evaluation\.needle\.depth; did you mean depths\?"),
         (
             {"suites": ["needle"], "prose": {"essays": "missing"}},
