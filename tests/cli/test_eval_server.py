@@ -121,9 +121,9 @@ def test_what_the_server_does_not_take_is_left_out_and_said_in_the_results(
     [
         (["top_k"], "--server-extra: 'top_k' is no KEY=VALUE; write top_k=1"),
         (["=1"], "--server-extra: '=1' is no KEY=VALUE"),
-        (["stop=END"], "'END' is no JSON value; write a text as stop='\"END\"'"),
-        (["top_p=NaN"], "the field top_p of a request is no JSON value: nan"),
-        (["max_tokens=5"], "the field max_tokens of a request is ropewalk's own to set"),
+        (["stop=END"], "'END' is not a JSON value; write a string as stop='\"END\"'"),
+        (["top_p=NaN"], "the request field top_p must be a JSON value, got nan"),
+        (["max_tokens=5"], "the request field max_tokens cannot be changed, because ropewalk sets it"),
         (["top_k=1", "top_k=2"], "--server-extra: top_k is given twice"),
     ],
 )
@@ -149,7 +149,7 @@ def test_server_that_dies_loses_nothing_and_doubles_nothing(
     with CompletionServer(dies) as server:
         assert run(*asked, "--server", server.url) == 1
     said = capsys.readouterr()
-    assert "run the same command again to go on" in said.err
+    assert "run the same command again to resume" in said.err
     assert len((out / "predictions.jsonl").read_text().splitlines()) == 5
     assert not (out / "results.json").exists()
     # It comes back at another port.
@@ -168,10 +168,10 @@ def test_server_that_dies_loses_nothing_and_doubles_nothing(
 @pytest.mark.parametrize(
     ("reply", "status", "message"),
     [
-        (lambda request, number: Reply(body=b"<html>nginx</html>"), 1, "again to go on"),
-        (lambda request, number: completion(None), 1, "again to go on"),
-        (lambda request, number: completion(" 7", read=99), 1, "read 99 of a prompt's"),
-        (lambda request, number: completion("", "length", 0), 1, "for want of room"),
+        (lambda request, number: Reply(body=b"<html>nginx</html>"), 1, "again to resume"),
+        (lambda request, number: completion(None), 1, "again to resume"),
+        (lambda request, number: completion(" 7", read=99), 1, "it read only 99 of the "),
+        (lambda request, number: completion("", "length", 0), 1, "it ran out of context after 0 of "),
         (
             lambda request, number: refusal(400, "maximum context length is 64"),
             1,

@@ -192,7 +192,7 @@ def test_rope_that_depends_on_the_length_is_fixed_by_the_length_of_the_request()
 def test_transformers_own_rotary_module_is_refused_where_the_rope_depends_on_the_length() -> None:
     model = tiny("phi3-longrope", attached=False)
     with pytest.raises(
-        RopewalkError, match=r"Phi3ForCausalLM runs .* longrope.*load it with exact_rope=True"
+        RopewalkError, match=r"Phi3ForCausalLM uses .* longrope.*load it with exact_rope=True"
     ):
         InMemoryBackend(model, TOKENIZER)
     InMemoryBackend(tiny("llama", attached=False), TOKENIZER)
@@ -403,7 +403,8 @@ def test_too_little_memory_for_the_smallest_chunk_ends_the_run_and_keeps_what_wa
         got = [next(stream) for _ in range(7)]
         assert {answer.index for answer in got} == set(range(1, 8))
         with pytest.raises(
-            RunFailure, match=r"^out of memory on cpu with one prompt of 1128 tokens, .*at most 256: choose"
+            RunFailure,
+            match=r"^out of memory on cpu with a single prompt of 1128 tokens in chunks of 256; use shorter",
         ):
             next(stream)
 
@@ -436,9 +437,9 @@ def test_logits_that_are_no_numbers_end_the_run() -> None:
     model = tiny()
     with torch.no_grad():
         model.lm_head.weight[5] = float("nan")
-    with pytest.raises(RunFailure, match="logits are no numbers in float64"):
+    with pytest.raises(RunFailure, match="logits are NaN in float64"):
         texts(InMemoryBackend(model, TOKENIZER), ragged_requests())
-    with pytest.raises(RunFailure, match="logits are no numbers"):
+    with pytest.raises(RunFailure, match="logits are NaN"):
         argmax_matches(model, [1, 2, 3], 1)
 
 
@@ -493,10 +494,10 @@ def test_forced_targets_are_read_in_smaller_chunks_where_memory_is_short() -> No
     [
         (GenerationRequest((), 4, 100), "a prompt has no tokens"),
         (GenerationRequest((1, 2), 0, 100), r"max_new_tokens of request 1 must be 1 or more, got 0"),
-        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .* and has a length of 100"),
+        (GenerationRequest((1,) * 97, 4, 100), r"request 1 needs 101 tokens .*, but its length is 100"),
         (
             GenerationRequest((1, VOCABULARY), 4, 100),
-            rf"token id {VOCABULARY}, and the model knows 0 to {VOCABULARY - 1}",
+            rf"token id {VOCABULARY}, but the model's vocabulary has ids 0 to {VOCABULARY - 1}",
         ),
         (GenerationRequest((1, -1), 4, 100), r"token id -1"),
     ],
@@ -519,7 +520,7 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(RopewalkError, match="prefill_chunk must be 1 or more, got -1"):
         InMemoryBackend(model, TOKENIZER, prefill_chunk=-1)
     for start in (0, 3):
-        with pytest.raises(RopewalkError, match=rf"one of 1 to 2 in a row of 3 tokens, got {start}"):
+        with pytest.raises(RopewalkError, match=rf"from 1 to 2 in a row of 3 tokens, got {start}"):
             argmax_matches(model, [1, 2, 3], start)
 
 

@@ -247,7 +247,8 @@ def test_a_length_that_cannot_be_fixed_is_refused(folders: dict[str, Path]) -> N
     )
     with (
         pytest.raises(
-            RopewalkError, match=r"own rotary module with longrope, .* load it with exact_rope=True"
+            RopewalkError,
+            match=r"uses transformers' rotary module with longrope, .* load it with exact_rope=True",
         ),
         generating(plain, 100),
     ):

@@ -183,7 +183,8 @@ def test_a_server_with_another_tokenizer_is_told_by_its_count() -> None:
     with (
         CompletionServer(echo, reads=lambda prompt: 7) as server,
         pytest.raises(
-            RopewalkError, match=r"reads 7 tokens where the tokenizer at hand has 20 .* another tokenizer"
+            RopewalkError,
+            match=r"counts 7 tokens for .*, but the local tokenizer counts 20; give the tokenizer of the served model",
         ),
     ):
         backend(server, tokenizer=tokenizer, send="text").check()
@@ -261,9 +262,9 @@ def test_a_setting_that_the_server_refuses_is_left_out_and_said(dialect: str) ->
     assert len(server.trials) == 2
     (note,) = asked.notes
     assert note.startswith(
-        "The server refuses repetition_penalty, so that a penalty in the generation_config.json"
+        "The server rejects repetition_penalty, so a penalty in the generation_config.json"
     )
-    assert "frequency_penalty 0 is sent in its place" in note
+    assert "frequency_penalty 0 is sent instead" in note
     assert asked.description["left_out"] == ["repetition_penalty"]
 
 
@@ -276,7 +277,7 @@ def test_what_is_sent_in_place_of_a_setting_may_be_refused_too(dialect: str) -> 
     assert set(server.requests[0]) == {"model", "prompt", "max_tokens", "temperature"}
     assert len(server.trials) == 3
     (note,) = asked.notes
-    assert note.startswith("The server refuses repetition_penalty and frequency_penalty, so that a penalty")
+    assert note.startswith("The server rejects repetition_penalty and frequency_penalty, so a penalty")
     assert "in its place" not in note
 
 
@@ -289,15 +290,15 @@ def test_a_field_that_decides_the_answer_is_never_left_out(dialect: str, name: s
     ):
         backend(server).answers(requests_of(1))
     message = str(caught.value)
-    assert message.startswith(f"the server at {server.url} refuses a request of one token (HTTP 4")
-    assert message.endswith(f": without {name} answers would be others, so the model cannot be measured")
+    assert message.startswith(f"the server at {server.url} rejects a request for one token (HTTP 4")
+    assert message.endswith(f"; answers depend on {name}, so the model cannot be measured on this server")
     assert (len(server.trials), len(server.requests)) == (1, 0)
 
 
 def test_a_field_of_the_users_is_never_left_out() -> None:
     for extra in ({"min_p": 0.5}, {"repetition_penalty": 1.2}):
         (name,) = extra
-        told = pytest.raises(RopewalkError, match=f": leave {name} out of --server-extra$")
+        told = pytest.raises(RopewalkError, match=f"; remove {name} from --server-extra$")
         with CompletionServer(echo, refuses=takes_no("fastapi", name)) as server, told:
             backend(server, extra=extra).check()
         assert len(server.trials) == 1
@@ -332,9 +333,9 @@ def test_text_is_sent_to_a_server_that_takes_no_ids(said: Reply) -> None:
         ]
         assert len(server.trials) == 3
         assert asked.description["prompts"] == "text"
-        assert any("takes no token ids" in note for note in asked.notes)
+        assert any("rejects token ids" in note for note in asked.notes)
         for settings in ({"send": "ids", "tokenizer": tokenizer}, {}):
-            with pytest.raises(RopewalkError, match="if it takes no token ids, send text"):
+            with pytest.raises(RopewalkError, match="if it rejects token ids, give --send text"):
                 backend(server, **settings).check()
         assert [value["prompt"] for value in server.requests] == ["abc"]
 
@@ -351,7 +352,7 @@ def test_other_refusals_are_said_in_the_servers_words_and_end_the_trial() -> Non
             1,
         ),
     ):
-        told = pytest.raises(RopewalkError, match=rf"refuses a request of one token \(HTTP {said.status}: ")
+        told = pytest.raises(RopewalkError, match=rf"rejects a request for one token \(HTTP {said.status}: ")
         with CompletionServer(echo, refuses=lambda value, said=said: said) as server, told:
             backend(server, tokenizer=text_tokenizer(True)).check()
         assert (len(server.trials), len(server.requests)) == (trials, 0)
@@ -449,7 +450,7 @@ def test_nonsense_is_asked_again_and_never_an_answer(nonsense: Reply) -> None:
     with CompletionServer(always(nonsense)) as server:
         stream = backend(server, retries=1, concurrency=1, backoff=0.0).answers(requests_of(2))
         with pytest.raises(
-            RunFailure, match=r"stopped answering \(.+\) after 0 of 2 answers; run the same"
+            RunFailure, match=r"stopped responding \(.+\) after 0 of 2 answers; run the same"
         ) as caught:
             next(stream)
     assert len(server.requests) == 2
@@ -479,8 +480,8 @@ def test_a_server_that_dies_ends_the_run_after_the_good_answers() -> None:
     assert 5 <= len(server.requests) <= 7
     assert len(got) == len(set(got)) == len(server.requests)
     message = str(caught.value)
-    assert message.startswith(f"the server at {server.url} stopped answering (")
-    assert message.endswith(f") after {len(got)} of 40 answers; run the same command again to go on")
+    assert message.startswith(f"the server at {server.url} stopped responding (")
+    assert message.endswith(f") after {len(got)} of 40 answers; run the same command again to resume")
     assert "refused" in message
 
 
@@ -498,7 +499,7 @@ def test_answers_under_way_are_waited_for_when_another_request_fails() -> None:
 
     with CompletionServer(reply) as server:
         got = []
-        with pytest.raises(RunFailure, match=r"refused a prompt after 2 of 9 answers \(HTTP 400: no\)$"):
+        with pytest.raises(RunFailure, match=r"rejected a prompt after 2 of 9 answers \(HTTP 400: no\)$"):
             got.extend(backend(server, concurrency=3).answers(requests_of(9)))
     assert sorted(answer.index for answer in got) == [1, 2]
     assert len(server.requests) == 3
@@ -526,7 +527,7 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout_and_the_retries() -> 
         # A busy machine may need longer than this for the list of models.
         asked.timeout = 0.1
         stream = asked.answers(requests_of(3))
-        with pytest.raises(RunFailure, match=r"\(no word within 0\.1 s\) after 0 of 3 answers"):
+        with pytest.raises(RunFailure, match=r"\(no response within 0\.1 s\) after 0 of 3 answers"):
             next(stream)
     assert len(server.requests) == 2
     hangs_once = first_then_echo(completion("late", delay=30.0))
@@ -543,7 +544,7 @@ def test_a_refusal_fails_at_once_with_the_servers_own_words(status: int) -> None
     with CompletionServer(always(refusal(status, said))) as server, pytest.raises(RunFailure) as caught:
         list(backend(server, concurrency=1).answers(requests_of(5)))
     assert str(caught.value) == (
-        f"the server at {server.url} refused a prompt after 0 of 5 answers (HTTP {status}: This model's maximum "
+        f"the server at {server.url} rejected a prompt after 0 of 5 answers (HTTP {status}: This model's maximum "
         "context length is 4096 tokens. However, you requested [1m5000 [0m tokens.)"
     )
     assert len(server.requests) == 1
@@ -557,8 +558,8 @@ def test_a_refusal_fails_at_once_with_the_servers_own_words(status: int) -> None
         (b'{"error": "Input is too long"}', "Input is too long"),
         (b'{"detail": [{"loc": ["body"], "msg": "extra field"}]}', "extra field"),
         (HTML, "502 Bad Gateway"),
-        (b"", "status 400 without a word"),
-        (b"null", "without a word|null"),
+        (b"", "status 400 without a message"),
+        (b"null", "without a message|null"),
     ],
 )
 def test_servers_put_their_words_in_different_places(body: bytes, words: str) -> None:
@@ -674,7 +675,7 @@ def test_check_says_in_one_sentence_that_nobody_is_there() -> None:
     address = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(RopewalkError) as caught:
         backend_at(address).check()
-    assert str(caught.value).startswith(f"no model server answers at {address} (")
+    assert str(caught.value).startswith(f"no model server responds at {address} (")
     assert str(caught.value).endswith("; start it, or give another address")
 
 
@@ -683,7 +684,7 @@ def test_check_says_in_one_sentence_that_nobody_is_there() -> None:
 )
 def test_check_refuses_a_server_of_another_kind(said: Reply) -> None:
     with CompletionServer(echo, models_reply=said) as server:
-        with pytest.raises(RopewalkError, match="no model server answers at"):
+        with pytest.raises(RopewalkError, match="no model server responds at"):
             backend(server).check()
         with pytest.raises(RopewalkError, match=r"HTTP 404: Not Found\); an .* address usually ends in /v1"):
             backend_at(server.url.removesuffix("/v1")).check()
@@ -716,13 +717,15 @@ def test_the_list_of_models_is_asked_for_once() -> None:
     ],
 )
 def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(RopewalkError, match="is no address of a server; write it like") as caught:
+    with pytest.raises(RopewalkError, match="is not a server address; write it like") as caught:
         backend_at(url)
     assert "secret" not in str(caught.value)
 
 
 def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
-    with pytest.raises(RopewalkError, match=r"http://host/v1 of a server goes on after its path") as caught:
+    with pytest.raises(
+        RopewalkError, match=r"the server address http://host/v1 has a query or fragment"
+    ) as caught:
         backend_at(f"http://host/v1?key={KEY}")
     assert KEY not in str(caught.value)
     assert public_address("https://[::1]:8000/v1/") == "https://[::1]:8000/v1"
@@ -735,13 +738,16 @@ def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
         ({"retries": -1}, "retries must be 0 or more, got -1"),
         ({"timeout": 0.0}, "timeout must be more than 0, got 0.0"),
         ({"timeout": float("nan")}, "timeout must be a finite number, got nan"),
-        ({"backoff": -1.0}, "backoff is seconds, got -1.0"),
+        ({"backoff": -1.0}, "backoff must be 0 or more seconds, got -1.0"),
         ({"send": "chat"}, "unknown send 'chat'; choose from auto, ids, text"),
-        ({"send": "text"}, "sending text needs the tokenizer"),
-        ({"extra": {"max_tokens": 1}}, "the field max_tokens of a request is ropewalk's own to set"),
-        ({"extra": {"stream": True}}, "the field stream of a request is ropewalk's own to set"),
-        ({"extra": {"top k": 1}}, "'top k' is no name of a request's field"),
-        ({"extra": {"top_p": float("nan")}}, "the field top_p of a request is no JSON value: nan"),
+        ({"send": "text"}, "send=text needs the model's tokenizer"),
+        (
+            {"extra": {"max_tokens": 1}},
+            "the request field max_tokens cannot be changed, because ropewalk sets it",
+        ),
+        ({"extra": {"stream": True}}, "the request field stream cannot be changed, because ropewalk sets it"),
+        ({"extra": {"top k": 1}}, "'top k' is not a valid name of a request field"),
+        ({"extra": {"top_p": float("nan")}}, "the request field top_p must be a JSON value, got nan"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -796,7 +802,7 @@ def test_words_of_others_are_one_short_line() -> None:
     assert one_line("a\n\tb\x1b[2Jc\x00 d") == "a b [2Jc d"
     assert one_line("x" * 10_000_000) == "x" * 299 + "…"
     assert len(one_line("é".encode() * 10_000)) == 300
-    with pytest.raises(FaultError, match="nothing at all"):
+    with pytest.raises(FaultError, match="the response is not JSON: it is empty"):
         read_completion(b"")
 
 

@@ -257,28 +257,26 @@ def test_a_rope_that_depends_on_the_length_is_that_of_the_whole_length(
 def test_logits_that_are_no_numbers_are_said_once(four_ranks: Any) -> None:
     found = four_ranks.run(damaged, {"sequence": 4}, FOLDER, list(range(3, 20)))
     assert [name for name, _ in found] == ["RunFailure", "Echo", "Echo", "Echo"]
-    assert "logits are no numbers" in found[0][1]
+    assert "logits are NaN" in found[0][1]
 
 
 def test_a_memory_that_gives_out_ends_the_run(four_ranks: Any) -> None:
     for said in four_ranks.run(without_memory, {"sequence": 4}, FOLDER, list(range(3, 20))):
-        assert said.startswith(
-            "out of memory on cpu with 5 of the 17 tokens of a row: cut rows over more processes"
-        )
+        assert said.startswith("out of memory on cpu with 5 of the 17 tokens of a row; use more processes")
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"suites": ("perplexity", "ruler")}, "the suite ruler: run it in one process, or against a server"),
-        ({"suites": ("longppl",)}, "the suite longppl: run it in one process$"),
-        ({"suites": ("short",)}, "the suite short: run it in one process$"),
-        ({"tasks": ("sliding",)}, "the task sliding, but perplexity of the suite perplexity"),
+        ({"suites": ("perplexity", "ruler")}, "the suite ruler; run it in one process, or on a server"),
+        ({"suites": ("longppl",)}, "the suite longppl; run it in one process$"),
+        ({"suites": ("short",)}, "the suite short; run it in one process$"),
+        ({"tasks": ("sliding",)}, "the task sliding; of the suite perplexity they can measure perplexity"),
         (
             {"tasks": ("generated",)},
-            "the task generated, but teacher_forced of the suite needle: name that; for generated run",
+            "the task generated; of the suite needle they can measure teacher_forced. For generated, run",
         ),
-        ({"tasks": ("passkey",)}, "the task passkey, but teacher_forced of the suite passkey"),
+        ({"tasks": ("passkey",)}, "the task passkey; of the suite passkey they can measure teacher_forced"),
         ({"tasks": ("teacher_forcd",)}, "unknown task 'teacher_forcd'; did you mean teacher_forced"),
         (
             {"exclude": ("teacher_forced", "perplexity")},
@@ -334,7 +332,7 @@ def test_tasks_narrow_and_exclude() -> None:
 
 
 def test_a_sharded_model_generates_nothing() -> None:
-    with pytest.raises(EngineError, match="over several processes generates no answers"):
+    with pytest.raises(EngineError, match="over several processes cannot generate answers"):
         ShardedBackend({}).answers([])
 
 
@@ -434,7 +432,7 @@ def test_the_command_writes_and_says_everything_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--suite", "ruler"), "error: several processes do not measure the suite ruler"),
+        (("--suite", "ruler"), "error: several processes cannot measure the suite ruler"),
         (("--dtype", "int"), "error: unknown --dtype 'int'"),
         (
             ("--parallel", "sequence=4"),

@@ -82,7 +82,7 @@ def test_subjects_are_told_apart_by_their_column_or_by_place(tmp_path):
     file = save(tmp_path / "all.jsonl", rows)
     assert found(file, config="b", shared=True) == {"test": [1, 3]}
     assert found(file, config="c", shared=True) is None
-    with pytest.raises(RopewalkError, match="holds several tasks and no column 'subject'"):
+    with pytest.raises(RopewalkError, match="is given for several tasks but has no column 'subject'"):
         found(save(tmp_path / "plain.jsonl"), config="a", shared=True)
     save(tmp_path / "places" / "a" / "test.jsonl", [{"q": 8}])
     save(tmp_path / "places" / "b.jsonl", [{"q": 9}])
@@ -94,10 +94,10 @@ def test_subjects_are_told_apart_by_their_column_or_by_place(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"q": 1}\n{"q"\n', "a.jsonl:2: broken JSON"),
-        ("a.jsonl", b"\n", "holds no rows"),
-        ("a.jsonl", b"[1, 2]", "must hold one JSON object a row"),
-        ("a.jsonl", b'"text"\n', "must hold one JSON object a row"),
+        ("a.jsonl", b'{"q": 1}\n{"q"\n', "a.jsonl:2 is not valid JSON"),
+        ("a.jsonl", b"\n", "has no rows"),
+        ("a.jsonl", b"[1, 2]", "must be a JSON object"),
+        ("a.jsonl", b'"text"\n', "must be a JSON object"),
         ("a.jsonl", b'{"q": "\xff"}', "a.jsonl"),
         ("a.parquet", b"nothing", "cannot be read as Parquet"),
         ("a.csv", b"q\n1\n", "must end in .jsonl, .json, .parquet"),

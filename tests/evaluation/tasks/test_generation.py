@@ -94,7 +94,7 @@ def test_another_tokenizer_s_samples_are_refused_before_anything_is_asked() -> N
     for other in (byte_tokenizer(bos=None), byte_tokenizer(merges=("am", "pl"))):
         backend = NumberBackend(other)
         with pytest.raises(
-            RopewalkError, match=r"sample 0 of niah has \d+ tokens with . BOS and was made with"
+            RopewalkError, match=r"sample 0 of niah has \d+ tokens with . BOS, but was generated with"
         ):
             generated_predictions(backend, PromptEncoder(other), SAMPLES, PredictionLog())
         assert backend.asked == []

@@ -56,12 +56,16 @@ def test_digest_is_that_of_the_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.txt", None, "there is no file or folder '.*none.txt' with essays"),
-        ("empty.txt", " \n", "holds no words"),
-        ("other.json", {"texts": "a"}, "holds no essays: RULER's file is"),
-        ("list.json", ["a"], "holds no essays: RULER's file is"),
-        ("broken.json", "{", "is no JSON"),
-        ("essays.pdf", "a", "holds no essays that can be read; give a folder of .txt files, a .txt file, or"),
+        ("none.txt", None, "the file or folder '.*none.txt' of essays does not exist"),
+        ("empty.txt", " \n", "contains no words"),
+        ("other.json", {"texts": "a"}, "has no essays; RULER's file has the form"),
+        ("list.json", ["a"], "has no essays; RULER's file has the form"),
+        ("broken.json", "{", "is not valid JSON"),
+        (
+            "essays.pdf",
+            "a",
+            "is not in a supported format of essays; give a folder of .txt files, a .txt file, or",
+        ),
     ],
 )
 def test_what_a_user_names_must_hold_essays(tmp_path: Path, name: str, content: Any, message: str) -> None:
@@ -75,7 +79,7 @@ def test_what_a_user_names_must_hold_essays(tmp_path: Path, name: str, content: 
 
 def test_a_folder_without_texts_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(RopewalkError, match=r"holds no essays: there is no \.txt file in it"):
+    with pytest.raises(RopewalkError, match=r"has no essays: it contains no \.txt file"):
         essay_words(tmp_path)
     (tmp_path / "bytes.txt").write_bytes(b"a\xff")
     with pytest.raises(RopewalkError, match="is not UTF-8: byte 0xff at offset 1"):
@@ -115,5 +119,5 @@ def test_built_in_haystack_begins_with_the_documentation() -> None:
     assert list(words[: len(prose)]) == prose
     assert len(words) == 200_000
     assert haystack_digest("embedded") == words_digest(words)
-    with pytest.raises(RopewalkError, match="unknown haystack 'essay'; choose embedded"):
+    with pytest.raises(RopewalkError, match="unknown haystack 'essay'; choose from embedded"):
         haystack_words("essay")

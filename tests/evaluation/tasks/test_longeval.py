@@ -183,9 +183,9 @@ def test_the_chat_template_chooses_the_protocol_and_the_result_says_which() -> N
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="1 line or more, got 0"):
+    with pytest.raises(RopewalkError, match="lines must be 1 or more, got 0"):
         LinesTask(0)
-    with pytest.raises(RopewalkError, match="no length of its own"):
+    with pytest.raises(RopewalkError, match="needs a task with a fixed number of lines"):
         LinesTask().needed_length(PromptEncoder(demo_tokenizer()), 1, 0)
     for task in (LinesTask(), LinesTask(5)):
         with pytest.raises(RopewalkError, match="1 or more, got 0"):

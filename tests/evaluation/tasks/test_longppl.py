@@ -344,7 +344,7 @@ def test_key_tokens_of_another_tokenizer_are_found_by_their_characters() -> None
     assert found.documents[0].all_tokens == len(document) - 1
     cut = len(first) + 1
     with pytest.raises(
-        RopewalkError, match=r"more than 12 tokens of the evaluator words.*, cut to \d+ tokens.*has 12$"
+        RopewalkError, match=r"more than 12 tokens of the evaluator words.*, truncated to \d+ tokens.*has 12$"
     ):
         long_perplexity(
             WindowReader(model, identity(), None),
@@ -443,7 +443,7 @@ def test_a_tokenizer_without_offsets_is_refused() -> None:
         def __call__(self, text: str, **settings: Any) -> dict[str, Any]:
             return {"input_ids": [1, 2], "offset_mapping": [(0, 0), (3, 3)]}
 
-    with pytest.raises(RopewalkError, match="'silent' does not say which characters its tokens stand for"):
+    with pytest.raises(RopewalkError, match="'silent' gives no character offsets"):
         read_with_offsets(Silent(), "text")
 
 
@@ -517,8 +517,8 @@ def test_no_key_token_is_not_run_and_says_why() -> None:
     assert task.unit == "perplexity"
     assert math.isnan(task.score)
     assert task.reason == (
-        "none of 1 tokens is a key token: no long context spared the model itself more than 2 nats and led to a "
-        "log-probability above -2"
+        "none of 1 tokens is a key token: the long context never reduced the loss of the model itself by more than 2 "
+        "nats to a log-probability above -2"
     )
     assert task.details["perplexity"] > 1
     json.dumps(task.to_json(), allow_nan=False)
@@ -548,7 +548,7 @@ def test_loss_that_is_not_finite_is_not_run(in_long: bool) -> None:
     assert math.isnan(found.perplexity)
     task = longppl_task(found)
     assert task.status == "not run"
-    assert task.reason == "losses of document 1 are no finite numbers, so no key token can be chosen"
+    assert task.reason == "losses of document 1 are not finite, so no key tokens can be selected"
     assert (task.details["perplexity"] is None) == in_long
     json.dumps(task.to_json(), allow_nan=False)
 
@@ -573,15 +573,15 @@ def test_leaves_the_models_as_they_were(own: tuple[Any, OutputHead], other: tupl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"short_context": 40}, "short context of 40 tokens in steps of 4 leaves nothing.*length of 40"),
-        ({"short_context": 35}, "together they must be less than 39"),
+        ({"short_context": 40}, "short context of 40 tokens with steps of 4 leaves nothing.*length of 40"),
+        ({"short_context": 35}, "their sum must be less than 39"),
         ({"short_context": 0}, "short_context must be 1 or more, got 0"),
         ({"step": 0}, "step must be 1 or more, got 0"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"alpha": math.nan}, "alpha must be a finite number of nats, got nan"),
         ({"beta": -math.inf}, "beta must be a finite number of nats, got -inf"),
         ({"prefill_chunk": 0}, "prefill_chunk must be 1 token or more, got 0"),
-        ({"documents": text(12, 3)}, "of 8 tokens and a step of 4 together; the longest of 2 has 12"),
+        ({"documents": text(12, 3)}, "of 8 tokens plus the step of 4; the longest of 2 has 12"),
         ({"documents": []}, "the longest of 0 has 0"),
     ],
 )
@@ -601,7 +601,7 @@ def test_evaluator_whose_rope_would_change_between_chunks_is_refused(own: tuple[
     stock = tiny_llama(rope_parameters=rope)
     tokenizer = word_tokenizer(BOS)
     evaluator = Evaluator("stock", stock, OutputHead.of(stock), tokenizer)
-    with pytest.raises(EngineError, match="is dynamic"):
+    with pytest.raises(EngineError, match="RoPE with dynamic"):
         long_perplexity(
             WindowReader(*own, BOS, prefill_chunk=8),
             text(37),

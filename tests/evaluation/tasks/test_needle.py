@@ -148,7 +148,7 @@ def test_nearest_line_by_hand() -> None:
         ({"depths": (0.5, 0.5)}, "ascending, got 0.5, 0.5"),
         ({"depths": (0.5, 50.0)}, "shares from 0 to 1, ascending, got 0.5, 50"),
         ({"depths": (float("nan"),)}, "got nan"),
-        ({"haystack": "hay"}, "unknown haystack 'hay'; choose noise, essay, embedded, text"),
+        ({"haystack": "hay"}, "unknown haystack 'hay'; choose from noise, essay, embedded, text"),
         ({"haystack": "text"}, "'text' has 0 words"),
         ({"words": ("a",)}, "'noise' has 1 words"),
     ],

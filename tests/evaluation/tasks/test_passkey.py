@@ -109,7 +109,7 @@ def test_depths_are_uniform_or_even() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(RopewalkError, match="unknown depths 'deep'; choose one of uniform, even"):
+    with pytest.raises(RopewalkError, match="unknown depths 'deep'; choose from uniform, even"):
         PasskeyTask("deep")  # type: ignore[arg-type]
     with pytest.raises(RopewalkError, match="1 or more, got 0"):
         made(512, 0)

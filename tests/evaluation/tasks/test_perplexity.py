@@ -118,11 +118,11 @@ def test_refuses_what_it_cannot_score(model: Any, rows: list[Row]) -> None:
     with pytest.raises(RopewalkError, match="at least one row"):
         perplexity_by_position(model, head, [], EDGES)
     for edges in ([0], [0, 8, 8], [8, 4], [-1, 4]):
-        with pytest.raises(RopewalkError, match="bin edges must increase"):
+        with pytest.raises(RopewalkError, match="bin edges must be at least two increasing numbers"):
             perplexity_by_position(model, head, rows, edges)
     layout = PackedLayout.from_lengths([7])
     ids = torch.arange(8)
-    with pytest.raises(RopewalkError, match="pattern full, got anchor"):
+    with pytest.raises(RopewalkError, match="pattern full, got the pattern anchor"):
         perplexity_by_position(model, head, [Row(ids, next_token_labels(ids, layout), layout)], [0, 8])
 
 

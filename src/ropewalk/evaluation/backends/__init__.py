@@ -1,6 +1,6 @@
-"""What answers prompts: a model in memory, or a server.
+"""Backends that answer prompts: a model in memory, or a server.
 
-The two are imported on first use: one needs torch, the other the openai package.
+Both are imported on first use, because the first needs torch and the second the openai package.
 """
 
 from typing import TYPE_CHECKING

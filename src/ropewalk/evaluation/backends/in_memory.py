@@ -1,7 +1,7 @@
-"""The forward passes of greedy decoding: prompts in chunks through a key/value cache, logits of few positions.
+"""Backend for a model in memory: greedy decoding with a key/value cache and chunked prefill.
 
-transformers' own ``generate`` is not called: on Phi-3 it throws the cache away where a sequence passes the
-original length, and it cannot fix a RoPE that depends on the length.
+It does not call ``generate`` of transformers: for Phi-3, ``generate`` drops the cache when a sequence exceeds the
+original length, and it cannot fix a length-dependent RoPE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, eva
 from ropewalk.models.generation import generating, unpinned_methods
 
 LEAST_CHUNK = 256
-"""Tokens at once below which a smaller chunk saves no memory worth having."""
+"""Smallest chunk in tokens; smaller chunks would save almost no memory."""
 
 PREFILL_CHUNK = 8192
 
@@ -36,7 +36,7 @@ _MEMORY_MESSAGES = (
 Result = TypeVar("Result")
 
 pinned = generating
-"""Fixes a RoPE that depends on the length, so that cached keys and later queries are rotated alike."""
+"""Fixes a length-dependent RoPE, so that cached keys and later queries use the same frequencies."""
 
 
 def greedy_ids(
@@ -47,24 +47,24 @@ def greedy_ids(
     endings: frozenset[int],
     chunk: int = PREFILL_CHUNK,
 ) -> list[list[int]]:
-    """The tokens that a model adds to each prompt of a batch, each the likeliest.
+    """Generate greedily for a batch of prompts.
 
     Args:
         model: a transformers decoder.
         rows: prompts as token ids, of any lengths; shorter ones are padded on the left and masked.
-        max_new_tokens: most new tokens a prompt.
-        length: tokens for which a RoPE that depends on the length is fixed.
-        endings: tokens that end an answer.
-        chunk: prompt tokens that go through the model at once, over all rows.
+        max_new_tokens: maximum number of new tokens per prompt.
+        length: tokens; a length-dependent RoPE is fixed at this length.
+        endings: token ids that end an answer.
+        chunk: prompt tokens per forward pass, over all rows.
 
     Returns:
-        The new tokens alone, one list a row; it ends with an ending token where one came.
+        One list of new tokens per row, including the ending token if there is one.
 
     Raises:
-        RunFailure: if the logits are no numbers.
+        RunFailure: if logits are NaN.
     """
     ids, mask = _left_padded(rows, model.device)
-    # isin takes no set, and an answer may have no ending at all.
+    # torch.isin needs a tensor; the dtype must be given because the set may be empty.
     ending = torch.tensor(sorted(endings), dtype=torch.long, device=ids.device)
     with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
         logits = _prefilled(model, cache, ids, mask, chunk)
@@ -88,28 +88,29 @@ def argmax_matches(
     length: int | None = None,
     prefill_chunk: int = PREFILL_CHUNK,
 ) -> list[bool]:
-    """Whether a model would say each target token, all targets before it given: one pass, no generation.
+    """Check for each target token whether it is the most likely one after all tokens before it, without generation.
 
-    All are true exactly where greedy generation from ``input_ids[:start]`` says the rest of ``input_ids``.
+    All values are true exactly if greedy generation from ``input_ids[:start]`` gives the rest of ``input_ids``.
 
     Args:
         model: a transformers decoder.
-        input_ids: prompt and target.
-        start: index of the first target token, 1 or more.
-        length: tokens for which a RoPE that depends on the length is fixed; those of ``input_ids`` if None.
-        prefill_chunk: tokens that go through the model at once; fewer where memory is short.
+        input_ids: token ids of prompt and target.
+        start: index of the first target token, at least 1.
+        length: tokens; a length-dependent RoPE is fixed at this length. None for the length of ``input_ids``.
+        prefill_chunk: tokens per forward pass; halved when memory runs out.
 
     Returns:
-        One truth value a target token.
+        One boolean per target token.
 
     Raises:
         RopewalkError: if there is no target, or a setting is out of range.
-        RunFailure: if the memory is too small even for chunks of 256 tokens.
+        RunFailure: if memory runs out even with chunks of 256 tokens.
     """
     ids = list(input_ids)
     if not 1 <= start < len(ids):
         raise RopewalkError(
-            f"the first target token must be one of 1 to {len(ids) - 1} in a row of {len(ids)} tokens, got {start}"
+            f"the index of the first target token must be from 1 to {len(ids) - 1} in a row of {len(ids)} tokens, got "
+            f"{start}"
         )
     check_positive("prefill_chunk", prefill_chunk)
     check_ids(model, ids)
@@ -129,7 +130,7 @@ def _matches(model: Any, ids: list[int], start: int, length: int, chunk: int) ->
     with evaluating(model), pinned(model, length), _fresh_cache(model) as cache:
         if start > 1:
             _prefilled(model, cache, row[:, : start - 1], mask[:, : start - 1], chunk)
-        # Here each position has logits over the whole vocabulary, so fewer go at once.
+        # Smaller chunks here: every target position needs logits over the whole vocabulary.
         width = min(chunk, LEAST_CHUNK)
         for first in range(start - 1, len(ids) - 1, width):
             end = min(first + width, len(ids) - 1)
@@ -140,7 +141,8 @@ def _matches(model: Any, ids: list[int], start: int, length: int, chunk: int) ->
 
 
 def _prefilled(model: Any, cache: Any, ids: Tensor, mask: Tensor, chunk: int) -> Tensor:
-    """Fill the cache with ``ids [batch, length]``; the logits ``[batch, vocabulary]`` of the last position."""
+    """Fill the cache with ``ids [batch, length]``; return the logits ``[batch, vocabulary]`` of the last position."""
+    # Positions count from each prompt's first real token, so left padding does not shift them.
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     width = max(1, chunk // len(ids))
     for start in range(0, ids.shape[1], width):
@@ -151,7 +153,7 @@ def _prefilled(model: Any, cache: Any, ids: Tensor, mask: Tensor, chunk: int) ->
 
 
 def _logits(model: Any, cache: Any, ids: Tensor, mask: Tensor, positions: Tensor, keep: int) -> Tensor:
-    """``[batch, keep, vocabulary]`` of the last ``keep`` positions; ``mask`` covers what is cached as well."""
+    """Return the logits ``[batch, keep, vocabulary]`` of the last ``keep`` positions; ``mask`` covers the cache too."""
     output = model(
         input_ids=ids,
         attention_mask=mask,
@@ -166,17 +168,17 @@ def _logits(model: Any, cache: Any, ids: Tensor, mask: Tensor, positions: Tensor
 
 def _likeliest(logits: Tensor) -> Tensor:
     best, ids = logits.max(dim=-1)
-    # NaN would win every comparison and be scored as a wrong answer.
+    # torch.max returns NaN if there is one, and its index would be scored as a wrong answer.
     if bool(best.isnan().any()):
         raise RunFailure(
-            f"the model's logits are no numbers in {str(logits.dtype).removeprefix('torch.')}: answers would mean "
-            "nothing; run it in bfloat16 or float32"
+            f"the model's logits are NaN in {str(logits.dtype).removeprefix('torch.')}, so its answers would be "
+            "meaningless; run it in bfloat16 or float32"
         )
     return ids
 
 
 def _left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, ``[batch, longest]``; which id fills the padding does not matter, it is masked."""
+    """Return token ids and mask, ``[batch, longest]``; padding uses id 0, which is masked."""
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -197,21 +199,21 @@ def _fresh_cache(model: Any) -> Iterator[Any]:
     try:
         yield cache
     finally:
-        # The attention hook ties the cache into a reference cycle; its keys must not wait for the collector.
+        # The attention hook puts the cache into a reference cycle; free its keys now instead of at the next collection.
         cache.layers.clear()
 
 
 def refuse_unpinned(model: Any) -> None:
-    """transformers' own rotary module chooses anew in each call what a length-dependent RoPE rotates with.
+    """Raise if a length-dependent RoPE runs in transformers' rotary module, which recomputes it in every call.
 
     Raises:
-        RopewalkError: if the model has such a RoPE and such a module.
+        RopewalkError: if the model has a length-dependent RoPE in transformers' rotary module.
     """
     dependent = unpinned_methods(model)
     if dependent:
         raise RopewalkError(
-            f"{type(model).__name__} runs transformers' own rotary module with {', '.join(dependent)}, whose angles "
-            "change within a prompt that is read in chunks; load it with exact_rope=True"
+            f"{type(model).__name__} uses transformers' rotary module with {', '.join(dependent)}, whose angles would "
+            "change between the chunks of a prompt; load it with exact_rope=True"
         )
 
 
@@ -222,26 +224,26 @@ def check_positive(name: str, value: int) -> None:
 
 
 def check_ids(model: Any, ids: Sequence[int]) -> None:
-    """Raise RopewalkError unless a prompt has tokens and the model knows them all."""
+    """Raise RopewalkError if a prompt is empty or has token ids outside the model's vocabulary."""
     if not ids:
-        raise RopewalkError("a prompt has no tokens; it needs one at least")
+        raise RopewalkError("a prompt has no tokens; it needs at least one")
     size = model.config.get_text_config().vocab_size
     if min(ids) < 0 or max(ids) >= size:
         strange = next(each for each in ids if not 0 <= each < size)
         raise RopewalkError(
-            f"a prompt has the token id {strange}, and the model knows 0 to {size - 1}: the tokenizer is not the "
-            "model's own"
+            f"a prompt has the token id {strange}, but the model's vocabulary has ids 0 to {size - 1}; use the model's "
+            "own tokenizer"
         )
 
 
 def unless_out_of_memory(attempt: Callable[[], Result]) -> Result | None:
-    """What an attempt returns, or None if memory ran out; then what it held is free again."""
+    """Return the result of an attempt, or free its memory and return None if memory ran out."""
     try:
         return attempt()
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    # Only here is the traceback gone, which kept the tensors of its frames.
+    # Collect only here, after the except block: the traceback kept the tensors of its frames alive.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -249,26 +251,26 @@ def unless_out_of_memory(attempt: Callable[[], Result]) -> Result | None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that memory ran out; torch has a class for it on accelerators, not on the CPU."""
+    """Whether an error means that memory ran out; only accelerators raise a class of its own for this."""
     said = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or any(each in said for each in _MEMORY_MESSAGES)
 
 
 def smaller_chunk(chunk: int, tokens: int) -> int | None:
-    """The next chunk to try after memory ran out on ``tokens`` tokens, or None if none is left to try."""
+    """Return the next chunk size to try after memory ran out on ``tokens`` tokens, or None if there is none."""
     used = min(chunk, tokens)
     if used <= LEAST_CHUNK:
         return None
     smaller = max(LEAST_CHUNK, used // 2)
-    log.warning("out of memory with %d tokens; reading them in chunks of %d", tokens, smaller)
+    log.warning("out of memory with %d tokens; retrying in chunks of %d", tokens, smaller)
     return smaller
 
 
 def out_of_memory(model: Any, tokens: int) -> RunFailure:
-    """What to raise where one prompt is too much, read in the smallest chunks."""
+    """Return the error for a prompt that does not fit in memory even in the smallest chunks."""
     return RunFailure(
-        f"out of memory on {model.device} with one prompt of {tokens} tokens, read in chunks of at most {LEAST_CHUNK}: "
-        "choose shorter lengths, a dtype of fewer bits, or a device with more memory"
+        f"out of memory on {model.device} with a single prompt of {tokens} tokens in chunks of {LEAST_CHUNK}; use "
+        "shorter lengths, a dtype with fewer bits, or a device with more memory"
     )
 
 
@@ -276,27 +278,27 @@ log = logging.getLogger("ropewalk")
 
 
 class InMemoryBackend:
-    """Greedy answers of a model in memory, which depend on nothing but the prompt and the weights.
+    """Generates greedy answers with a model in memory; they depend only on the prompt and the weights.
 
-    A checkpoint's ``generation_config.json`` may ask for sampling, penalties or a maximal length; none of it
-    applies. An answer ends with the tokenizer's EOS, or with another token that ``generation_config.json``
-    names as an ending (Llama 3's chat models end a turn with ``<|eot_id|>``) and that the tokenizer has among
-    its added tokens; an ordinary piece of text ends nothing.
+    Sampling, penalties and length limits in a checkpoint's ``generation_config.json`` are ignored. An answer ends
+    with the tokenizer's EOS, or with another ending token of ``generation_config.json`` if it is among the
+    tokenizer's added tokens (Llama 3's chat models end a turn with ``<|eot_id|>``). Ordinary tokens never end an
+    answer.
 
-    Prompts of one ``GenerationRequest.length`` share a batch, the longest lengths first. A RoPE that depends on the
-    length is fixed by ``GenerationRequest.length``, padding is masked and positions count from each prompt's own first
-    token, so an answer is the same alone and in a batch, up to the rounding of the model's dtype.
+    Prompts with the same ``GenerationRequest.length`` share a batch; the longest lengths come first. A
+    length-dependent RoPE is fixed at ``GenerationRequest.length``, padding is masked, and positions count from each
+    prompt's first token. So an answer is the same alone and in a batch, up to the rounding of the model's dtype.
 
-    Where memory runs out, the batch is halved and work goes on; a single prompt is read in chunks of half the
-    size, down to 256 tokens. The next length begins with the settings again.
+    When memory runs out, the batch size is halved. For a single prompt, the prefill chunk is halved instead, down to
+    256 tokens. The next length starts with the configured values again.
 
     Args:
-        model: a transformers decoder, as ``ropewalk.models.load.load_model`` gives it. It may be asked
-            beyond the length of its config. Its mode is as it was after each batch.
-        tokenizer: the model's own.
-        batch_size: most prompts at once.
-        prefill_chunk: prompt tokens that go through the model at once, over all prompts of a batch: with it
-            the memory for activations and masks is bounded. Keys and values need theirs in any case.
+        model: a transformers decoder from ``ropewalk.models.load.load_model``. Prompts may exceed the context of its
+            config. Its training mode is restored after each batch.
+        tokenizer: the model's tokenizer.
+        batch_size: maximum number of prompts per batch.
+        prefill_chunk: prompt tokens per forward pass, over all prompts of a batch. It bounds the memory for
+            activations and masks, but not for keys and values.
 
     Raises:
         RopewalkError: if a setting is below 1, or the model's RoPE depends on the length and cannot be fixed.
@@ -325,11 +327,12 @@ class InMemoryBackend:
         }
 
     def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """One answer a request, each as soon as its batch is done.
+        """Yield one answer per request, each as soon as its batch is done.
 
         Raises:
-            RopewalkError: at once, if a prompt is empty, holds unknown tokens, or does not fit in its length.
-            RunFailure: if the memory is too small for a single prompt, or the model's logits are no numbers.
+            RopewalkError: by the call itself, if a prompt is empty, has unknown token ids, or does not fit in its
+                length.
+            RunFailure: if memory runs out for a single prompt, or the model's logits are NaN.
         """
         for index, request in enumerate(requests):
             check_room(index, request)
@@ -341,7 +344,7 @@ class InMemoryBackend:
             yield from self._answer_group(requests, group)
 
     def _answer_group(self, requests: Sequence[GenerationRequest], group: Sequence[int]) -> Iterator[Answer]:
-        """Answer requests of one length, as many at once as memory allows."""
+        """Answer requests of one length, with the largest batches that fit in memory."""
         rows, chunk, done = self.batch_size, self.prefill_chunk, 0
         while done < len(group):
             batch = group[done : done + rows]
@@ -353,7 +356,7 @@ class InMemoryBackend:
             elif len(batch) > 1:
                 rows = len(batch) // 2
                 log.warning(
-                    "out of memory with %d prompts of up to %d tokens at once; going on with %d",
+                    "out of memory with a batch of %d prompts of up to %d tokens; retrying with %d",
                     len(batch),
                     len(asked[0].input_ids),
                     rows,
@@ -371,17 +374,17 @@ class InMemoryBackend:
 
     def _answer(self, index: int, new_ids: list[int]) -> Answer:
         finished = new_ids[-1] in self.endings
-        # The ending is cut here: not every tokenizer counts it among its special tokens.
+        # Remove the ending token here, because not every tokenizer lists it among its special tokens.
         said = new_ids[:-1] if finished else new_ids
         text = self.tokenizer.decode(said, skip_special_tokens=True)
         return Answer(index, text, len(new_ids), finished)
 
 
 def grouped(requests: Sequence[GenerationRequest]) -> list[list[int]]:
-    """Indices of requests that may share a batch: of one length and one room for the answer.
+    """Group the indices of requests that can share a batch: those with equal ``length`` and ``max_new_tokens``.
 
-    The longest come first, in the list and in each group: what memory cannot hold shows at the beginning, and
-    neighbours are of like length, so little is padded.
+    Groups and their members are sorted from long to short: running out of memory shows at the beginning, and
+    neighbours have similar lengths, which keeps padding small.
     """
 
     def size(index: int) -> tuple[int, int]:
@@ -395,7 +398,7 @@ def grouped(requests: Sequence[GenerationRequest]) -> list[list[int]]:
 
 
 def check_room(index: int, request: GenerationRequest) -> None:
-    """Raise RopewalkError unless there is room for an answer and prompt and answer fit in the length."""
+    """Raise RopewalkError unless ``max_new_tokens`` is positive and prompt and answer fit in the length."""
     if request.max_new_tokens < 1:
         raise RopewalkError(
             f"max_new_tokens of request {index} must be 1 or more, got {request.max_new_tokens}"
@@ -403,12 +406,12 @@ def check_room(index: int, request: GenerationRequest) -> None:
     needed = len(request.input_ids) + request.max_new_tokens
     if needed > request.length:
         raise RopewalkError(
-            f"request {index} needs {needed} tokens for prompt and answer and has a length of {request.length}"
+            f"request {index} needs {needed} tokens for prompt and answer, but its length is {request.length}"
         )
 
 
 def ending_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Token ids that end an answer; see :class:`InMemoryBackend`."""
+    """Return the token ids that end an answer; see :class:`InMemoryBackend`."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     several = listed if isinstance(listed, (list, tuple)) else [listed]
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -1,4 +1,4 @@
-"""The likelihoods of a model in memory: losses of rows and of windows over documents, and the likeliest tokens."""
+"""Likelihoods of a model in memory: losses of rows and of document windows, and the most likely tokens."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ropewalk.models.losses import OutputHead, chunked_token_losses, decoder_of,
 from ropewalk.rope import RotaryEmbedding
 
 RowLosses = Callable[[Sequence[Row]], Iterable[NDArray[np.float64]]]
-"""What gives the losses of rows, in order: ``[total_length]`` each in nats, 0 where there is no target."""
+"""Computes the losses of rows, in order: ``[total_length]`` each in nats, 0 at positions without a target."""
 
 
 @dataclass(frozen=True, eq=False)
 class InMemoryLikelihoods:
-    """What a model in this process gives, one forward pass a row or prompt.
+    """Likelihoods of a model in this process, with one forward pass per row or prompt.
 
     Attributes:
-        model: a model from ``load_model``; its training mode is left as it was.
-        prefill_chunk: tokens of a prompt that go through the model at once.
+        model: a model from ``load_model``; its training mode is left unchanged.
+        prefill_chunk: tokens of a prompt per forward pass.
     """
 
     model: Any
@@ -40,7 +40,7 @@ class InMemoryLikelihoods:
 
     @cached_property
     def head(self) -> OutputHead:
-        """The model's output head, found where losses are first asked for."""
+        """The model's output head, located on first use."""
         return OutputHead.of(self.model)
 
     def check_ids(self, ids: Sequence[int]) -> None:
@@ -62,27 +62,28 @@ class InMemoryLikelihoods:
 
 
 def has_target(row: Row) -> NDArray[np.bool_]:
-    """Where a row has something to score, ``[total_length]``."""
+    """Return a mask ``[total_length]`` of the positions with a target."""
     return (row.labels != IGNORED).numpy()
 
 
 def check_rows(rows: Sequence[Row]) -> None:
-    """Raise where there are no rows, or one in which the index of a token is not how many came before it."""
+    """Raise if there are no rows, or if a row restarts positions, so that an index is not the context length."""
     if not rows:
         raise RopewalkError("perplexity needs at least one row, got none")
     for row in rows:
         if row.layout.pattern != "full":
             raise RopewalkError(
-                f"perplexity by position needs rows of pattern full, got {row.layout.pattern}"
+                f"perplexity by position needs rows of the pattern full, got the pattern {row.layout.pattern}"
             )
 
 
 def row_losses(
     model: Any, head: OutputHead, row: Row, prefill_chunk: int | None = None
 ) -> NDArray[np.float64]:
-    """Losses in nats, ``[total_length]``, 0 where there is no target.
+    """Compute the losses of a row in nats, ``[total_length]``, 0 at positions without a target.
 
-    ``prefill_chunk`` as in :func:`causal_losses`; None for one pass with the row's layout.
+    ``prefill_chunk`` is the number of tokens per forward pass (see :func:`causal_losses`); None for a single pass
+    with the row's layout.
     """
     ids, labels = row.input_ids[None].to(model.device), row.labels[None].to(model.device)
     if prefill_chunk is None:
@@ -96,21 +97,21 @@ def row_losses(
 def causal_losses(
     model: Any, head: OutputHead, input_ids: Tensor, labels: Tensor, prefill_chunk: int | None = None
 ) -> Tensor:
-    """Losses of plain causal sequences of one length, as a forward pass over each alone gives them.
+    """Compute the losses of plain causal sequences of equal length, as a forward pass over each of them alone would.
 
-    Logits exist only for scored positions and a few at a time. In chunks, so do all hidden states: of the whole
-    length there are keys and values alone. Attention is the model's own, sliding windows included.
+    Logits are computed only for scored positions, a few at a time. With chunks, hidden states exist for one chunk at
+    a time too, so only keys and values span the whole length. Attention is the model's own, including sliding windows.
 
     Args:
         model: a causal decoder, in evaluation mode and without gradients.
-        head: its output head.
+        head: the model's output head.
         input_ids: int64 ``[batch, length]``, on the model's device.
-        labels: int64 ``[batch, length]``, already shifted; ``IGNORED`` where nothing is scored.
-        prefill_chunk: tokens of a pass, of which each attends to those before it through a cache; None for one
-            pass. Losses are equal within rounding. A RoPE that depends on the length is fixed by the whole one.
+        labels: int64 ``[batch, length]``, already shifted; ``IGNORED`` at positions that are not scored.
+        prefill_chunk: tokens per forward pass; later passes attend to earlier ones through a cache. None for a single
+            pass. Losses are equal up to rounding. A length-dependent RoPE is fixed at the whole length.
 
     Returns:
-        float64 ``[batch, length]`` in nats, 0 where nothing is scored.
+        float64 ``[batch, length]`` in nats, 0 at positions that are not scored.
     """
     length = input_ids.shape[1]
     losses = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
@@ -130,14 +131,14 @@ def causal_losses(
 
 
 def _score(losses: Tensor, hidden: Tensor, labels: Tensor, head: OutputHead) -> None:
-    """Write the losses of the labels that there are."""
+    """Write the losses of the scored positions into ``losses``."""
     scored = labels != IGNORED
     losses[scored] = chunked_token_losses(hidden[scored], labels[scored], head).double()
 
 
 @contextmanager
 def _rope_fixed(model: Any, length: int) -> Iterator[None]:
-    """Every chunk with the frequencies of the whole sequence, or keys of the first carry others than the last's."""
+    """Fix a length-dependent RoPE at the whole length, so that keys of all chunks use the same frequencies."""
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, RotaryEmbedding):
@@ -146,12 +147,12 @@ def _rope_fixed(model: Any, length: int) -> Iterator[None]:
 
 
 def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
-    """Raise where a sequence cannot be read in such chunks.
+    """Raise if the model cannot read a sequence in chunks.
 
     Raises:
-        RopewalkError: if a chunk has no token.
-        EngineError: if the model's RoPE depends on the length and is transformers' own, which takes that of the
-            chunk for it.
+        RopewalkError: if ``prefill_chunk`` is less than 1.
+        EngineError: if a length-dependent RoPE runs in transformers' rotary module, which would use the length of
+            the chunk.
     """
     if prefill_chunk is None:
         return
@@ -160,21 +161,21 @@ def check_prefill_chunk(model: Any, prefill_chunk: int | None) -> None:
     dependent = unpinned_methods(model)
     if dependent:
         raise EngineError(
-            f"transformers' own RoPE of {type(model).__name__} is {dependent[0]}, which would change from chunk to "
-            f"chunk of {prefill_chunk} tokens; load the model with exact_rope=True or leave prefill_chunk out"
+            f"{type(model).__name__} uses transformers' RoPE with {dependent[0]}, which would change between chunks of "
+            f"{prefill_chunk} tokens; load the model with exact_rope=True, or set prefill_chunk to None"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class WindowReader:
-    """A model that reads windows of documents, each as a forward pass over it alone does.
+    """Scores windows of documents with a model; the result is that of a forward pass over each window alone.
 
     Attributes:
         model: a causal decoder from ``load_model``.
-        head: its output head.
-        bos_id: put in front of every window; None for tokenizers that have none.
-        batch_size: windows of equal length in one pass.
-        prefill_chunk: tokens of a pass, as in :func:`causal_losses`.
+        head: the model's output head.
+        bos_id: token id before every window; None if the tokenizer has no BOS.
+        batch_size: maximum number of windows per forward pass; they have equal lengths.
+        prefill_chunk: tokens per forward pass, see :func:`causal_losses`.
     """
 
     model: Any
@@ -185,31 +186,31 @@ class WindowReader:
 
     @property
     def special(self) -> int:
-        """Special tokens of a window."""
+        """Number of special tokens per window."""
         return 0 if self.bos_id is None else 1
 
     def check(self) -> None:
-        """Raise where windows cannot be read so.
+        """Raise if the settings do not work with the model.
 
         Raises:
-            RopewalkError: if a pass has no window or no token.
-            EngineError: if the model cannot be read in chunks.
+            RopewalkError: if ``batch_size`` or ``prefill_chunk`` is less than 1.
+            EngineError: if the model cannot read a sequence in chunks.
         """
         if self.batch_size < 1:
             raise RopewalkError(f"batch_size must be 1 or more, got {self.batch_size}")
         check_prefill_chunk(self.model, self.prefill_chunk)
 
     def losses(self, windows: Sequence[tuple[Ids, Window]]) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Losses of windows' scored tokens; the model is in evaluation mode and without gradients.
+        """Compute the losses of the scored tokens; the model must be in evaluation mode and without gradients.
 
         Args:
-            windows: each with its document.
+            windows: pairs of a document and a window over it.
 
         Yields:
-            A window's number among those given, and ``[end - first]`` in nats. The longest windows come first: what
-            does not fit into memory fails at once.
+            The index of a window in ``windows``, and its losses ``[end - first]`` in nats. The longest windows come
+            first, so that running out of memory shows immediately.
         """
-        # In batches of equal length nothing is padded, so that no window depends on what is beside it.
+        # Batches of equal length need no padding, so that no window's result depends on its batch.
         of_length: dict[int, list[int]] = {}
         for number, (_, window) in enumerate(windows):
             of_length.setdefault(window.end - window.start, []).append(number)
@@ -226,7 +227,7 @@ class WindowReader:
 
 
 def window_row(document: Ids, window: Window, bos_id: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A window as a row: token ids with BOS in front, and labels, shifted; both int64 ``[length]``."""
+    """Return a window's token ids, with BOS in front, and its shifted labels; both int64 ``[length]``."""
     head = [] if bos_id is None else [bos_id]
     ids = np.concatenate([head, document[window.start : window.end]]).astype(np.int64)
     labels = np.full_like(ids, IGNORED)

@@ -1,4 +1,4 @@
-"""What a model gives, whatever holds it: answers to prompts, and likelihoods of given tokens."""
+"""Interfaces of all backends: answers to prompts, and likelihoods of given tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 Send = Literal["auto", "ids", "text"]
-"""How a server gets prompts: as token ids, as text, or as ids where it takes them."""
+"""Form in which a server gets prompts: ``ids``, ``text``, or ``auto`` for ids if the server accepts them."""
 
 Progress = Callable[[int, int], None]
-"""Called with the rows or samples that are done, and with how many there are."""
+"""Called with the number of completed rows or samples, and the total."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt.
+    """One prompt to answer.
 
     Attributes:
-        input_ids: the whole prompt, special tokens included.
-        max_new_tokens: most tokens of the answer.
-        length: tokens that prompt and answer may take together; a RoPE that depends on the length is fixed
-            by it, so that an answer does not depend on what else is in its batch.
+        input_ids: the whole prompt, including special tokens.
+        max_new_tokens: maximum number of tokens of the answer.
+        length: maximum number of tokens of prompt and answer together. A length-dependent RoPE is fixed at this
+            length, so that an answer does not depend on the rest of its batch.
     """
 
     input_ids: tuple[int, ...]
@@ -39,13 +39,13 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """The answer to one request.
 
     Attributes:
-        index: which request it answers, counted from 0 in the sequence that was given.
-        text: the new tokens alone, without special tokens.
-        new_tokens: how many; None where a server does not say.
-        finished: whether the model ended by itself and not for want of room; None where unknown.
+        index: index of the request in the given sequence, from 0.
+        text: the generated text, without the prompt and special tokens.
+        new_tokens: number of generated tokens; None if a server does not report it.
+        finished: True if the model ended the answer itself, False if it reached the limit; None if unknown.
     """
 
     index: int
@@ -59,53 +59,53 @@ class Backend(Protocol):
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What answers, in words for the record: kind, dtype or address."""
+        """Description of the backend for the record: kind, and dtype or address."""
 
     def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """One answer a request, each as soon as it is there, in any order.
+        """Yield one answer per request as soon as it is available, in any order.
 
         Raises:
-            RunFailure: if the rest cannot be answered; what was yielded stays valid.
+            RunFailure: if the remaining requests cannot be answered; answers yielded before stay valid.
         """
 
 
 class Likelihoods(Protocol):
-    """What a model thinks of tokens that are given: losses and likeliest tokens, in one forward pass a row."""
+    """Likelihoods of given tokens: losses and most likely tokens, with one forward pass per row."""
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise RopewalkError unless the model knows all tokens of a prompt, which has at least one."""
+        """Raise RopewalkError if a prompt is empty or has token ids outside the model's vocabulary."""
 
     def row_losses(self, rows: Sequence[Row]) -> Iterator[NDArray[np.float64]]:
-        """The losses of rows, in order.
+        """Compute the losses of rows, in order.
 
         Args:
-            rows: pattern ``full``.
+            rows: rows of pattern ``full``.
 
         Yields:
-            ``[total_length]`` in nats, 0 where there is no target.
+            For each row its losses ``[total_length]`` in nats, 0 at positions without a target.
         """
 
     def matches(self, prompts: Sequence[tuple[Sequence[int], int]], length: int) -> Iterator[list[bool]]:
-        """Whether the model would say each token of a target, all tokens before it given.
+        """Check for each target token whether it is the most likely one after all tokens before it.
 
         Args:
-            prompts: ids of prompt and target, and the index of the target's first token, 1 or more.
-            length: tokens for which a RoPE that depends on the length is fixed.
+            prompts: token ids of prompt and target, and the index of the first target token, at least 1.
+            length: tokens; a length-dependent RoPE is fixed at this length.
 
         Yields:
-            One truth value a token of the target, prompt by prompt.
+            For each prompt one boolean per target token.
         """
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients while the context is open; then the mode that was."""
+    """Put a model into evaluation mode without gradients inside the context, and restore its mode afterwards."""
     import torch
 
     training = model.training
     model.eval()
     try:
-        # Not inference_mode: index plans that attention keeps would be unfit for a later backward pass.
+        # Not inference_mode: attention caches index tensors here that a later backward pass could not use.
         with torch.no_grad():
             yield
     finally:

@@ -1,8 +1,8 @@
-"""A server with an OpenAI-compatible completion endpoint answers prompts.
+"""Backend for a server with an OpenAI-compatible completions endpoint.
 
-vLLM, SGLang, llama.cpp's server and ``transformers serve`` all have one, and differ in what they take: some refuse
-fields that OpenAI does not define, some refuse token ids. One request of one token finds that out before the first
-prompt is asked, and what it found stands in the backend's description and notes.
+vLLM, SGLang, llama.cpp's server and ``transformers serve`` all have this endpoint but accept different requests: some
+reject fields that OpenAI does not define, some reject token ids. A trial request for one token detects this before the
+first prompt, and the backend's description and notes record the outcome.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from ropewalk.io.settings import Option, Settings, pairs
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
-"""Sent where there is no key: the client insists on one, and servers of one's own do not ask."""
+"""API key that is sent if there is none: the client requires one, while self-hosted servers ignore it."""
 
 LONGEST_BACKOFF = 8.0
-"""Seconds between two attempts, unless the server asks for more."""
+"""Maximum seconds between two attempts, unless the server asks for more."""
 
 CONNECT_TIMEOUT = 10.0
 CHECK_TIMEOUT = 30.0
-"""Seconds for finding a server, and for its list of models."""
+"""Seconds to wait for a connection (``CONNECT_TIMEOUT``), and for the list of models (``CHECK_TIMEOUT``)."""
 
 GREEDY: Mapping[str, Any] = {"repetition_penalty": 1.0}
-"""vLLM takes settings that a request leaves open from the checkpoint's generation_config.json; penalties apply
-at temperature 0 as well."""
+"""Fields that switch penalties off. vLLM takes missing fields from the checkpoint's generation_config.json, and
+penalties affect greedy decoding too."""
 
 OPENAI_GREEDY: Mapping[str, Any] = {"frequency_penalty": 0.0}
-"""In place of ``GREEDY`` where it is refused: ``transformers serve`` makes this field, less 1, the repetition
-penalty."""
+"""Replaces ``GREEDY`` if the server rejects it: ``transformers serve`` derives the repetition penalty from this
+field, by adding 1."""
 
 RESERVED = ("model", "prompt", "max_tokens", "temperature")
-"""Fields of every request, without which an answer would be another."""
+"""Fields of every request that determine the answer."""
 
 UNREADABLE = ("stream", "n", "best_of", "echo", "suffix")
-"""Fields that change the form of an answer, so that it could not be read as the answer to a prompt."""
+"""Fields that change the format of a response so that it can no longer be read as one answer."""
 
 TRIAL = "The grass is green."
-"""What the request of one token asks."""
+"""Prompt of the trial request."""
 
 SHOWN_MODELS = 5
 
 
 class RefusalError(Exception):
-    """The server will not answer, however often it is asked.
+    """The server rejects a request permanently; retrying would not help.
 
     Attributes:
-        status: of HTTP; None where an answer came that is none.
-        named: fields of the request that the server's words name.
+        status: HTTP status; None if the response was successful but not usable.
+        named: fields of the request that the server's message names.
     """
 
     def __init__(self, reason: str, status: int | None = None, named: tuple[str, ...] = ()) -> None:
@@ -69,7 +69,7 @@ class RefusalError(Exception):
 
 
 def _json_values(value: Any) -> Any:
-    """Values of a request's further fields, each read as JSON where it was typed."""
+    """Parse additional request fields, given as a mapping or as ``KEY=VALUE`` texts with JSON values."""
     if isinstance(value, Mapping):
         check_extra(value)
     if not isinstance(value, list | tuple):
@@ -80,75 +80,78 @@ def _json_values(value: Any) -> Any:
             found[name] = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError(
-                f"{name}={text}: {text!r} is no JSON value; write a text as {name}='{json.dumps(text)}'"
+                f"{name}={text}: {text!r} is not a JSON value; write a string as {name}='{json.dumps(text)}'"
             ) from None
     check_extra(found)
     return found
 
 
 class Serving(Settings):
-    """Where a model is served and how it is asked.
+    """Address of a model server and the format of its requests.
 
     Attributes:
-        url: the server's address with its path.
-        model: the name under which it serves the model; None takes the only one.
-        concurrency: most requests at once.
-        timeout: seconds without a word from the server after which an attempt has failed.
-        retries: further attempts a prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an answer that
-            is none.
-        send: ``ids`` sends the prompt's token ids, with our BOS and nothing else. ``text``, for servers that take no
-            ids, sends a text that the tokenizer reads as these ids: without BOS where it puts one in front by itself,
-            else with BOS written out. ``auto`` sends ids, or text where the server refuses ids.
-        extra: further fields of every request, JSON values.
+        url: address of the server, including its path.
+        model: name of the model on the server; None if it serves only one.
+        concurrency: maximum number of concurrent requests.
+        timeout: seconds without data from the server after which an attempt fails.
+        retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408, 429 or 5xx, or an
+            unreadable response.
+        send: ``ids`` sends token ids, including BOS. ``text``, for servers that reject ids, sends a text that the
+            tokenizer encodes as the same ids: without BOS if the tokenizer adds it, otherwise with BOS written out.
+            ``auto`` sends ids, or text if the server rejects ids.
+        extra: additional fields of every request, JSON values.
     """
 
     group: ClassVar[str | None] = "Server"
 
     url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
-        description="Ask this OpenAI-compatible server: http://localhost:8000/v1. The key is read from OPENAI_API_KEY."
+        description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. The API key "
+        "is read from OPENAI_API_KEY."
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
-        None, description="Name of the model there; its only one if not given."
+        None, description="Name of the model on the server. Default: its only model."
     )
-    concurrency: int = Field(8, ge=1, description="Requests at once.")
-    timeout: float = Field(600.0, gt=0, description="Seconds that an answer may take.")
-    retries: int = Field(4, ge=0, description="Times that a failed request is repeated.")
+    concurrency: int = Field(8, ge=1, description="Maximum number of concurrent requests.")
+    timeout: float = Field(
+        600.0, gt=0, description="Seconds without data from the server after which a request fails."
+    )
+    retries: int = Field(4, ge=0, description="Number of retries of a failed request.")
     send: Send = Field(
         "auto",
-        description="ids: token ids, exactly as counted; text: for servers that take text alone; auto: ids, or text "
-        "where the server refuses ids.",
+        description="Format of prompts: ids (token ids), text (for servers that reject ids), or auto (ids if the "
+        "server accepts them, else text).",
     )
     extra: Annotated[
         dict[str, Any],
         BeforeValidator(_json_values),
         Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
     ] = Field(
-        {}, description="Send this field with every request, its value as JSON: top_k=1; may be repeated."
+        {},
+        description="Add this field to every request, with its value as JSON, such as top_k=1. May be repeated.",
     )
 
 
 class ServerBackend:
-    """Greedy answers of a server.
+    """Gets greedy answers from a server.
 
     Args:
-        serving: where the model is served and how it is asked. Fields of ``extra`` are never left out, and go before
+        serving: address of the server and format of its requests. Fields of ``extra`` are always sent and override
             ``GREEDY``.
-        tokenizer: the model's own; needed to send text. The server's is taken to be the same.
-        api_key: for servers that ask for one; ``OPENAI_API_KEY`` of the environment if None. It is shown
-            nowhere.
-        backoff: seconds before the second attempt, twice as many before each one after it, up to 8.
+        tokenizer: the model's tokenizer; needed to send text. The server must use the same one.
+        api_key: API key; None reads ``OPENAI_API_KEY`` from the environment. It is never printed or recorded.
+        backoff: seconds before the second attempt; doubles with each further attempt, up to 8.
 
     Raises:
-        RopewalkError: if the openai package is missing, or an argument is not what it should be.
+        RopewalkError: if the openai package is missing, or an argument is invalid.
     """
 
     def __init__(
         self, serving: Serving, tokenizer: Any = None, api_key: str | None = None, backoff: float = 0.5
     ) -> None:
         if not 0 <= backoff < math.inf:
-            raise RopewalkError(f"backoff is seconds, got {backoff}")
+            raise RopewalkError(f"backoff must be 0 or more seconds, got {backoff}")
         if serving.send == "text" and tokenizer is None:
-            raise RopewalkError("sending text needs the tokenizer; give it, or send ids")
+            raise RopewalkError("send=text needs the model's tokenizer; pass the tokenizer, or set send=ids")
         self._openai = _openai()
         self.address = public_address(serving.url)
         self.model = serving.model
@@ -157,7 +160,7 @@ class ServerBackend:
         self.backoff = backoff
         self.extra = serving.extra
         self.notes: list[str] = []
-        """What is to be known of the answers, in sentences; complete after :meth:`check`."""
+        """Notes for the user about the answers; complete after :meth:`check`."""
         self._auto = serving.send == "auto"
         self._text_sent = serving.send == "text"
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
@@ -170,7 +173,7 @@ class ServerBackend:
 
     @property
     def description(self) -> dict[str, Any]:
-        """Kind, address, model where it is known, and what is sent; complete after :meth:`check`."""
+        """Kind, address, model (if known) and format of requests; complete after :meth:`check`."""
         return {
             "kind": "server",
             "address": self.address,
@@ -181,17 +184,18 @@ class ServerBackend:
         }
 
     def check(self) -> str:
-        """Find the model, and with one token of its own what the server takes.
+        """Find the model on the server, and detect with a trial request what the server accepts.
 
-        Fields of ``GREEDY`` that the server refuses are left out, and ids give way to text under ``auto``; the notes
-        say so. A server need not list a model that was named: ``transformers serve`` lists the hub's cache.
+        Fields of ``GREEDY`` that the server rejects are omitted, and ``auto`` switches from ids to text if needed; the
+        notes report both. A named model need not be in the server's list: ``transformers serve`` lists the models in
+        the Hub cache.
 
         Returns:
-            The name of the model that will be asked.
+            The name of the model on the server.
 
         Raises:
-            RopewalkError: if the server cannot be reached, does not serve the model, or refuses what an answer
-                depends on.
+            RopewalkError: if the server cannot be reached, does not serve the model, or rejects fields that determine
+                the answer.
         """
         listed: list[str] | None = None
         with self._client(min(self.timeout, CHECK_TIMEOUT)) as client:
@@ -200,7 +204,7 @@ class ServerBackend:
             except FaultError as fault:
                 if self.model is None or fault.status is None:
                     raise RopewalkError(
-                        f"no model server answers at {self.address} ({fault.reason}); start it, or give another "
+                        f"no model server responds at {self.address} ({fault.reason}); start it, or give another "
                         "address"
                     ) from fault
             except RefusalError as refusal:
@@ -216,7 +220,7 @@ class ServerBackend:
         return self.model
 
     def _agree(self, client: Any, listed: list[str] | None) -> None:
-        """Ask for one token, with less and less that can be done without, until the server takes the request."""
+        """Send the trial request with fewer and fewer optional fields until the server accepts it."""
         written_otherwise = False
         while True:
             ids = self._trial()
@@ -226,7 +230,7 @@ class ServerBackend:
                 ).prompt_tokens
             except FaultError as fault:
                 raise RopewalkError(
-                    f"the server at {self.address} does not answer ({fault.reason}); start it anew, or give another "
+                    f"the server at {self.address} does not respond ({fault.reason}); restart it, or give another "
                     "address"
                 ) from fault
             except RefusalError as refusal:
@@ -234,16 +238,16 @@ class ServerBackend:
                 continue
             if not self._text_sent or not read or read == len(ids):
                 return
-            # It puts BOS in front where the tokenizer does not, or the other way round.
+            # The server may add BOS where the tokenizer does not, or the other way round; try that once.
             if written_otherwise or self.tokenizer.bos_token_id is None:
                 raise RopewalkError(
-                    f"the server at {self.address} reads {read} tokens where the tokenizer at hand has {len(ids)} for "
-                    f"{TRIAL!r}: it serves a model with another tokenizer"
+                    f"the server at {self.address} counts {read} tokens for {TRIAL!r}, but the local tokenizer counts "
+                    f"{len(ids)}; give the tokenizer of the served model as MODEL"
                 )
             written_otherwise, self._bos_added = True, not self._bos_added
 
     def _do_without(self, refusal: RefusalError, listed: list[str] | None) -> None:
-        """Leave out what a refusal of the trial request names, or raise where it names nothing that can go."""
+        """Omit the fields that a rejection of the trial request names, or raise if none of them is optional."""
         named = [name for name in refusal.named if name in self._own]
         if refusal.status in (400, 422) and named:
             for name in named:
@@ -257,8 +261,8 @@ class ServerBackend:
         if ids_refused and self._auto and not self._text_sent and self.tokenizer is not None:
             self._text_sent = True
             self.notes.append(
-                "The server takes no token ids, so prompts are sent as text; each is checked to be read as its own "
-                "tokens by the tokenizer at hand."
+                "The server rejects token ids, so prompts are sent as text. The local tokenizer checks that each text "
+                "encodes to the tokens of its prompt."
             )
             return
         raise RopewalkError(self._refused(refusal, listed)) from refusal
@@ -266,36 +270,36 @@ class ServerBackend:
     def _note_penalty(self) -> None:
         sent = ", ".join(f"{name} {value:g}" for name, value in self._own.items())
         instead = (
-            f"; {sent} is sent in its place, which switches it off in transformers serve" if sent else ""
+            f". {sent} is sent instead, which switches the penalty off in transformers serve" if sent else ""
         )
         note = (
-            f"The server refuses {' and '.join(self._left_out)}, so that a penalty in the generation_config.json of "
-            f"the checkpoint that it serves may change answers{instead}."
+            f"The server rejects {' and '.join(self._left_out)}, so a penalty in the generation_config.json of the "
+            f"served checkpoint may change answers{instead}."
         )
         self.notes[:] = [each for each in self.notes if "generation_config" not in each] + [note]
 
     def _refused(self, refusal: RefusalError, listed: list[str] | None) -> str:
-        """Why nothing can be measured here, in one sentence."""
-        said = f"the server at {self.address} refuses a request of one token ({refusal})"
+        """Return the error message for a rejected trial request."""
+        said = f"the server at {self.address} rejects a request for one token ({refusal})"
         given = [name for name in refusal.named if name in self.extra]
         needed = [name for name in refusal.named if name in RESERVED]
         if refusal.status is None:
-            return f"the server at {self.address} cannot be asked: {refusal}"
+            return f"the server at {self.address} cannot be used: {refusal}"
         if refusal.status == 404:
             if listed is None:
                 return f"{said}; an OpenAI-compatible address usually ends in /v1"
             return f"the server at {self.address} does not serve {self.model}; it serves {_names(listed)} ({refusal})"
         if given:
-            return f"{said}: leave {' and '.join(given)} out of --server-extra"
+            return f"{said}; remove {' and '.join(given)} from --server-extra"
         if not self._text_sent and set(needed) <= {"prompt"} and "prompt" in str(refusal):
             needs = "" if self.tokenizer is not None else ", which needs the tokenizer"
-            return f"{said}; if it takes no token ids, send text{needs}"
+            return f"{said}; if it rejects token ids, give --send text{needs}"
         if needed:
-            return f"{said}: without {' and '.join(needed)} answers would be others, so the model cannot be measured"
+            return f"{said}; answers depend on {' and '.join(needed)}, so the model cannot be measured on this server"
         return said
 
     def _trial(self) -> tuple[int, ...]:
-        """Prompt of the trial request as token ids; one id that every vocabulary has where there is no tokenizer."""
+        """Return the trial prompt as token ids; without a tokenizer, the id 0, which every vocabulary has."""
         if self.tokenizer is None:
             return (0,)
         ids = self.tokenizer(TRIAL, add_special_tokens=False)["input_ids"]
@@ -303,12 +307,13 @@ class ServerBackend:
         return tuple(ids if bos is None else [bos, *ids])
 
     def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """One answer a request, each as soon as it is there; ``concurrency`` requests are under way at most.
+        """Yield one answer per request as soon as it arrives, with at most ``concurrency`` concurrent requests.
 
         Raises:
-            RopewalkError: at once, if a prompt is empty or leaves no room, or :meth:`check` fails.
-            RunFailure: if the server refuses a prompt, or stops answering; what else was under way is waited
-                for and yielded first.
+            RopewalkError: by the call itself, if a prompt is empty, ``max_new_tokens`` is less than 1, or
+                :meth:`check` fails.
+            RunFailure: if the server rejects a prompt, or stops responding. Answers to pending requests are yielded
+                first.
         """
         for index, request in enumerate(requests):
             if not request.input_ids or request.max_new_tokens < 1:
@@ -327,7 +332,7 @@ class ServerBackend:
         outcomes: SimpleQueue[Answer | Exception | None] = SimpleQueue()
         stop = threading.Event()
         client = self._client(self.timeout)
-        # Daemons: whoever interrupts a run does not wait for answers that nobody will read.
+        # Daemon threads, so that interrupting a run does not wait for answers that nobody will read.
         threads = [
             threading.Thread(target=self._work, args=(client, requests, todo, outcomes, stop), daemon=True)
             for _ in range(min(self.concurrency, len(requests)))
@@ -347,7 +352,7 @@ class ServerBackend:
                     failure = failure or outcome
         finally:
             stop.set()
-        # Their last word is out; what nobody thought of is printed after it, and before our own message.
+        # Join, so that the traceback of an unexpected error is printed before our own message.
         for thread in threads:
             thread.join()
         client.close()
@@ -362,7 +367,7 @@ class ServerBackend:
         outcomes: SimpleQueue[Answer | Exception | None],
         stop: threading.Event,
     ) -> None:
-        """Answer what is to do, until there is nothing left or somebody has failed."""
+        """Process requests until none is left or a thread has failed."""
         try:
             while not stop.is_set():
                 index = todo.get_nowait()
@@ -374,13 +379,14 @@ class ServerBackend:
             stop.set()
             outcomes.put(error)
         finally:
+            # None tells the consumer that this thread has ended.
             outcomes.put(None)
 
     def _completion(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
         return self._complete(request, self._said(client, request, stop))
 
     def _said(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
-        """What the server says to a prompt; faults are repeated."""
+        """Return the server's completion of a prompt, with retries after temporary faults."""
         for attempt in range(self.retries + 1):
             try:
                 return read_completion(self._asked(client, request))
@@ -392,16 +398,16 @@ class ServerBackend:
         raise fault
 
     def _complete(self, request: GenerationRequest, said: Completion) -> Completion:
-        """A prompt that was cut, or an answer that found no room, is no answer of the model's.
+        """Check that the server neither truncated the prompt nor ran out of context for the answer.
 
         Raises:
-            RefusalError: if the server says so.
+            RefusalError: if the token counts that the server reports show either.
         """
         asked, read = len(request.input_ids), said.prompt_tokens
-        # Zero is no count; of text that is read in other tokens than ours, :meth:`_agree` has seen an example.
+        # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
         if read and read < asked:
             raise RefusalError(
-                f"it read {read} of a prompt's {asked} tokens: serve the model with a longer context"
+                f"it read only {read} of the {asked} tokens of a prompt; serve the model with a longer context"
             )
         if (
             said.finished is False
@@ -409,8 +415,8 @@ class ServerBackend:
             and said.new_tokens < request.max_new_tokens
         ):
             raise RefusalError(
-                f"it ended an answer after {said.new_tokens} of {request.max_new_tokens} tokens for want of room: "
-                "serve the model with a longer context"
+                f"it ran out of context after {said.new_tokens} of {request.max_new_tokens} tokens of an answer; serve "
+                "the model with a longer context"
             )
         return said
 
@@ -419,7 +425,7 @@ class ServerBackend:
         return self._content(
             client.completions.with_raw_response.create,
             model=self.model,
-            # The client looks at each element of a prompt, a second for 128K ids; an extra field it leaves alone.
+            # The client inspects each element of `prompt`, a second for 128K ids, so the ids go into extra_body.
             prompt="",
             max_tokens=request.max_new_tokens,
             temperature=0.0,
@@ -427,11 +433,11 @@ class ServerBackend:
         )
 
     def _content(self, call: Any, **arguments: Any) -> bytes:
-        """The body of an answer; what went wrong as one of our two kinds."""
+        """Return the body of a response, or raise FaultError or RefusalError."""
         try:
             content: bytes = call(**arguments).content
         except self._openai.APITimeoutError as error:
-            raise FaultError(f"no word within {self.timeout:g} s") from error
+            raise FaultError(f"no response within {self.timeout:g} s") from error
         except self._openai.APIConnectionError as error:
             raise FaultError(self._hidden(str(error.__cause__ or error)) or "connection lost") from error
         except self._openai.APIStatusError as error:
@@ -448,14 +454,14 @@ class ServerBackend:
         return said.replace(self._api_key, "***") if self._api_key != NO_KEY else said
 
     def _text(self, input_ids: Sequence[int]) -> str:
-        """A text that the server's tokenizer reads as these ids, as far as can be known here.
+        """Return a text that the local tokenizer encodes as these ids; the server's should do the same.
 
         Raises:
-            RefusalError: if the tokenizer at hand reads other ids.
+            RefusalError: if the local tokenizer encodes the text differently.
         """
         bos = self.tokenizer.bos_token_id
         ids = list(input_ids[1:] if self._bos_added and input_ids[0] == bos else input_ids)
-        # The tokenizer's settings for cutting and padding are its own state, which threads share.
+        # Calls change the tokenizer's truncation and padding state, which all threads share.
         with self._tokenizer_lock:
             text: str = self.tokenizer.decode(
                 ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -465,18 +471,18 @@ class ServerBackend:
             ]
         if [*([bos] if self._bos_added else []), *read] != list(input_ids):
             raise RefusalError(
-                f"a prompt of {len(input_ids)} tokens cannot be sent as text, which would be read as other tokens "
-                f"({len(read) + self._bos_added} of them): use a server that takes token ids"
+                f"a prompt of {len(input_ids)} tokens cannot be sent as text, because its text encodes to other tokens "
+                f"({len(read) + self._bos_added} of them); use a server that accepts token ids"
             )
         return text
 
     def _failed(self, failure: Exception | None, answered: int, total: int) -> RunFailure:
         after = f"after {answered} of {total} answers"
         if isinstance(failure, RefusalError):
-            return RunFailure(f"the server at {self.address} refused a prompt {after} ({failure})")
+            return RunFailure(f"the server at {self.address} rejected a prompt {after} ({failure})")
         reason = failure.reason if isinstance(failure, FaultError) else "an unexpected error, shown above"
         return RunFailure(
-            f"the server at {self.address} stopped answering ({reason}) {after}; run the same command again to go on"
+            f"the server at {self.address} stopped responding ({reason}) {after}; run the same command again to resume"
         )
 
     def _only(self, listed: list[str]) -> str:
@@ -491,31 +497,33 @@ class ServerBackend:
             base_url=self._base_url,
             api_key=self._api_key,
             timeout=self._openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
-            # Ours count answers without sense as well, and stop when another request has failed.
+            # Our own retries also cover unreadable responses, and stop when another request has failed.
             max_retries=0,
         )
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise for further fields of a request that cannot be sent.
+    """Raise for additional request fields that cannot be sent.
 
     Raises:
-        RopewalkError: for a name that is none, a field that decides what is asked or how an answer reads, or a value
-            that JSON does not have.
+        RopewalkError: for an invalid name, a field that ropewalk sets itself or that changes the response format, or a
+            value that is not JSON.
     """
     for name, value in extra.items():
         if not name.isidentifier():
-            raise RopewalkError(f"{name!r} is no name of a request's field")
+            raise RopewalkError(f"{name!r} is not a valid name of a request field; write it like top_k")
         if name in RESERVED or name in UNREADABLE:
-            raise RopewalkError(f"the field {name} of a request is ropewalk's own to set; leave it out")
+            raise RopewalkError(
+                f"the request field {name} cannot be changed, because ropewalk sets it; remove it"
+            )
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise RopewalkError(f"the field {name} of a request is no JSON value: {value!r}") from error
+            raise RopewalkError(f"the request field {name} must be a JSON value, got {value!r}") from error
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer puts BOS in front of a text by itself."""
+    """Whether the tokenizer adds BOS to a text."""
     read = tokenizer(TRIAL, verbose=False)["input_ids"]
     return tokenizer.bos_token_id is not None and read[:1] == [tokenizer.bos_token_id]
 
@@ -531,7 +539,7 @@ def _openai() -> Any:
         import openai
     except ImportError as error:
         raise RopewalkError(
-            "asking a server needs the openai package, which is not installed: pip install 'ropewalk[server]'"
+            "--server needs the openai package, which is not installed; run pip install 'ropewalk[server]'"
         ) from error
     return openai
 
@@ -540,27 +548,27 @@ def _key(given: str | None) -> str:
     source = "api_key" if given is not None else KEY_VARIABLE
     key = (given if given is not None else os.environ.get(KEY_VARIABLE, "")).strip()
     if not key.isascii() or not key.isprintable():
-        raise RopewalkError(f"the API key in {source} has characters that no HTTP header may have")
+        raise RopewalkError(f"the API key in {source} has characters that are not allowed in an HTTP header")
     return key or NO_KEY
 
 
 LONGEST_REMARK = 300
-"""Characters of a server's own words that an error message repeats."""
+"""Maximum number of characters of a server's message that an error message quotes."""
 
 LONGEST_WAIT = 60.0
-"""Seconds that a server's Retry-After is taken at its word."""
+"""Maximum seconds to wait for a server's Retry-After header."""
 
 _FINISHED = {"stop": True, "length": False}
 _BROKEN_OFF = ("abort", "error")
 
 
 class FaultError(Exception):
-    """One attempt failed in a way that another may not.
+    """An attempt failed temporarily; a retry may succeed.
 
     Attributes:
-        reason: in words, on one line.
+        reason: the reason, on one line.
         wait: seconds that the server asks to wait, or None.
-        status: of HTTP; None where no answer came, or one that makes no sense.
+        status: HTTP status; None if there was no response, or an unreadable one.
     """
 
     def __init__(self, reason: str, wait: float | None = None, status: int | None = None) -> None:
@@ -570,7 +578,7 @@ class FaultError(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """What a server added to a prompt; the fields are those of an Answer."""
+    """A server's completion of a prompt; the fields have the meaning of those of :class:`Answer`."""
 
     text: str
     new_tokens: int | None
@@ -579,20 +587,20 @@ class Completion:
 
 
 def read_completion(body: bytes) -> Completion:
-    """The first choice of an answer of ``/completions``.
+    """Read the first choice in a response of ``/completions``.
 
     Raises:
-        FaultError: if it is not JSON, has no choice with a text, or was broken off by the server.
+        FaultError: if the response is not JSON, has no choice with a text, or was aborted by the server.
     """
     value = _json(body)
     match value:
         case {"choices": [{"text": str(text)} as choice, *_]}:
             pass
         case _:
-            raise FaultError(f"an answer without a text: {one_line(body)}")
+            raise FaultError(f"a response without a text: {one_line(body)}")
     reason = choice.get("finish_reason")
     if reason in _BROKEN_OFF:
-        raise FaultError(f"the server broke an answer off ({reason})")
+        raise FaultError(f"the server aborted an answer ({reason})")
     usage = value.get("usage")
     tokens = _whole(usage, "completion_tokens")
     return Completion(
@@ -609,48 +617,49 @@ def _whole(usage: object, key: str) -> int | None:
 
 
 def read_models(body: bytes) -> list[str]:
-    """Names of the models that an answer of ``/models`` lists.
+    """Read the names of the models in a response of ``/models``.
 
     Raises:
-        FaultError: if it is not such a list.
+        FaultError: if the response is not a list of models.
     """
     match _json(body):
         case {"data": list(entries)}:
             names = [entry.get("id") if isinstance(entry, dict) else None for entry in entries]
             if all(isinstance(name, str) for name in names):
                 return [str(name) for name in names]
-    raise FaultError(f"no list of models: {one_line(body)}")
+    raise FaultError(f"the response is not a list of models: {one_line(body)}")
 
 
 def server_message(body: object, status: int) -> str:
-    """What a server says of a request that it refused, on one line.
+    """Return a server's message about a rejected request, on one line.
 
     Args:
-        body: the JSON value under ``error``, or the whole answer: servers differ.
-        status: HTTP status, said where there are no words.
+        body: the JSON value under ``error``, or the whole response, depending on the server.
+        status: HTTP status, used if there is no message.
     """
     if isinstance(body, Mapping):
         said = body.get("message") or body.get("detail") or body.get("error") or dict(body)
     else:
         said = body
     return one_line(said if isinstance(said, str) else json.dumps(said, default=str) if said else "") or (
-        f"status {status} without a word"
+        f"status {status} without a message"
     )
 
 
 def named_fields(body: object, fields: Collection[str]) -> tuple[str, ...]:
-    """The fields of a request that a server's refusal of it names.
+    """Find the request fields that a server's rejection names.
 
-    FastAPI lists errors with their place in the request, OpenAI has a ``param``, and older vLLM writes FastAPI's list
-    into the message. Where a place is given, the words count no more: they may repeat the whole request. Else a name
-    counts where it stands as a word; ``model`` and ``prompt``, which are words of the language too, only in quotes.
+    FastAPI lists errors with their location in the request, OpenAI sends a ``param``, and older vLLM writes FastAPI's
+    list into the message. If a location is given, only locations count, because the message may quote the whole
+    request. Otherwise a field counts if its name occurs as a word in the message; ``model`` and ``prompt``, which are
+    ordinary words too, count only in quotes.
 
     Args:
-        body: the JSON value under ``error``, or the whole answer.
+        body: the JSON value under ``error``, or the whole response.
         fields: names of the fields that were sent.
 
     Returns:
-        In the order of ``fields``; none where the refusal is about something else.
+        The named fields in the order of ``fields``; empty if the rejection has another reason.
 
     Example:
         >>> named_fields({"detail": "Unexpected fields in the request: {'best_of'}"}, ["prompt", "best_of"])
@@ -684,8 +693,8 @@ def _word(name: str) -> str:
 
 
 def one_line(said: str | bytes) -> str:
-    """Somebody else's words, fit for an error message: one line, nothing that moves a terminal, not long."""
-    # Four bytes a character at most; the rest of a megabyte of HTML need not be read.
+    """Make foreign text fit for an error message: one line, without control characters, and short."""
+    # A character has at most four bytes, so the rest of a megabyte of HTML need not be decoded.
     text = said[: 4 * LONGEST_REMARK].decode("utf-8", "replace") if isinstance(said, bytes) else said
     text = text[: 4 * LONGEST_REMARK]
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
@@ -693,32 +702,34 @@ def one_line(said: str | bytes) -> str:
 
 
 def retry_after(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for, a minute at most; None where it says no number."""
+    """Return the seconds in a Retry-After header, at most a minute; None if it is not a number."""
     if header is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header.strip()):
         return None
     return min(float(header), LONGEST_WAIT)
 
 
 def public_address(base_url: str) -> str:
-    """An address without user and password, for the record.
+    """Return a server's address without user and password, for the record.
 
     Raises:
-        RopewalkError: if it is no address of an HTTP server, or has a query.
+        RopewalkError: if it is not the address of an HTTP server, or has a query or fragment.
     """
     try:
         parts = urlsplit(base_url)
-        # A name that has no IDNA form, or a port that is no number, is a ValueError like a bracket left open.
+        # Invalid host names (no IDNA form), ports and brackets all raise ValueError here.
         named = bool((parts.hostname or "").encode("idna")) and parts.port != 0
         good = named and parts.scheme in ("http", "https") and base_url.isprintable() and " " not in base_url
     except ValueError:
         good = False
     if not good:
-        # Not repeated here: what stands before an @ may be a password.
+        # Do not print the part before an @: it may contain a password.
         shown = base_url.rpartition("@")[2]
-        raise RopewalkError(f"{shown!r} is no address of a server; write it like http://localhost:8000/v1")
+        raise RopewalkError(f"{shown!r} is not a server address; write it like http://localhost:8000/v1")
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     if parts.query or parts.fragment:
-        raise RopewalkError(f"the address {address} of a server goes on after its path; leave out ? and #")
+        raise RopewalkError(
+            f"the server address {address} has a query or fragment; remove everything from ? or # on"
+        )
     return address
 
 
@@ -726,9 +737,9 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise FaultError(f"an answer that is no JSON: {one_line(body) or 'nothing at all'}") from None
+        raise FaultError(f"the response is not JSON: {one_line(body) or 'it is empty'}") from None
 
 
 def _whole_characters(text: str) -> str:
-    """JSON may hold halves of characters, which no file takes: pairs are joined, and the rest replaced."""
+    """Join surrogate pairs and replace lone surrogates: JSON may contain them, but files cannot."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

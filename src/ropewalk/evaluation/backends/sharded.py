@@ -1,4 +1,4 @@
-"""A model that many ranks hold together: losses and likeliest tokens of whole rows, the same on every rank."""
+"""Backend for a model sharded over ranks: losses and most likely tokens of whole rows, equal on every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ropewalk.parallel import Mesh, ShardedLayouts
 
 @dataclass(frozen=True, eq=False)
 class ShardedBackend:
-    """Stands where a backend is asked for; it answers nothing, since a sharded model does not generate."""
+    """Placeholder backend of a sharded model, which gives likelihoods but cannot generate."""
 
     description: dict[str, Any]
 
@@ -39,23 +39,26 @@ class ShardedBackend:
         )
 
     def answers(self, requests: Sequence[GenerationRequest]) -> Iterator[Answer]:
-        """Refused.
+        """Raise, because a sharded model cannot generate.
 
         Raises:
             EngineError: always.
         """
         raise EngineError(
-            "a model over several processes generates no answers; run it in one process, or against a server with "
+            "a model over several processes cannot generate answers; run it in one process, or on a server with "
             "--server"
         )
 
 
 class ShardedLikelihoods:
-    """What a model over a mesh gives; every rank asks for the same, reads it to its end, and gets the same.
+    """Likelihoods of a model over a mesh.
+
+    Calls are collective: every rank must make the same calls, consume the iterators to the end, and gets the same
+    values.
 
     Args:
-        model: from ``load_sharded``; its training mode and its gradients are left as they were.
-        mesh: of the model.
+        model: a model from ``load_sharded``; its training mode and gradients are left unchanged.
+        mesh: mesh of the model.
 
     Raises:
         RopewalkError: if the model's RoPE depends on the length and cannot be fixed.
@@ -77,7 +80,7 @@ class ShardedLikelihoods:
         """See :class:`~ropewalk.evaluation.backends.Likelihoods`."""
         targets = [(torch.tensor(ids), start) for ids, start in prompts]
         rows = [forced_row(ids, start) for ids, start in targets]
-        # A RoPE that depends on the length is that of the whole length, as where an answer is generated.
+        # Fix a length-dependent RoPE at the whole length, as generation does, so that both give the same result.
         with pinned(self.model.model, length):
             found = sharded_likeliest(self.model, rows, self.mesh)
             for (ids, start), likeliest in zip(targets, found, strict=True):
@@ -85,57 +88,59 @@ class ShardedLikelihoods:
 
 
 def row_losses_of(model: LossModel, mesh: Mesh | None) -> RowLosses | None:
-    """What gives the losses of rows to ``probe``; None where there is no mesh, and the model is whole."""
+    """Return the function that computes row losses for ``probe``; None without a mesh, for an unsharded model."""
     return None if mesh is None else partial(sharded_losses, model, mesh=mesh)
 
 
 def sharded_losses(model: LossModel, rows: Sequence[Row], mesh: Mesh) -> Iterator[NDArray[np.float64]]:
-    """The losses of rows in order; every rank calls this, reads it to its end, and gets the same.
+    """Compute the losses of rows, in order. Collective: every rank calls this, consumes all of it, and gets the same.
 
     Args:
-        model: sharded over the mesh; its training mode and its gradients are left as they were.
-        rows: of any lengths; each group of data ranks takes every n-th of them, cut over its ranks.
-        mesh: of the model.
+        model: sharded over the mesh; its training mode and gradients are left unchanged.
+        rows: rows of any lengths; each data-parallel group takes every n-th row and shards it over its ranks.
+        mesh: mesh of the model.
 
     Returns:
-        ``[total_length]`` of each row in nats, 0 where there is no target.
+        Losses ``[total_length]`` of each row in nats, 0 at positions without a target.
 
     Raises:
-        RunFailure: on a rank whose memory gives out.
+        RunFailure: on a rank that runs out of memory.
     """
     return (losses.double().numpy() for losses in _of_rows(model, rows, mesh, likeliest=False))
 
 
 def sharded_likeliest(model: LossModel, rows: Sequence[Row], mesh: Mesh) -> Iterator[Tensor]:
-    """The likeliest next tokens of rows in order; every rank calls this, reads it to its end, and gets the same.
+    """Compute the most likely next tokens of rows, in order. Collective, like :func:`sharded_losses`.
 
     Args:
-        model, rows, mesh: as for :func:`sharded_losses`.
+        model: sharded over the mesh.
+        rows: rows of any lengths.
+        mesh: mesh of the model.
 
     Returns:
-        int64 ``[total_length]`` of each row on the CPU, ``IGNORED`` where it has no label.
+        int64 ``[total_length]`` of each row on the CPU, ``IGNORED`` at positions without a label.
 
     Raises:
-        RunFailure: if the logits are no numbers, or on a rank whose memory gives out.
+        RunFailure: if logits are NaN, or on a rank that runs out of memory.
     """
     for tokens in _of_rows(model, rows, mesh, likeliest=True):
         if bool((tokens == NO_NUMBER).any()):
             raise failure_of_all(
                 mesh,
-                "the model's logits are no numbers: answers would mean nothing; run it in bfloat16 or float32",
+                "the model's logits are NaN, so its answers would be meaningless; run it in bfloat16 or float32",
             )
         yield tokens
 
 
 def forced_row(input_ids: Tensor, start: int) -> Row:
-    """One causal row, int64 ``[tokens]``, of which the tokens from ``start``, 1 or more, on are asked for."""
+    """Build a causal row from int64 ``[tokens]`` in which the tokens from ``start`` (at least 1) on are targets."""
     labels = torch.full_like(input_ids, IGNORED)
     labels[start - 1 : -1] = input_ids[start:]
     return Row(input_ids, labels, PackedLayout.from_lengths([len(input_ids)], "full", anchor_length=0))
 
 
 def failure_of_all(mesh: Mesh, message: str) -> RunFailure | Echo:
-    """What each rank raises where all find the same: the first says it, the others end with it."""
+    """Return the exception for a failure that all ranks detect: only rank 0 reports it to the user."""
     return RunFailure(message) if mesh.rank == 0 else Echo(message, failed=True)
 
 
@@ -144,16 +149,16 @@ def _of_rows(model: LossModel, rows: Sequence[Row], mesh: Mesh, likeliest: bool)
         for start in range(0, len(rows), mesh.shape.data_degree):
             yield from _round(model, rows[start : start + mesh.shape.data_degree], mesh, likeliest)
     finally:
-        # After a forward without a backward the root keeps its parameters gathered, and no optimiser would know them.
+        # Without a backward pass, FSDP leaves the root's parameters gathered, where an optimizer cannot use them.
         if isinstance(model, FSDPModule):
             model.reshard()
 
 
 def _round(model: LossModel, rows: Sequence[Row], mesh: Mesh, likeliest: bool) -> list[Tensor]:
-    """Values of at most as many rows as there are groups of data ranks, on the CPU."""
-    # A group without a row computes the last one again: parameters are gathered from all ranks at every layer.
+    """Compute the values of up to one row per data-parallel group, on the CPU."""
+    # A group without a row repeats the last one, because gathering the parameters of a layer needs every rank.
     taken = rows[min(mesh.data_rank, len(rows) - 1)]
-    # Cut together, so that all ranks have as many places to send.
+    # Shard all rows together, so that all ranks have shards of equal length for the all_gather.
     cuts = ShardedLayouts.of([row.layout for row in rows], mesh.groups).rows
     own = cuts[min(mesh.data_rank, len(rows) - 1)]
     sharded = ShardedLayouts((taken.layout,), (own,), mesh.groups)
@@ -163,11 +168,11 @@ def _round(model: LossModel, rows: Sequence[Row], mesh: Mesh, likeliest: bool) -
         values: Tensor | None = unless_out_of_memory(forward)
     if values is None:
         raise RunFailure(
-            f"out of memory on {model.device} with {own.shard_length} of the {own.total_length} tokens of a row: cut "
-            "rows over more processes, choose shorter lengths, or a dtype of fewer bits"
+            f"out of memory on {model.device} with {own.shard_length} of the {own.total_length} tokens of a row; use "
+            "more processes, shorter lengths, or a dtype with fewer bits"
         )
     held = [torch.empty_like(values[0]) for _ in range(mesh.shape.world_size)]
     dist.all_gather(held, values[0].contiguous())
     degree = mesh.shape.sequence_degree
-    # Ranks of a group follow one another in the order of their shards.
+    # The ranks of a group are consecutive, in the order of their shards.
     return [cut.join(held[at * degree : (at + 1) * degree]).cpu() for at, cut in enumerate(cuts)]

@@ -1,1 +1,1 @@
-"""The benchmarks, one module each."""
+"""The benchmarks, with one module or package for each."""

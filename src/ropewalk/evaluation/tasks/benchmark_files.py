@@ -1,4 +1,4 @@
-"""The user's own copies of benchmark data: which file holds which split of which task, read as plain rows."""
+"""Read the user's local copies of benchmark data: find the file of each task and split, and return its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 SUBJECT = "subject"
-"""The column that tells MMLU's subjects apart where one file holds them all."""
+"""Column that distinguishes MMLU's subjects in a file with all of them."""
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "train": ("training",),
@@ -25,48 +25,49 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "dev": ("validation", "valid", "val"),
     "test": ("eval",),
 }
-"""What else a file of a split may be called."""
+"""Other names of a split in file names."""
 
 FORMATS = (".jsonl", ".json", ".parquet")
 
 
 class BenchmarkFiles:
-    """What lies under one path: a file, or a folder.
+    """A file or folder of benchmark data.
 
-    A file holds the questions of one task, or of several that a column ``subject`` tells apart. A folder holds
-    a file for each split (``test.jsonl``, ``hellaswag_val.jsonl``, ``test-00000-of-00001.parquet``), or such a
-    file or folder for each task, named like the task or like the configuration of its dataset.
+    A file contains the questions of one task, or of several tasks with a column ``subject``. A folder contains one
+    file per split (``test.jsonl``, ``hellaswag_val.jsonl``, ``test-00000-of-00001.parquet``), or such a file or folder
+    per task, named after the task or the configuration of its dataset.
 
     Args:
-        path: of the file or folder.
+        path: path of the file or folder.
 
     Raises:
-        RopewalkError: if there is none.
+        RopewalkError: if the path does not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
         if not self.path.exists():
-            raise RopewalkError(f"there is no file or folder {str(path)!r} with benchmark data")
+            raise RopewalkError(f"the file or folder {str(path)!r} of benchmark data does not exist")
         self._read: dict[Path, tuple[Row, ...]] = {}
 
     def rows(
         self, names: Sequence[str], config: str | None, splits: Sequence[str], evaluated: str, shared: bool
     ) -> dict[str, list[Row]] | None:
-        """The rows of one task by split.
+        """Read the rows of one task by split.
 
         Args:
-            names: what a file or folder of the task may be called.
-            config: of the task's dataset, such as MMLU's subject.
+            names: possible names of the task's file or folder.
+            config: configuration of the task's dataset, such as MMLU's subject.
             splits: the splits that the task uses.
-            evaluated: the one of them that holds the questions.
-            shared: whether the path is to hold several tasks.
+            evaluated: the split with the questions.
+            shared: whether the path should contain several tasks.
 
         Returns:
-            At least the evaluated split; None where there is nothing for the task.
+            The rows by split, including the evaluated one; None if there are no data for the task.
 
         Raises:
-            RopewalkError: for files that cannot be read, that lack the questions, or that cannot be told apart.
+            RopewalkError: if a file cannot be read, the questions are missing, or the tasks in a file cannot be
+                distinguished.
         """
         own = self._own_place(names, splits)
         place = own or self.path
@@ -78,7 +79,7 @@ class BenchmarkFiles:
                 return None
         if evaluated not in found:
             raise RopewalkError(
-                f"{place} has no file of the split {evaluated}, only of {', '.join(sorted(found))}"
+                f"{place} has no file of the split {evaluated}, only of {', '.join(sorted(found))}; add the file"
             )
         by_split = {
             split: [row for file in files for row in self._rows_of(file)] for split, files in found.items()
@@ -89,19 +90,20 @@ class BenchmarkFiles:
             }
         elif shared and own is None:
             raise RopewalkError(
-                f"{place} holds several tasks and no column {SUBJECT!r} that tells them apart"
+                f"{place} is given for several tasks but has no column {SUBJECT!r} to distinguish them; give one path "
+                "per task"
             )
         by_split = {split: rows for split, rows in by_split.items() if rows}
         return by_split if evaluated in by_split else None
 
     def _rows_of(self, file: Path) -> tuple[Row, ...]:
-        """Read once, for one file may hold all of MMLU's subjects."""
+        """Read a file once: a single file may contain all of MMLU's subjects."""
         if file not in self._read:
             self._read[file] = read_rows(file)
         return self._read[file]
 
     def _own_place(self, names: Sequence[str], splits: Sequence[str]) -> Path | None:
-        """A file or folder within the folder that is called like the task."""
+        """Return the file or folder within the folder that is named after the task, if any."""
         if self.path.is_file() or _split_files(self.path, splits):
             return None
         for name in names:
@@ -114,15 +116,16 @@ class BenchmarkFiles:
 def local_rows(
     name: str, tasks: Sequence[StockTask], files: Mapping[str, BenchmarkFiles]
 ) -> tuple[dict[str, dict[str, list[Row]]], set[str]]:
-    """The user's rows for the tasks that a task or group consists of.
+    """Read the user's rows for the members of a task or group.
 
     Args:
-        name: as it was asked for.
-        tasks: what it consists of.
-        files: by the name of a task or group, or by how such names begin; the longest that covers a task counts.
+        name: name of the requested task or group.
+        tasks: the tasks that it consists of.
+        files: the user's files, keyed by a task, a group, or a prefix of such names; for each task, the longest
+            matching key counts.
 
     Returns:
-        Rows by split by task, and the paths that they come from; both empty where there are none.
+        Rows by task and split, and the paths that they come from; both empty if there are none.
     """
     rows: dict[str, dict[str, list[Row]]] = {}
     paths: set[str] = set()
@@ -133,7 +136,7 @@ def local_rows(
         key = max(keys, key=len)
         short = {task.name.removeprefix(f"{prefix}_") for prefix in (key, name)}
         names = [*dict.fromkeys([task.config or task.name, task.name, *sorted(short)])]
-        # A path that is given for a group, or for more than its one task, must tell its tasks apart.
+        # A path for a group or for several tasks must distinguish its tasks.
         shared = len(tasks) > 1 and key != task.name
         found = files[key].rows(names, task.config, task.splits, task.evaluated, shared)
         if found is not None:
@@ -143,19 +146,19 @@ def local_rows(
 
 
 def covers(key: str, name: str) -> bool:
-    """Whether a key of the user's data is a task's name, or the words that it begins with."""
+    """Whether a key of the user's data is a task's name, or its first words."""
     return name == key or name.startswith(f"{key}_")
 
 
 def _renamed(task: str, rows: Sequence[Row]) -> list[Row]:
-    """THUDM's files call ``input`` what the dataset that lm_eval reads calls ``question``."""
+    """Copy ``input`` to ``question`` for LongBench: THUDM's files and lm_eval's dataset name this field differently."""
     if not task.startswith("longbench_"):
         return list(rows)
     return [{"question": row["input"], **row} if "input" in row else row for row in rows]
 
 
 def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
-    """Files of a folder by the split that their names tell of, one file or all parts of one a split."""
+    """Return the files of a folder by the split in their names: one file, or all parts of one, per split."""
     by_word: dict[str, list[Path]] = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and split_suffix(file)[0] in FORMATS:
@@ -168,27 +171,31 @@ def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
             if files := by_word.get(word):
                 if len(files) > 1 and not all(re.search(r"-\d+-of-\d+", file.name) for file in files):
                     names = ", ".join(file.name for file in files)
-                    raise RopewalkError(f"{folder} has more than one file of the split {split}: {names}")
+                    raise RopewalkError(
+                        f"{folder} has more than one file of the split {split}: {names}; keep only one of them"
+                    )
                 found[split] = files
                 break
     return found
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """All rows of a JSON lines, JSON or Parquet file.
+    """Read all rows of a JSON lines, JSON or Parquet file.
 
     Args:
-        path: of the file; ``.gz`` and ``.zst`` after ``.jsonl`` and ``.json`` are unpacked.
+        path: path of the file; ``.jsonl`` and ``.json`` may be compressed as ``.gz`` or ``.zst``.
 
     Raises:
-        RopewalkError: if it cannot be read, is empty, or has another suffix.
+        RopewalkError: if the file cannot be read, is empty, or has another suffix.
     """
     kind = split_suffix(path)[0]
     if kind not in FORMATS:
-        raise RopewalkError(f"{path} is no benchmark data; its name must end in {', '.join(FORMATS)}")
+        raise RopewalkError(
+            f"{path} is not in a supported format of benchmark data; its name must end in {', '.join(FORMATS)}"
+        )
     rows = _parquet_rows(path) if kind == ".parquet" else _json_rows(path)
     if not rows:
-        raise RopewalkError(f"{path} holds no rows")
+        raise RopewalkError(f"{path} has no rows; give a file that is not empty")
     return rows
 
 
@@ -211,7 +218,7 @@ def _json_rows(path: Path) -> tuple[Row, ...]:
         lines = enumerate(text.split("\n"), 1)
         values = [_parsed(line, f"{path}:{number}") for number, line in lines if line.strip()]
     if not all(isinstance(value, dict) for value in values):
-        raise RopewalkError(f"{path} must hold one JSON object a row")
+        raise RopewalkError(f"each row of {path} must be a JSON object")
     return tuple(values)
 
 
@@ -219,4 +226,4 @@ def _parsed(text: str, origin: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RopewalkError(f"{origin}: broken JSON: {error}") from error
+        raise RopewalkError(f"{origin} is not valid JSON: {error}") from error

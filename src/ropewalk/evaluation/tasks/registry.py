@@ -1,4 +1,4 @@
-"""SUITES: every benchmark, in the order of tables; and from settings to the tasks that are asked for."""
+"""SUITES: all benchmarks, in the order of tables; and functions that select the suites and tasks to run."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ METRICS: Mapping[str, Metric] = {
     if isinstance(suite, GeneratedSuite)
     for name, metric in suite.metrics.items()
 }
-"""How an answer is judged, by the name that samples and predictions bear."""
+"""Functions that score an answer, by the name in samples and predictions."""
 
 
 def check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise for a name that there is not; the message gives the nearest that there is."""
+    """Raise for an unknown name; the message suggests the nearest known one."""
     for name in names:
         if name not in known:
             raise RopewalkError(f"unknown {what} {name!r}; {near_or_all(name, known)}")
 
 
 def chosen_suites(settings: BenchmarkSettings) -> list[Suite]:
-    """The suites that are asked for, in order."""
+    """Return the requested suites, in order."""
     return [BY_NAME[name] for name in settings.suites]
 
 
 def reads_text(settings: BenchmarkSettings) -> bool:
-    """Whether a suite reads the losses of documents."""
+    """Whether any requested suite reads the losses of documents."""
     return any(isinstance(suite, LikelihoodSuite) for suite in chosen_suites(settings))
 
 
 def chosen_tasks(settings: BenchmarkSettings, sharded: bool = False) -> dict[str, list[str]]:
-    """The names of the tasks to run, by suite, in order.
+    """Return the names of the tasks to run by suite, in order.
 
-    ``tasks`` narrows the suites that it names tasks of; the others run what they run by default.
+    If ``tasks`` names tasks of a suite, the suite runs only those; other suites run their default tasks.
 
     Args:
-        settings: of the evaluation.
-        sharded: for several processes, which measure one task of a suite together.
+        settings: settings of the evaluation.
+        sharded: select the tasks that several processes can measure together, one per suite.
 
     Raises:
-        RopewalkError: for a name that none of the suites has, a suite or task that several processes do not measure
-            together, or if nothing is left to run.
+        RopewalkError: for an unknown task, a suite or task that several processes cannot measure, or if no task is
+            left to run.
     """
     suites = chosen_suites(settings)
     for suite in suites if sharded else ():
         if suite.sharded is None:
             raise RopewalkError(
-                f"several processes do not measure the suite {suite.name}: {_elsewhere(suite)}"
+                f"several processes cannot measure the suite {suite.name}; {_elsewhere(suite)}"
             )
     known = {suite.name: suite.known(settings) for suite in suites}
     if sharded:
@@ -94,13 +94,13 @@ def _check_sharded(suite: Suite, named: Sequence[str]) -> None:
     for name in named:
         if name != suite.sharded:
             raise RopewalkError(
-                f"several processes do not measure the task {name}, but {suite.sharded} of the suite {suite.name}: "
-                f"name that; for {name} {_elsewhere(suite)}"
+                f"several processes cannot measure the task {name}; of the suite {suite.name} they can measure "
+                f"{suite.sharded}. For {name}, {_elsewhere(suite)}"
             )
 
 
 def _elsewhere(suite: Suite) -> str:
-    """What to do with a suite that several processes cannot measure."""
-    # A server gives answers, and neither losses nor the likelihoods that lm_eval asks for.
-    server = ", or against a server with --server" if isinstance(suite, GeneratedSuite) else ""
+    """Return advice for a suite that several processes cannot measure."""
+    # A server gives only answers, neither losses nor the likelihoods that lm_eval needs.
+    server = ", or on a server with --server" if isinstance(suite, GeneratedSuite) else ""
     return f"run it in one process{server}"

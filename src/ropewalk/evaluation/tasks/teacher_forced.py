@@ -1,9 +1,9 @@
-"""Teacher-forced retrieval: an answer is right where each of its tokens is the likeliest after those before it.
+"""Teacher-forced retrieval: an answer is correct if each of its tokens is the most likely one after those before it.
 
-One pass a prompt and no generation, which is far cheaper at long lengths. Greedy generation says a token exactly where
-it is the likeliest after all before; as long as it has said the true ones, the two read the same context, so it says
-the whole answer exactly where each token is found right. At the first that is not, generation goes another way, and
-both call the answer wrong.
+This takes one forward pass per prompt and no generation, which is much cheaper at long lengths. It gives the same score
+as greedy generation: as long as the tokens so far are correct, both see the same context, so greedy generation produces
+the whole answer exactly if every token is the most likely one. At the first token that is not, both count the answer as
+wrong.
 """
 
 from __future__ import annotations
@@ -28,27 +28,26 @@ if TYPE_CHECKING:
     from ropewalk.evaluation.model_under_test import ModelUnderTest
 
 READ_TOKENS = 1 << 23
-"""Tokens of prompts that are held at once: 64 prompts of 128K."""
+"""Maximum number of prompt tokens in memory: 64 prompts of 128K."""
 
 
 def forced_target(sample: Sample) -> str:
-    """What a model that knows the number says after the answer prefix: a space and the number."""
+    """Return the expected continuation of the answer prefix: a space and the number."""
     return f" {sample.references[0]}"
 
 
 def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...], int]:
-    """Prompt and target as token ids, and where the target begins.
+    """Encode prompt and target together, and find the beginning of the target.
 
-    The two are read as one text, as the model would have met them: a tokenizer that writes the space apart, or
-    joined to what follows, does here as it does everywhere. Where it joins the last letters of the prompt to the
-    target, the target begins with that token.
+    Both are encoded as one text, as in training data, so the tokenizer merges the space before the target as usual. If
+    it merges the last characters of the prompt with the target, the target begins with that token.
 
     Args:
-        encoder: the one that the sample was made with.
-        sample: of the grid.
+        encoder: the encoder that the sample was generated with.
+        sample: a sample with a single reference.
 
     Returns:
-        All token ids, and the index of the first one of the target.
+        All token ids, and the index of the first target token.
     """
     prompt = encoder.encode(sample.text, sample.answer_prefix).input_ids
     whole = encoder.encode(sample.text, sample.answer_prefix + forced_target(sample)).input_ids
@@ -58,7 +57,7 @@ def forced_ids(encoder: PromptEncoder, sample: Sample) -> tuple[tuple[int, ...],
 
 @dataclass(frozen=True)
 class ForcedPrompt:
-    """A sample that has lost its text, the digest of that, prompt and target as ids, and where the target begins."""
+    """A sample without its text, the digest of its prompt, the ids of prompt and target, and the target's start."""
 
     sample: Sample
     digest: str
@@ -74,23 +73,23 @@ def forced_result(
     details: Mapping[str, Any] | None = None,
     by_depth: bool = False,
 ) -> TaskResult:
-    """Samples scored without generation: right where each token of the answer is the likeliest after those before.
+    """Score samples teacher-forced: an answer is correct if each of its tokens is the most likely one.
 
     Args:
         under_test: a model with likelihoods.
-        encoder: the one that the samples were made with.
-        samples: of one length, at least one.
-        progress: called after each prompt, with the prompts so far and those seen so far.
-        details: facts that go into the result, such as the task's settings.
-        by_depth: give the scores by the depth that stands in the samples' details, too.
+        encoder: the encoder that the samples were generated with.
+        samples: samples of one length, at least one.
+        progress: called after each prompt with the number of completed prompts and of prompts so far.
+        details: facts to add to the result, such as the task's settings.
+        by_depth: also compute the scores by the depth in the samples' details.
 
     Returns:
-        Percent of the prompts whose answer was said in full; ``tokens_right`` in the details is the mean share of
-        its tokens, in percent.
+        The percentage of prompts with a correct answer; ``tokens_right`` in the details is the mean percentage of
+        correct tokens.
 
     Raises:
         RopewalkError: if there are no samples.
-        RunFailure: if the memory gives out.
+        RunFailure: if memory runs out.
     """
     likelihoods = under_test.likelihoods
     assert likelihoods is not None
@@ -103,7 +102,7 @@ def forced_result(
             shares.append(sum(matches) / len(matches))
             if progress is not None:
                 progress(len(shares), len(asked) + len(group))
-        # The prompts are long and have done their work.
+        # Drop the token ids of completed prompts to free memory.
         asked += [replace(prompt, input_ids=()) for prompt in group]
     return forced_task(
         [prompt.sample for prompt in asked], [prompt.digest for prompt in asked], shares, details, by_depth
@@ -113,7 +112,7 @@ def forced_result(
 def _prompts(
     encoder: PromptEncoder, likelihoods: Likelihoods, stream: Iterator[Sample]
 ) -> list[ForcedPrompt]:
-    """The next prompts, as many of one length as are held at once; none where the stream has ended."""
+    """Return the next group of prompts of one length; empty at the end of the stream."""
     first = next(stream, None)
     if first is None:
         return []
@@ -132,14 +131,14 @@ def forced_task(
     details: Mapping[str, Any] | None = None,
     by_depth: bool = False,
 ) -> TaskResult:
-    """The result of teacher-forced samples.
+    """Aggregate teacher-forced samples into a result.
 
     Args:
         asked: samples of one length, at least one.
-        prompts: digest of each.
-        shares: share of each target's tokens that were the likeliest; right is 1 alone.
-        details: facts that go into the result.
-        by_depth: give the scores by depth, too.
+        prompts: digest of each sample's prompt.
+        shares: share of correct tokens in each target; only 1 counts as a correct answer.
+        details: facts to add to the result.
+        by_depth: also compute the scores by depth.
 
     Raises:
         RopewalkError: if there are no samples.

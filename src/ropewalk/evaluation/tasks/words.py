@@ -1,6 +1,6 @@
-"""Words that prompts are made of: the lists of the package wonderwords, keys drawn from them, made-up words.
+"""Words for prompts: the word lists of the package wonderwords, keys composed of them, and made-up words.
 
-RULER and LongEval draw their keys from wonderwords; its lists are read, the package itself is never imported.
+RULER and LongEval draw their keys from wonderwords. Only its word lists are read; the package is never imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VOWELS = "aeiou"
 
 @dataclass(frozen=True)
 class WordLists:
-    """The lists of wonderwords, each in the order of its file; a few words stand twice."""
+    """The word lists of wonderwords, each in the order of its file; a few words occur twice."""
 
     nouns: tuple[str, ...]
     adjectives: tuple[str, ...]
@@ -32,21 +32,21 @@ class WordLists:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all three lists: prompts are the same only where this is."""
+        """SHA-256 digest of all three lists; prompts are reproducible only with equal lists."""
         text = "\n\n".join("\n".join(words) for words in (self.nouns, self.adjectives, self.verbs))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def words_unavailable() -> str | None:
-    """Why there are no word lists here, or None."""
+    """Return why the word lists are missing, or None."""
     if _assets() is None:
-        return "the word lists come with the package wonderwords: pip install wonderwords"
+        return "the word lists need the package wonderwords; run pip install wonderwords"
     return None
 
 
 @lru_cache(maxsize=1)
 def word_lists() -> WordLists:
-    """The lists of the installed wonderwords.
+    """Read the word lists of the installed wonderwords.
 
     Raises:
         RopewalkError: if wonderwords is not installed.
@@ -59,7 +59,7 @@ def word_lists() -> WordLists:
 
 
 def key_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Distinct adjectives and distinct nouns, for keys such as ``nostalgic-island``, in alphabetical order.
+    """Return the distinct adjectives and nouns for keys such as ``nostalgic-island``, in alphabetical order.
 
     Raises:
         RopewalkError: if wonderwords is not installed.
@@ -70,7 +70,7 @@ def key_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=1)
 def key_names() -> KeyNames:
-    """All keys ``adjective-noun``.
+    """Return all keys ``adjective-noun``.
 
     Raises:
         RopewalkError: if wonderwords is not installed.
@@ -80,7 +80,7 @@ def key_names() -> KeyNames:
 
 @lru_cache(maxsize=1)
 def listed_words() -> tuple[str, ...]:
-    """Nouns, adjectives and verbs together, distinct, in alphabetical order.
+    """Return the distinct nouns, adjectives and verbs, in alphabetical order.
 
     Raises:
         RopewalkError: if wonderwords is not installed.
@@ -90,10 +90,11 @@ def listed_words() -> tuple[str, ...]:
 
 
 class KeyNames(Sequence[str]):
-    """All distinct ``adjective-noun`` in alphabetical order, made when they are asked for.
+    """All distinct ``adjective-noun`` names in alphabetical order, composed on access.
 
-    There are six million, which RULER's own script makes and sorts at every start. Names of one adjective stand
-    together, except where one adjective begins another (``blue`` and ``blue-eyed``): those few are made at once.
+    RULER's own script generates and sorts all six million names at every start. In alphabetical order, the names of
+    one adjective are consecutive, unless one adjective is a prefix of another (``blue`` and ``blue-eyed``); the names
+    of those few adjectives are generated and sorted in advance.
 
     Args:
         adjectives: distinct words.
@@ -103,7 +104,7 @@ class KeyNames(Sequence[str]):
     def __init__(self, adjectives: Sequence[str], nouns: Sequence[str]) -> None:
         self._nouns = sorted(nouns)
         self._groups: list[tuple[str, Sequence[str]]] = []
-        # The hyphen belongs to what is sorted: "a-" and "ab-" may stand otherwise than "a" and "ab".
+        # Sort with the hyphen: "a-" and "ab-" may sort differently from "a" and "ab".
         for family in _families(sorted(f"{adjective}-" for adjective in adjectives)):
             if len(family) == 1:
                 self._groups.append((family[0], self._nouns))
@@ -124,7 +125,7 @@ class KeyNames(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        # range says what an index means: a negative one counts from the end, and one too large is an IndexError.
+        # Indexing a range handles negative indices and raises IndexError for indices that are too large.
         index = range(len(self))[index]
         group = bisect_right(self._ends, index)
         start, rest = self._groups[group]
@@ -133,10 +134,10 @@ class KeyNames(Sequence[str]):
 
 @lru_cache(maxsize=4)
 def made_up_words(count: int) -> tuple[str, ...]:
-    """Distinct pronounceable words of three or four syllables that are in no list, such as ``tomivaru``.
+    """Return distinct pronounceable words of three or four syllables that are in no list, such as ``tomivaru``.
 
     Args:
-        count: how many; fewer are the beginning of more.
+        count: number of words; a smaller number gives the beginning of the same sequence.
 
     Raises:
         RopewalkError: if wonderwords is not installed.
@@ -153,7 +154,7 @@ def made_up_words(count: int) -> tuple[str, ...]:
 
 
 def _families(starts: Sequence[str]) -> list[list[str]]:
-    """Sorted strings, those that begin with another one put beside it."""
+    """Group sorted strings such that strings with the same prefix string in the list are together."""
     families: list[list[str]] = []
     for start in starts:
         if families and start.startswith(families[-1][0]):

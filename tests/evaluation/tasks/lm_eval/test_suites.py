@@ -162,7 +162,7 @@ def test_mmlu_counts_each_question_alike_and_says_what_is_left_out(model, tokeni
     assert [sample["index"] for sample in result.samples] == list(range(7))
     assert result.details["num_fewshot"] == 5
     assert len(result.details["left_out"]) == 55
-    assert result.reason == "55 of 57 tasks have no data and are left out"
+    assert result.reason == "55 of 57 tasks have no data and were left out"
 
 
 def test_a_part_of_mmlu_is_named_as_that_part_wherever_it_is_shown(model, tokenizer):
@@ -271,7 +271,9 @@ def test_a_single_file_never_shows_the_question_among_its_examples(tokenizer, na
     parrot = Parrot(tokenizer, ["nothing"])
     settings = RetentionSettings("lm_eval", (name,), {name: DATA / file}, num_fewshot=fewshot)
     (result,) = retention(parrot, tokenizer, settings)
-    assert result.reason.startswith("examples come from the questions themselves, but the one asked")
+    assert result.reason.startswith(
+        "few-shot examples come from the questions themselves, except the current one"
+    )
     for counts in questions_of(parrot, tokenizer, rows(file), field):
         assert max(counts) == 1
         assert sum(counts) == fewshot + 1
@@ -279,12 +281,14 @@ def test_a_single_file_never_shows_the_question_among_its_examples(tokenizer, na
 
 def test_too_few_examples_are_refused_before_anything_runs(model, tokenizer):
     settings = replace(ARC, num_fewshot=None)
-    with pytest.raises(RopewalkError, match="arc_challenge is asked with 25 examples and its data have 3"):
+    with pytest.raises(
+        RopewalkError, match="arc_challenge needs 25 few-shot examples, but its data have only 3"
+    ):
         retention(model, tokenizer, settings)
     # Four questions are three examples each, since none is its own.
     file = DATA / "hellaswag" / "hellaswag_val.jsonl"
     settings = replace(HELLASWAG, data={"hellaswag": file}, num_fewshot=4)
-    with pytest.raises(RopewalkError, match="asked with 4 examples and its data have 3"):
+    with pytest.raises(RopewalkError, match="needs 4 few-shot examples, but its data have only 3"):
         retention(model, tokenizer, settings)
     assert retention(model, tokenizer, replace(settings, num_fewshot=3))[0].n == 4
 
@@ -292,7 +296,7 @@ def test_too_few_examples_are_refused_before_anything_runs(model, tokenizer):
 def test_a_number_of_examples_that_the_task_fixes_is_kept_and_said(model, tokenizer):
     (result,) = retention(model, tokenizer, replace(TRUTHFULQA, num_fewshot=3))
     assert result.details["num_fewshot"] == 0
-    assert "fixes the number of examples at 0" in result.reason
+    assert "fixes the number of few-shot examples at 0" in result.reason
 
 
 def test_prompts_that_are_cut_are_counted(tokenizer):
@@ -314,7 +318,7 @@ def test_prompts_that_are_cut_are_counted(tokenizer):
         assert max(len(ids) for ids in parrot.read) <= max(most, 0)
         parrot.read.clear()
     (result,) = retention(parrot, tokenizer, replace(HELLASWAG, max_length=lengths[0] - 2))
-    assert result.reason == "4 of 4 prompts were too long and lost their beginning"
+    assert result.reason == "4 of 4 prompts were too long, and their beginning was removed"
 
 
 def test_the_context_is_the_models_own_unless_another_is_given(tokenizer):
@@ -378,7 +382,7 @@ def test_longbench_prompts_are_cut_in_the_middle_with_room_for_the_answer(tokeni
     (result,) = retention(cut, tokenizer, replace(settings, max_length=332))
     room = 332 - 32
     assert sorted(cut.read) == sorted([*ids[: room // 2], *ids[len(ids) - room // 2 :]] for ids in whole.read)
-    assert result.reason == "3 of 3 prompts were too long and lost their middle"
+    assert result.reason == "3 of 3 prompts were too long, and their middle was removed"
     text = tokenizer.decode(whole.read[0], skip_special_tokens=True)
     assert text.endswith("Question: Who mended rope 0?\nAnswer:") or "Who mended rope" in text
     assert all(sample["prediction"] == " sailor 1" for sample in result.samples)
@@ -423,7 +427,7 @@ def test_a_missing_package_is_a_reason(tokenizer, monkeypatch):
     monkeypatch.delitem(sys.modules, "lm_eval.tasks.longbench.metrics", raising=False)
     (result,) = retention(Parrot(tokenizer, []), tokenizer, LONGBENCH)
     assert result.status == "not run"
-    assert result.reason == "packages that it needs are missing; pip install lm_eval[longbench]"
+    assert result.reason == "packages that the task needs are missing; run pip install lm_eval[longbench]"
 
 
 def test_answers_without_room_are_a_reason(tokenizer):
@@ -432,7 +436,7 @@ def test_answers_without_room_are_a_reason(tokenizer):
     )
     assert result.status == "not run"
     if "missing" not in result.reason:
-        assert result.reason.endswith("take up to 32 tokens, which leaves no room for a prompt in 32")
+        assert result.reason.endswith("have up to 32 tokens, which leaves no room for a prompt in 32 tokens")
 
 
 def own_task(folder: Path, name: str, text: str) -> Path:
@@ -506,7 +510,7 @@ def test_without_network_and_data_a_task_is_not_run_and_the_others_go_on(tokeniz
     settings = replace(HELLASWAG, tasks=("arc_challenge", "hellaswag", "mmlu"))
     results = retention(Parrot(tokenizer, told_hellaswag()), tokenizer, settings)
     assert [result.status for result in results] == ["not run", "ok", "not run"]
-    reason = "its dataset allenai/ai2_arc could not be reached on the hub, and no local data were given"
+    reason = "its dataset allenai/ai2_arc could not be loaded from the Hub, and no local data were given"
     assert results[0].reason == reason
     assert results[1].score == 100
 
@@ -542,7 +546,7 @@ def test_a_group_that_the_folder_lacks_is_not_run(tokenizer):
     settings = replace(LONGBENCH, tasks=("longbench_code",))
     (result,) = retention(Parrot(tokenizer, []), tokenizer, settings)
     assert result.status == "not run"
-    assert result.reason == f"{DATA / 'longbench'} holds nothing for it"
+    assert result.reason == f"{DATA / 'longbench'} has no data for this task"
 
 
 def test_everything_is_left_as_it_was(model, tokenizer, capfd):
@@ -580,7 +584,7 @@ def test_results_go_to_json_and_back(model, tokenizer, settings):
     ("settings", "message"),
     [
         (RetentionSettings("shrt"), "unknown suite 'shrt'; choose from short, longbench, lm_eval"),
-        (RetentionSettings("lm_eval"), "the suite lm_eval needs the names of tasks"),
+        (RetentionSettings("lm_eval"), "the suite lm_eval needs the names of its tasks, but none"),
         (
             RetentionSettings("lm_eval", ("helaswag",)),
             "unknown lm_eval task 'helaswag'; did you mean hellaswag",
@@ -592,9 +596,18 @@ def test_results_go_to_json_and_back(model, tokenizer, settings):
         ),
         (replace(HELLASWAG, num_fewshot={"hellaswag": -1}), "num_fewshot must be .* at least 0, got -1"),
         (replace(HELLASWAG, max_length=1), "max_length must be .* at least 2, got 1"),
-        (replace(HELLASWAG, data={"hellaswag": Path("no/where")}), "there is no file or folder 'no/where'"),
-        (replace(HELLASWAG, data={"arc": DATA}), "data are given for 'arc', but the tasks are hellaswag"),
-        (replace(HELLASWAG, include_path=Path("no/where")), "there is no folder 'no/where' of lm_eval tasks"),
+        (
+            replace(HELLASWAG, data={"hellaswag": Path("no/where")}),
+            "the file or folder 'no/where' of benchmark data does not exist",
+        ),
+        (
+            replace(HELLASWAG, data={"arc": DATA}),
+            "local data are given for 'arc', which matches none of the tasks hellaswag",
+        ),
+        (
+            replace(HELLASWAG, include_path=Path("no/where")),
+            "the folder 'no/where' of lm_eval tasks does not exist",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

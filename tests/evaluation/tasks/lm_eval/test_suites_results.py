@@ -60,7 +60,7 @@ def test_what_is_no_mean_has_a_score_and_no_interval_and_says_so():
     assert found.score == 40
     assert all(math.isnan(end) for end in found.ci95)
     assert found.samples == ()
-    assert found.remark == "no interval: acc is no mean of shares over documents"
+    assert found.remark == "no interval: acc is not a mean over documents of values from 0 to 1"
     assert scored(outcome([("a", "b")], "bleu", 31.5)).score == 31.5
 
 
@@ -68,7 +68,7 @@ def test_what_is_neither_share_nor_perplexity_is_not_run():
     result = task_result("lm_eval", "t", Outcome((outcome([2.0, 4.0]),)), {"dataset": "x"}, ["a remark"])
     assert result.status == "not run"
     assert math.isnan(result.score)
-    assert result.reason == "a remark; its metric acc is 3, neither a share of 1 nor a perplexity"
+    assert result.reason == "a remark; its metric acc is 3, which is neither from 0 to 1 nor a perplexity"
     assert result.details["metrics"] == {"acc": 0.5, "other": None}
     assert result.details["dataset"] == "x"
 

@@ -203,14 +203,14 @@ def test_number_of_samples_is_checked(tasks: dict[str, QuestionTask]) -> None:
             tasks["qa_2"].samples(encoder, 4096, count, 0)
         with pytest.raises(RopewalkError, match=f"qa_2 has 12 questions, .* {count} samples"):
             upstream_qa_samples(tasks["qa_2"], encoder, 8192, count)
-    with pytest.raises(RopewalkError, match="unknown data set 'nq'; choose squad, hotpotqa"):
+    with pytest.raises(RopewalkError, match="unknown dataset 'nq'; choose from squad, hotpotqa"):
         QuestionTask("qa_3", "nq")  # type: ignore[arg-type]
 
 
 def test_questions_without_other_documents_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(hotpotqa(1)))
     task = QuestionTask("qa_2", "hotpotqa", str(tmp_path / "one.json"))
-    with pytest.raises(RopewalkError, match="no documents beside a question's own"):
+    with pytest.raises(RopewalkError, match="no documents besides those of one question"):
         task.samples(PromptEncoder(demo_tokenizer()), 8192, 1, 0)
 
 
@@ -247,7 +247,7 @@ def test_samples_are_upstreams(tasks: dict[str, QuestionTask], case: str) -> Non
     if expected is None:
         # Upstream's script does not end.
         with pytest.raises(
-            RopewalkError, match=f"{name} does not fit in {length} tokens as upstream makes it"
+            RopewalkError, match=f"{name} of NVIDIA's script,? .*does not fit in {length} tokens"
         ):
             upstream_qa_samples(tasks[name], encoder, int(length), 4)
         return

@@ -134,25 +134,25 @@ def damaged(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("5", "neither an object nor a list"),
-        ({"version": "v2.0"}, "has no 'data' of the kind list"),
-        ({"data": []}, "no question that has an answer"),
-        ({"data": [{}]}, r"data\[0\] has no 'paragraphs'"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("5", "must be a JSON object or list"),
+        ({"version": "v2.0"}, "must have a field 'data' of type list"),
+        ({"data": []}, "no question with an answer"),
+        ({"data": [{}]}, r"data\[0\] must have a field 'paragraphs'"),
         (
             {"data": [{"paragraphs": [{"qas": []}]}]},
-            r"data\[0\].paragraphs\[0\] has no 'context' of the kind text",
+            r"data\[0\].paragraphs\[0\] must have a field 'context' of type text",
         ),
-        ({"data": [{"paragraphs": [3]}]}, r"paragraphs\[0\] has no 'context'"),
-        (damaged(is_impossible=None), r"qas\[0\] has no 'is_impossible' of the kind true or false"),
-        (damaged(question=None), r"qas\[0\] has no 'question'"),
-        (damaged(answers="a"), r"qas\[0\] has no 'answers' of the kind list"),
-        (damaged(answers=[{}]), r"answers has no 'text'"),
-        (damaged(answers=[]), "question 'q' has an empty answer, or none"),
-        (damaged(answers=[{"text": ""}]), "question 'q' has an empty answer, or none"),
-        ([{"question": "q"}], "row 0 has no 'context'"),
-        ([{"context": "c", "title": "t", "answers": {"text": [1]}}], "'text' must be a list of texts"),
+        ({"data": [{"paragraphs": [3]}]}, r"paragraphs\[0\] must have a field 'context'"),
+        (damaged(is_impossible=None), r"qas\[0\] must have a field 'is_impossible' of type true or false"),
+        (damaged(question=None), r"qas\[0\] must have a field 'question'"),
+        (damaged(answers="a"), r"qas\[0\] must have a field 'answers' of type list"),
+        (damaged(answers=[{}]), r"answers must have a field 'text'"),
+        (damaged(answers=[]), "question 'q' has no answer, or an empty one"),
+        (damaged(answers=[{"text": ""}]), "question 'q' has no answer, or an empty one"),
+        ([{"question": "q"}], "row 0 must have a field 'context'"),
+        ([{"context": "c", "title": "t", "answers": {"text": [1]}}], "'text' must be a list of strings"),
     ],
 )
 def test_broken_squad_is_named_with_what_is_wrong(tmp_path: Path, content: Any, message: str) -> None:
@@ -166,10 +166,10 @@ def test_broken_squad_is_named_with_what_is_wrong(tmp_path: Path, content: Any, 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"data": []}, "is no HotpotQA: it must be a list of questions"),
-        ([], "no question that has an answer"),
-        ([{"question": "q"}], "question 0 has no 'answer'"),
-        ([{"question": "q", "answer": "a"}], "question 0 has no 'context'"),
+        ({"data": []}, "is not HotpotQA: it must be a list of questions"),
+        ([], "no question with an answer"),
+        ([{"question": "q"}], "question 0 must have a field 'answer'"),
+        ([{"question": "q", "answer": "a"}], "question 0 must have a field 'context'"),
         ([{"question": "q", "answer": "a", "context": []}], "question 0 has no paragraphs in 'context'"),
         ([{"question": "q", "answer": "a", "context": ["ab"]}], "must be a title and a list of sentences"),
         (
@@ -180,7 +180,10 @@ def test_broken_squad_is_named_with_what_is_wrong(tmp_path: Path, content: Any, 
             [{"question": "q", "answer": "a", "context": [["t", [1]]]}],
             "must be a title and a list of sentences",
         ),
-        ([{"question": "q", "answer": "", "context": [["t", ["s"]]]}], "question 'q' has an empty answer"),
+        (
+            [{"question": "q", "answer": "", "context": [["t", ["s"]]]}],
+            "question 'q' has no answer, or an empty one",
+        ),
         (
             [{"question": "q", "answer": "a", "context": {"title": ["t"], "sentences": []}}],
             "question 0 has no paragraphs",
@@ -197,10 +200,11 @@ def test_broken_hotpotqa_is_named_with_what_is_wrong(tmp_path: Path, content: An
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for read in (read_squad, read_hotpotqa):
         with pytest.raises(
-            RopewalkError, match=r"there is no file '.*none.json' with questions; name one, or hub"
+            RopewalkError,
+            match=r"the file '.*none.json' of questions does not exist; give an existing file, or hub",
         ):
             read(str(tmp_path / "none.json"))
-        with pytest.raises(RopewalkError, match="there is no file"):
+        with pytest.raises(RopewalkError, match=r"the file .* of questions does not exist"):
             read(str(tmp_path))
 
 
@@ -242,6 +246,6 @@ def test_an_absent_hub_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(hub_access, "hub_reachable", lambda: False)
     with pytest.raises(
         RopewalkError,
-        match=r"^cannot load rajpurkar/squad_v2 from the hub: Couldn't reach the Hub; give a file$",
+        match=r"^cannot load rajpurkar/squad_v2 from the Hub: Couldn't reach the Hub; give a local file$",
     ):
         read_squad("hub")

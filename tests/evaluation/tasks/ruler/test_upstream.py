@@ -72,7 +72,7 @@ def test_what_upstream_would_try_for_ever_is_refused(tasks, name):
 def test_words_that_only_upstreams_repository_has_are_refused_by_name(monkeypatch, tasks):
     few = listed_words()[:1000]
     monkeypatch.setattr(upstream, "listed_words", lambda: few)
-    with pytest.raises(RopewalkError, match="cwe at 8192 tokens needs more than the 1000 words"):
+    with pytest.raises(RopewalkError, match="cwe at 8192 tokens needs more than the 1000 available words"):
         upstream_samples(tasks["cwe"], template_tokenizer(), 8192, 1)
 
 

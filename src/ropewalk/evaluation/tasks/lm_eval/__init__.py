@@ -1,1 +1,1 @@
-"""Suites that lm_eval runs: short context, LongBench, and any other task of its own."""
+"""Suites that lm_eval runs: short-context tasks, LongBench, and any other task of lm_eval."""

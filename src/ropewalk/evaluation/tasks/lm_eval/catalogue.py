@@ -1,7 +1,7 @@
-"""Which tasks lm_eval has, where their files lie, and how a task's data are replaced by the user's.
+"""Find tasks of lm_eval, and load them with their own data or the user's.
 
-lm_eval reads fourteen thousand files to know all its tasks, which takes half a minute. A name mostly says in
-which folder its task lies, so that folder alone is read; failing that, the names in all files are searched.
+Indexing all tasks of lm_eval means reading fourteen thousand files, which takes half a minute. Usually the name of a
+task gives its folder, so only that folder is indexed. Otherwise, the names in all files are searched.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ropewalk.evaluation.tasks.lm_eval.model import quiet_libraries
 from ropewalk.models.config_file import one_line
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Documents of each split, with the fields of the hub's dataset."""
+"""Documents of each split, with the fields of the Hub dataset."""
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 FOLDERS = {"mmlu": "mmlu/default"}
-"""Folders that hold more families than the one that is named alike."""
+"""Subfolders to index for a name, if the folder of that name also contains other families of tasks."""
 FILE_FORMATS = frozenset({"arrow", "csv", "json", "pandas", "parquet", "text"})
-"""Names under which ``datasets`` reads files, where other names are datasets of the hub."""
+"""Dataset names by which ``datasets`` reads local files; all other names are Hub datasets."""
 SPLITS = ("training_split", "validation_split", "test_split")
 
 _NAME = re.compile(r"^[\"']?(?:task|group)[\"']?\s*:\s*[\"']?([\w.+\-]+)[\"']?\s*$", re.MULTILINE)
@@ -48,15 +48,15 @@ _WORD = re.compile(r"[\w.+\-]*\w")
 
 @dataclass(frozen=True)
 class StockTask:
-    """What a task says of its data.
+    """The data that a task's configuration names.
 
     Attributes:
-        name: of the task.
-        dataset: on the hub, or the name of a file format.
-        config: of the dataset (MMLU's subject, say), or None.
-        splits: names of all splits that it uses.
-        evaluated: the split that holds the questions; None where it cannot be known, as for tasks in Python.
-        from_hub: whether its data come from the hub.
+        name: name of the task.
+        dataset: Hub dataset, or the name of a file format.
+        config: configuration of the dataset (such as MMLU's subject), or None.
+        splits: names of all splits that the task uses.
+        evaluated: split with the questions; None if it is unknown, as for tasks written in Python.
+        from_hub: whether the data come from the Hub.
     """
 
     name: str
@@ -68,38 +68,37 @@ class StockTask:
 
 
 class Catalogue:
-    """The tasks that were asked for, and those that they consist of.
+    """Index of the requested tasks, groups and tags, and of the tasks that they consist of.
 
     Args:
         names: tasks, groups and tags.
-        include_path: a folder of the user's own tasks, which go before lm_eval's.
+        include_path: folder of the user's own tasks, which take precedence over lm_eval's.
 
     Raises:
-        RopewalkError: if the folder does not exist, or for a name that there is not; the message gives the
-            nearest that there is.
+        RopewalkError: if the folder does not exist, or a name is unknown; the message suggests the nearest known name.
     """
 
     def __init__(self, names: Sequence[str], include_path: str | os.PathLike[str] | None = None) -> None:
         own = [] if include_path is None else [Path(include_path).expanduser()]
         if own and not own[0].is_dir():
-            raise RopewalkError(f"there is no folder {str(own[0])!r} of lm_eval tasks")
+            raise RopewalkError(f"the folder {str(own[0])!r} of lm_eval tasks does not exist")
         with quiet_libraries():
             self._manager = _manager_for(names, own)
         self._index: dict[str, Any] = self._manager.task_index
 
     def tasks_of(self, name: str) -> list[StockTask]:
-        """The tasks that a task, group or tag consists of, in lm_eval's order."""
+        """Return the tasks that a task, group or tag consists of, in lm_eval's order."""
         return list(_leaves(self._index, name))
 
     def build(self, name: str, local: Mapping[str, Rows]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """lm_eval's objects of the tasks and groups under a name, with their data.
+        """Build lm_eval's task and group objects under a name, with their data.
 
         Args:
-            name: of a task, group or tag.
-            local: rows by split by task; members of a group that are not in it are left out, if any are.
+            name: name of a task, group or tag.
+            local: rows by task and split; if not empty, members of a group without rows are left out.
 
         Raises:
-            RopewalkError: if the rows are no table, or the task is a program that loads its data itself.
+            RopewalkError: if the rows do not form a table, or the task is written in Python and loads its own data.
         """
         before = dict(self._index)
         try:
@@ -116,12 +115,12 @@ class Catalogue:
 
 
 def is_group(group: Any) -> bool:
-    """Whether the members of lm_eval's group have a common score."""
+    """Whether lm_eval computes a common score for the members of a group."""
     return bool(group.aggregate_metric_list)
 
 
 def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
-    """An index of as few folders as hold the names and all that they consist of."""
+    """Build an index of as few folders as possible that contains the names and their members."""
     index = TaskManager(include_path=own, include_defaults=False).task_index if own else {}
     folders = [folder for name in names if name not in index and (folder := _likely_folder(name))]
     manager = TaskManager(include_path=[*dict.fromkeys(folders), *own], include_defaults=False)
@@ -140,7 +139,7 @@ def _manager_for(names: Sequence[str], own: list[Path]) -> TaskManager:
 
 
 def _likely_folder(name: str) -> Path | None:
-    """The folder of lm_eval that is called like the beginning of a name, the longest beginning first."""
+    """Return the lm_eval folder named like the longest possible beginning of a name, or None."""
     ends = [match.start() for match in re.finditer("[_-]", name)]
     for end in [len(name), *reversed(ends)]:
         folder = STOCK / FOLDERS.get(name[:end], name[:end])
@@ -151,7 +150,7 @@ def _likely_folder(name: str) -> Path | None:
 
 @cache
 def _names_in_files() -> dict[str, Path]:
-    """Folders of lm_eval by the names of tasks, groups and tags; a second's work, where an index takes thirty."""
+    """Map names of tasks, groups and tags to folders by a text search: one second instead of thirty for an index."""
     names: dict[str, Path] = {}
     for path in sorted(STOCK.rglob("*.yaml")):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -167,7 +166,7 @@ def _names_in_files() -> dict[str, Path]:
 def _check_known(name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}" if near else "lm-eval ls tasks lists those that there are"
+        hint = f"did you mean {near[0]}" if near else "lm-eval ls tasks lists all tasks"
         raise RopewalkError(f"unknown lm_eval task {name!r}; {hint}")
 
 
@@ -187,7 +186,7 @@ def _name_of(member: Any) -> str:
 
 
 def _complete(index: Mapping[str, Any], member: Any) -> bool:
-    """Whether all that a member of a group consists of is in the index, or is defined by the group itself."""
+    """Whether a group's member and its own members are all in the index or defined inside the group."""
     entry = index.get(_name_of(member))
     if entry is not None:
         return all(_complete(index, each) for each in _members(entry))
@@ -199,7 +198,7 @@ def _complete(index: Mapping[str, Any], member: Any) -> bool:
 
 
 def _leaves(index: Mapping[str, Any], member: Any) -> Iterator[StockTask]:
-    """The tasks below a member of a group, which may change settings of what it names, or define it."""
+    """Yield the tasks below a group's member, which may override a named task's settings or define a task inline."""
     entry, own = index.get(_name_of(member)), member if isinstance(member, dict) else {}
     below = _listed(own) if entry is None else _members(entry)
     if below:
@@ -214,7 +213,7 @@ def _leaves(index: Mapping[str, Any], member: Any) -> Iterator[StockTask]:
 def _stock_task(name: str, config: Mapping[str, Any]) -> StockTask:
     fewshot = config.get("fewshot_split") or (config.get("fewshot_config") or {}).get("split")
     splits = [config.get(key) for key in SPLITS] + [fewshot]
-    # A task that is a program names its dataset in the program, if it has one.
+    # A task written in Python names its dataset in the code, if at all; its name stands in for the dataset here.
     dataset = str(config.get("dataset_path") or (name if "class" in config else ""))
     return StockTask(
         name=name,
@@ -227,7 +226,7 @@ def _stock_task(name: str, config: Mapping[str, Any]) -> StockTask:
 
 
 def _prune(index: dict[str, Any], member: Any, keep: set[str]) -> bool:
-    """Leave the tasks that have no data out of a group and the groups in it; whether any task is left."""
+    """Remove tasks without data from a group and its subgroups; return whether any task is left."""
     name = _name_of(member)
     entry = index.get(name)
     if entry is None or entry.kind.name not in ("TAG", "GROUP"):
@@ -241,10 +240,11 @@ def _prune(index: dict[str, Any], member: Any, keep: set[str]) -> bool:
 
 
 def _with_rows(entry: Any, rows: Rows) -> dict[str, Any]:
-    """A task's own configuration with other documents; splits that have none are not asked for."""
+    """Return a task's configuration with the given rows as its dataset, without splits that have no rows."""
     if entry.kind.name == "PY_TASK":
         raise RopewalkError(
-            f"{entry.name} is a Python task that loads its data itself; it takes none from files"
+            f"{entry.name} is a Python task that loads its own data and cannot use local files; remove its "
+            "--lm-eval-data"
         )
     config = dict(load_yaml(entry.yaml_path, resolve_func=True) if entry.yaml_path else entry.cfg)
     stock = _stock_task(entry.name, config)
@@ -260,8 +260,10 @@ def _with_rows(entry: Any, rows: Rows) -> dict[str, Any]:
 
 
 def _other_fewshot_split(config: Mapping[str, Any], evaluated: str | None) -> str | None:
-    """Where examples come from without a split of their own; lm_eval leaves out the question where it says None
-    or the test split, and there alone."""
+    """Choose the split of few-shot examples if there is no dedicated one.
+
+    lm_eval excludes the question itself from the examples only if this is None or the test split.
+    """
     others = [config[key] for key in SPLITS if config[key] and config[key] != evaluated]
     if others and config["training_split"]:
         return None
@@ -275,11 +277,11 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
     except (pyarrow.ArrowException, TypeError, OverflowError) as error:
-        raise RopewalkError(f"the rows of {name} are no table: {error}") from error
+        raise RopewalkError(f"the rows of {name} do not form a table: {error}") from error
 
 
 NOT_THERE = (OSError, datasets.exceptions.DatasetsError)
-"""What a dataset that cannot be had raises; a missing package is an ImportError."""
+"""Exceptions for a dataset that is not available; a missing package raises ImportError."""
 
 UNFIT = (
     jinja2.TemplateError,
@@ -292,11 +294,11 @@ UNFIT = (
     TypeError,
     ValueError,
 )
-"""What lm_eval raises over data that do not have the fields that a task's template asks for."""
+"""Exceptions that lm_eval raises for data without the fields that a task's template needs."""
 
 
 class CannotRun(RopewalkError):
-    """A task that cannot run here; the message says why."""
+    """A task cannot run here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -304,11 +306,11 @@ class Loaded:
     """A task or group with its data.
 
     Attributes:
-        name: as it was asked for.
+        name: name of the task or group, as requested.
         tasks: lm_eval's task objects by name.
-        group: lm_eval's group object, where its members have a common score.
-        fewshot: where each task's examples come from, in words; empty where there are none.
-        fixed: tasks that take no other number of examples than their own.
+        group: lm_eval's group object if its members have a common score, or None.
+        fewshot: where each task's few-shot examples come from, in words; empty without examples.
+        fixed: tasks that ignored the requested number of examples because they fix it.
     """
 
     name: str
@@ -326,20 +328,19 @@ def load(
     seed: int,
     online: Callable[[], bool],
 ) -> Loaded:
-    """Build a task or group with its data.
+    """Load a task or group with its data.
 
     Args:
-        catalogue: knows the name.
-        name: of the task or group.
-        local: rows by split by the name of a task, in place of the hub's; where any is given, tasks of a group
-            that have none are left out.
-        num_fewshot: examples before each question; the task's own number if None.
-        seed: of the choice of examples.
-        online: asked whether the hub can be reached, only where something is needed from it.
+        catalogue: catalogue that contains the name.
+        name: name of the task or group.
+        local: rows by task and split that replace Hub data; if not empty, tasks of a group without rows are left out.
+        num_fewshot: number of few-shot examples; None for the task's default.
+        seed: random seed for the choice of examples.
+        online: returns whether the Hub is reachable; called only if something is needed from it.
 
     Raises:
-        CannotRun: if data or a package are not there.
-        RopewalkError: if the user's data do not fit.
+        CannotRun: if data or a package are missing.
+        RopewalkError: if the user's data do not fit the task.
     """
     remote = sorted({task.dataset for task in catalogue.tasks_of(name) if task.from_hub} if not local else ())
     with ExitStack() as stack:
@@ -369,25 +370,26 @@ def load(
 
 
 def check_runnable(loaded: Loaded, max_length: int) -> None:
-    """Raise for a task that no text model of this context can answer.
+    """Raise for tasks that cannot run on a text model with this context.
 
     Args:
-        loaded: from :func:`load`.
-        max_length: tokens that prompt and answer may take together.
+        loaded: task or group from :func:`load`.
+        max_length: maximum number of tokens of prompt and answer together.
 
     Raises:
-        CannotRun: with the reason.
+        CannotRun: if a task executes generated code, is multimodal, or leaves no room for its prompts.
     """
     for name, task in loaded.tasks.items():
         if getattr(task, "UNSAFE_CODE", False):
-            raise CannotRun(f"{name} runs code that the model writes, which ropewalk does not")
+            raise CannotRun(f"{name} executes code that the model generates, which ropewalk does not allow")
         if getattr(task, "MULTIMODAL", False):
-            raise CannotRun(f"{name} shows the model more than text")
+            raise CannotRun(f"{name} is multimodal, and ropewalk evaluates only text")
         settings = task.get_config("generation_kwargs") or {}
         room = max((int(settings.get(key) or 0) for key in _ROOM), default=0)
         if task.get_config("output_type") == "generate_until" and (room or 256) >= max_length:
             raise CannotRun(
-                f"answers of {name} take up to {room or 256} tokens, which leaves no room for a prompt in {max_length}"
+                f"answers of {name} have up to {room or 256} tokens, which leaves no room for a prompt in {max_length} "
+                "tokens"
             )
 
 
@@ -395,7 +397,7 @@ _ROOM = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
 
 
 def _ask_all(task: Any) -> None:
-    """lm_eval looks at the first document alone; a later one must not fail after hours of other tasks."""
+    """Render all documents now: lm_eval checks only the first one, and a later one must not fail after hours."""
     for document in task.eval_docs:
         task.doc_to_text(document)
         task.doc_to_target(document)
@@ -404,7 +406,7 @@ def _ask_all(task: Any) -> None:
 
 
 def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
-    """Set the number of examples as lm_eval does; whether the task refused it."""
+    """Set the number of few-shot examples as lm_eval does; return whether the task fixes another number."""
     own = task.get_config("num_fewshot")
     fixed = own == 0 and bool(num_fewshot)
     if num_fewshot is not None and not fixed:
@@ -417,14 +419,14 @@ def _set_fewshot(task: Any, num_fewshot: int | None, seed: int) -> bool:
     left_out = _question_left_out(task)
     if wanted and pool < wanted + left_out:
         raise RopewalkError(
-            f"{task.task_name} is asked with {wanted} examples and its data have {max(0, pool - left_out)} to "
-            "draw them from; give more, or ask with fewer"
+            f"{task.task_name} needs {wanted} few-shot examples, but its data have only {max(0, pool - left_out)} to "
+            "draw from; give more data, or set a smaller num_fewshot"
         )
     return fixed
 
 
 def _question_left_out(task: Any) -> bool:
-    """lm_eval draws one example more, and leaves out the question, where it takes both from one split."""
+    """Whether lm_eval draws one extra example to exclude the question, because both come from the same split."""
     settings = getattr(task, "fewshot_cfg", None)
     return settings is not None and settings.split == task.config.test_split
 
@@ -438,7 +440,7 @@ def _fewshot_source(task: Any) -> str:
     evaluated = config.test_split or config.validation_split
     split = settings.split if settings is not None else None
     split = split or config.training_split or config.validation_split or config.test_split
-    return "the questions themselves, but the one asked" if split == evaluated else f"split {split}"
+    return "the questions themselves, except the current one" if split == evaluated else f"split {split}"
 
 
 def _unreachable(remote: Sequence[str], reached: bool, error: BaseException) -> str:
@@ -446,25 +448,25 @@ def _unreachable(remote: Sequence[str], reached: bool, error: BaseException) -> 
         return f"its data could not be read: {one_line(error)}"
     why = f" ({one_line(error)})" if reached else ""
     what = "its dataset" if len(remote) == 1 else "its datasets"
-    return f"{what} {', '.join(remote)} could not be reached on the hub{why}, and no local data were given"
+    return f"{what} {', '.join(remote)} could not be loaded from the Hub{why}, and no local data were given"
 
 
 def _missing(error: ImportError) -> str:
-    """lm_eval's own hint is a paragraph; which of its extras is wanted is all that matters of it."""
+    """Shorten lm_eval's hint about missing packages, which is a paragraph, to the name of its extra."""
     extra = re.search(r"lm_eval\[[\"']?(\w+)", str(error))
     if extra:
-        return f"packages that it needs are missing; pip install lm_eval[{extra[1]}]"
-    return f"a package that it needs is missing: {one_line(error)}"
+        return f"packages that the task needs are missing; run pip install lm_eval[{extra[1]}]"
+    return f"a package that the task needs is missing: {one_line(error)}"
 
 
 def _said(error: BaseException) -> str:
-    """A KeyError's own text is a bare key."""
+    """Format an error with its type, because the text of a KeyError is only the key."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Tasks may draw from the global generators; whoever called finds them as they were."""
+    """Seed the global random generators, from which tasks may draw, and restore them afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)

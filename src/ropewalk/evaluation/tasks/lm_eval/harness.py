@@ -1,7 +1,7 @@
-"""lm_eval's tasks run on a model in memory: what it found, as plain values.
+"""Run lm_eval's tasks on a model in memory, and return the outcomes as plain values.
 
-Of this library only the modules ``harness*`` and ``quiet_libraries`` import lm_eval, which is optional: import
-them where it is installed.
+lm_eval is optional, and only the modules ``harness``, ``catalogue`` and ``model`` of this package import it. Import
+them only after checking that lm_eval is installed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ropewalk.evaluation.tasks.lm_eval.model import HarnessModel, quiet_librarie
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """What lm_eval found for one task, as plain values.
+    """Outcome of one lm_eval task, as plain values.
 
     Attributes:
-        name: of the task.
-        metric: the one that stands for the task.
-        value: its value over all documents, as lm_eval gives it.
-        metrics: all of them by name; ``metric,filter`` where answers are filtered.
-        aggregation: what makes the value from the documents': ``mean``, ``perplexity`` and so on.
-        values: one a document, in the order of ``indices``: a number, or what the aggregation takes.
-        indices: of the documents in the task's data.
-        answers: the model's own words a document; empty for tasks that have none.
-        truncated: documents with a prompt that was cut.
-        num_fewshot: examples before the question.
-        version: of the task.
-        higher_is_better: None where the task does not say.
-        asked: digests of documents and prompts, one a document.
+        name: name of the task.
+        metric: name of the task's main metric.
+        value: value of the main metric over all documents, as lm_eval reports it.
+        metrics: all metrics by name; the key is ``metric,filter`` if answers are filtered.
+        aggregation: function that computes the value from those of the documents: ``mean``, ``perplexity`` and so on.
+        values: one value per document, in the order of ``indices``: a number, or another input of the aggregation.
+        indices: indices of the documents in the task's data.
+        answers: generated text per document; empty for tasks without generation.
+        truncated: number of documents with a truncated prompt.
+        num_fewshot: number of examples before the question.
+        version: version of the task.
+        higher_is_better: whether higher values are better; None if the task does not say.
+        asked: digest of document and prompt, for each document.
     """
 
     name: str
@@ -58,12 +58,12 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A task, or a group and its tasks.
+    """Outcome of a task, or of a group with its tasks.
 
     Attributes:
-        tasks: at least one.
-        value: the group's, as lm_eval weights its tasks; None for what has no common score.
-        by_size: whether each document counts alike in it, or each task.
+        tasks: outcomes of the tasks, at least one.
+        value: score of the group, with lm_eval's weights of its tasks; None without a common score.
+        by_size: True if each document has equal weight in the group's score, False if each task has.
     """
 
     tasks: tuple[TaskOutcome, ...]
@@ -73,14 +73,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a task's prompts are made: in a chat template, and cut in the middle when they are too long."""
+    """Format of a task's prompts: whether they use the chat template, and whether they are truncated in the middle."""
 
     chat: bool = False
     middle: bool = False
 
 
 def installed_version() -> str:
-    """lm_eval's own version."""
+    """Return the version of lm_eval."""
     return version("lm_eval")
 
 
@@ -92,18 +92,18 @@ def run(
     metric: Callable[[str], str | None],
     seed: int,
 ) -> Outcome:
-    """Ask the model and score its answers as lm_eval does.
+    """Run a task or group with lm_eval, and score it as lm_eval does.
 
     Args:
-        model: to be asked.
-        loaded: from :func:`load`.
-        limit: first documents of each task; all of them if None.
-        manner: of each task by its name.
-        metric: that stands for a task, by the task's name; None for the first that the task lists.
-        seed: of whatever a task draws.
+        model: the model to measure.
+        loaded: the task or group from :func:`load`.
+        limit: use only the first ``limit`` documents of each task; None for all.
+        manner: returns the format of a task's prompts, given its name.
+        metric: returns the name of a task's main metric, given its name; None for the first one that the task lists.
+        seed: random seed of everything that a task draws.
 
     Raises:
-        RunFailure: if the memory gives out, or an answer cannot be scored.
+        RunFailure: if memory runs out, or an answer cannot be scored.
     """
     parts: dict[Manner, dict[str, Any]] = defaultdict(dict)
     for name, task in loaded.tasks.items():
@@ -143,7 +143,7 @@ def _evaluate(
             )
     except torch.OutOfMemoryError as error:
         raise RunFailure(
-            f"out of memory at {model.batch_size} prompts at once; lower the batch size or max_length"
+            f"out of memory with a batch size of {model.batch_size}; lower the batch size or max_length"
         ) from error
     return dict(found)
 
@@ -160,7 +160,7 @@ def _outcome(
     order = [wanted] if wanted else [metric for metric in listed if isinstance(metric, str)]
     keys = [key for metric in order for key in values if key.startswith(f"{metric},")] or list(values)
     if not keys:
-        raise RunFailure(f"lm_eval found no number for {name}")
+        raise RunFailure(f"lm_eval returned no score for {name}; run the evaluation without this task")
     metric, _, chosen = keys[0].partition(",")
     samples = [sample for sample in found["samples"][name] if sample["filter"] == chosen and metric in sample]
     generated = task.get_config("output_type") == "generate_until"
@@ -183,6 +183,6 @@ def _outcome(
 
 
 def _asked(arguments: Sequence[Any]) -> Any:
-    """How :class:`HarnessModel` remembers a request: by its texts."""
+    """Return the key under which :class:`HarnessModel` records a truncated request: its texts."""
     texts = tuple(each for each in arguments if isinstance(each, str))
     return texts if len(texts) > 1 else texts[0]

@@ -1,4 +1,4 @@
-"""What lm_eval and the libraries below it say on their own is kept from the terminal while they work for us."""
+"""Adapter from a model in memory to lm_eval, and a context that silences lm_eval's and its libraries' output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("lm_eval", "datasets", "huggingface_hub", "absl", "jieba")
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No log lines, bars and warnings of lm_eval, datasets, the hub and transformers while open."""
+    """Suppress log lines, progress bars and warnings of lm_eval, datasets, huggingface_hub and transformers."""
     from transformers.utils import logging as transformers_logging
 
     levels = {name: logging.getLogger(name).level for name in NAMES}
@@ -53,7 +53,7 @@ IGNORED: tuple[tuple[str, type[Warning]], ...] = (
     ("invalid escape sequence", DeprecationWarning),
     ("pkg_resources is deprecated", UserWarning),
 )
-"""Messages (the beginning, as a pattern) and categories of warnings that say nothing to our user."""
+"""Warnings that do not concern the user: patterns for the beginning of their messages, and categories."""
 
 
 def _no_bar(items: Iterable[Any], **named: Any) -> Iterable[Any]:
@@ -61,21 +61,21 @@ def _no_bar(items: Iterable[Any], **named: Any) -> Iterable[Any]:
 
 
 class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
-    """lm_eval's own wrapper around a model in memory, with what it does silently made visible.
+    """lm_eval's wrapper around a model in memory, extended to report what it truncates.
 
-    lm_eval cuts prompts that are too long at their beginning. Here they are counted, and ``middle`` cuts
-    generation prompts in the middle instead, as LongBench does.
+    lm_eval silently truncates prompts that are too long at the beginning. This class records them, and with ``middle``
+    it truncates prompts of generation tasks in the middle instead, as LongBench does.
 
     Args:
-        model: a causal model; its weights, mode and settings stay as they are.
-        tokenizer: the model's own; a copy of it is used, since lm_eval gives it a padding token.
-        max_length: tokens that prompt and answer may take together.
-        batch_size: prompts read at once.
+        model: a causal model; its weights, mode and settings are left unchanged.
+        tokenizer: the model's tokenizer; a copy is used, because lm_eval sets a padding token.
+        max_length: maximum number of tokens of prompt and answer together.
+        batch_size: prompts per batch.
 
     Attributes:
-        middle: cut prompts of generation tasks in the middle, not at their beginning.
-        truncated: what was cut: (context, continuation) of likelihoods, the context of generation tasks.
-        progress: called with the requests that are done and how many there are, or None.
+        middle: truncate prompts of generation tasks in the middle instead of at the beginning.
+        truncated: truncated requests: (context, continuation) for likelihoods, the context for generation tasks.
+        progress: called with the number of completed requests and the total, or None.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int, batch_size: int) -> None:
@@ -94,7 +94,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
         self._done = self._total = 0
 
     def add_partial(self, attribute: str, request: Any, result: Any) -> None:
-        """lm_eval tells its cache of each answer; it keeps none here, but this says how far it is."""
+        """Report progress; lm_eval calls this hook of its answer cache for each answer, and nothing is cached here."""
         self._done += 1
         if self.progress is not None:
             self.progress(self._done, self._total)
@@ -117,10 +117,10 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
         for texts, context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length:
                 raise RunFailure(
-                    f"an answer of {len(continuation)} tokens cannot be scored; lm_eval takes 1 to max_length "
-                    f"{self.max_length}"
+                    f"an answer of {len(continuation)} tokens cannot be scored; lm_eval needs 1 to {self.max_length} "
+                    "tokens (max_length)"
                 )
-            # The last token is only predicted and takes no room. Windows of a whole text come without texts.
+            # The last token is predicted but never an input, hence + 1. Windows of a rolling likelihood have no texts.
             if texts is not None and len(context) + len(continuation) > self.max_length + 1:
                 self.truncated.add(tuple(texts))
         return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
@@ -147,19 +147,19 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval has no types
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **generation_kwargs: Any
     ) -> Any:
-        """Greedily, whatever the task or the checkpoint says of sampling."""
+        """Generate greedily, ignoring sampling settings of the task and the checkpoint."""
         mask = generation_kwargs["attention_mask"]
         with torch.no_grad(), _only_special_tokens(self.model), _pinned(self.model, max_length):
             return super()._model_generate(context, max_length, stop, attention_mask=mask, do_sample=False)
 
 
 def cut(ids: list[int], most: int, middle: bool) -> list[int]:
-    """At most ``most`` tokens of a prompt: its beginning and its end, or its end alone.
+    """Truncate a prompt to at most ``most`` tokens.
 
     Args:
-        ids: the prompt.
-        most: tokens, at least 1.
-        middle: leave out the middle, as LongBench's ``pred.py`` does; else the beginning, as lm_eval does.
+        ids: token ids of the prompt.
+        most: maximum number of tokens, at least 1.
+        middle: remove the middle, as LongBench's ``pred.py`` does; otherwise the beginning, as lm_eval does.
     """
     if len(ids) <= most:
         return ids
@@ -168,7 +168,7 @@ def cut(ids: list[int], most: int, middle: bool) -> list[int]:
 
 
 def _padded(rows: list[list[int]], pad: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask, both int64 ``[batch, longest]``."""
+    """Return token ids and mask, both int64 ``[batch, longest]``."""
     longest = max(len(row) for row in rows)
     ids, mask = [], []
     for row in rows:
@@ -181,7 +181,7 @@ def _padded(rows: list[list[int]], pad: int, side: str) -> tuple[torch.Tensor, t
 
 @contextmanager
 def _only_special_tokens(model: Any) -> Iterator[None]:
-    """A checkpoint's generation settings may ask for sampling and penalties; of them only tokens count here."""
+    """Replace the checkpoint's generation config by one with only its special tokens, without sampling or penalties."""
     from transformers import GenerationConfig
 
     own = model.generation_config
@@ -196,7 +196,7 @@ def _only_special_tokens(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _pinned(model: Any, total_length: int) -> Iterator[None]:
-    """A RoPE that depends on the length must rotate cached keys and later queries alike."""
+    """Fix a length-dependent RoPE at ``total_length``, so that cached keys and later queries are rotated alike."""
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, RotaryEmbedding):

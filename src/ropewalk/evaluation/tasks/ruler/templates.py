@@ -1,4 +1,4 @@
-"""What RULER's prompts say, word by word: templates, separators and the beginnings of the answers.
+"""RULER's prompt templates, verbatim, with the beginnings of the answers.
 
 Source: NVIDIA/RULER at c3f5e3b, as arXiv:2404.06654 reports it.
 """
@@ -14,22 +14,22 @@ NOISE_LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go
 
 @dataclass(frozen=True)
 class Template:
-    """A task's words; the fields in braces are filled in by :meth:`text` and :meth:`prefix`.
+    """Template of a task; :meth:`text` and :meth:`prefix` fill in the fields in braces.
 
     Attributes:
         question: the task text.
-        answer: the beginning of the answer, which the model goes on from.
+        answer: the beginning of the answer, which the model continues.
     """
 
     question: str
     answer: str
 
     def text(self, **fields: object) -> str:
-        """The task text."""
+        """Return the task text."""
         return self.question.format(**fields)
 
     def prefix(self, **fields: object) -> str:
-        """The beginning of the answer."""
+        """Return the beginning of the answer."""
         return self.answer.format(**fields)
 
 
@@ -39,7 +39,7 @@ NIAH = Template(
     "What are all the special magic {type} for {query} mentioned in the provided text?",
     " The special magic {type} for {query} mentioned in the provided text are",
 )
-"""Several needles; ``type`` is a plural."""
+"""Template for several needles; ``type`` is a plural."""
 
 NIAH_SINGLE = Template(
     "A special magic {type} is hidden within the following text. Make sure to memorize it. "
@@ -47,7 +47,7 @@ NIAH_SINGLE = Template(
     "What is the special magic {type} for {query} mentioned in the provided text?",
     " The special magic {type} for {query} mentioned in the provided text is",
 )
-"""One query that has one value; ``type`` is a singular."""
+"""Template for one query with one value; ``type`` is a singular."""
 
 VT = Template(
     "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\n"
@@ -82,17 +82,17 @@ _NEEDLE = "One of the special magic {type} for {key} is: {value}."
 
 
 def needle_line(plural: str, key: str, value: str) -> str:
-    """The sentence that hides a value; ``plural`` is ``numbers`` or ``uuids``, for one needle as well."""
+    """Return the sentence with a hidden value; ``plural`` is ``numbers`` or ``uuids``, even for a single needle."""
     return _NEEDLE.format(type=plural, key=key, value=value)
 
 
 def niah_prompt(plural: str, queries: Sequence[str], values: int, context: str) -> tuple[str, str]:
-    """Task text and beginning of the answer of a needle task.
+    """Return the task text and the beginning of the answer of a needle task.
 
     Args:
-        plural: what is hidden, ``numbers`` or ``uuids``.
-        queries: keys that are asked for, at least one.
-        values: values that each key has; with one query and one value all is said in the singular.
+        plural: kind of the hidden values, ``numbers`` or ``uuids``.
+        queries: the requested keys, at least one.
+        values: number of values per key; with one query and one value the template is in the singular.
         context: the haystack with its needles.
     """
     single = len(queries) * values == 1
@@ -102,5 +102,5 @@ def niah_prompt(plural: str, queries: Sequence[str], values: int, context: str) 
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a``, ``a, and b``, ``a, b, and c``."""
+    """Join names like ``a``, ``a, and b`` or ``a, b, and c``."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + ", and " + names[-1]

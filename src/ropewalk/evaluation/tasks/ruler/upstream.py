@@ -1,8 +1,8 @@
-"""RULER's samples exactly as NVIDIA/RULER at c3f5e3b makes them, character by character.
+"""RULER's samples exactly as NVIDIA/RULER at c3f5e3b generates them, character by character.
 
-Upstream draws all samples of a task and length from one stream of random numbers, the trials of its search for the
-number of units among them, and shuffles some lists by the same seed each time. Our own samples differ in that and
-in nothing else: the text-building functions are shared.
+Upstream draws all samples of a task and length from one stream of random numbers, including the trials of its search
+for the number of units, and shuffles some lists with the same seed each time. Our own samples differ only in this; both
+share the functions that build the text.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ropewalk.evaluation.tasks.words import listed_words
 SEED = 42
 VERSION = "NVIDIA/RULER c3f5e3b"
 SHORT_BELOW = 4096
-"""Tokens below which upstream takes smaller steps."""
+"""Length in tokens below which upstream's search takes smaller steps."""
 MOST_TRIES = 100
-"""Prompts of the fewest units that are tried before a sample is given up; upstream never gives up."""
+"""Maximum number of trials with the fewest units for a sample; upstream never stops trying."""
 
 SplitSentences = Callable[[str], Sequence[str]]
 Tokens = Callable[[str], int]
@@ -47,12 +47,12 @@ Tokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Room:
-    """What upstream fills with a prompt.
+    """The room for a prompt, counted as upstream does.
 
     Attributes:
-        tokens: of a text, as upstream counts them: without BOS and chat template.
-        length: of prompt and answer together.
-        reserved: tokens of it that the prompt cannot have.
+        tokens: counts the tokens of a text as upstream does, without BOS and chat template.
+        length: tokens of prompt and answer together.
+        reserved: tokens of the length that the prompt cannot use.
     """
 
     tokens: Tokens
@@ -65,7 +65,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Made:
-    """One prompt of upstream's."""
+    """One prompt of upstream."""
 
     text: str
     prefix: str
@@ -76,7 +76,7 @@ class Made:
         return self.text + self.prefix
 
     def draft(self, units: int, tokens: Tokens) -> Draft:
-        """With upstream's count of its tokens, which has no BOS."""
+        """Return a draft whose details contain upstream's token count, which has no BOS."""
         details = {"compat": VERSION, "units": units, "upstream_tokens": tokens(self.prompt)}
         return Draft(self.text, self.prefix, self.references, details)
 
@@ -84,11 +84,11 @@ class Made:
 Stream = Iterator[tuple[Made, int]]
 
 Make = Callable[[int], Made]
-"""From a number of units to the next prompt of the stream."""
+"""Returns the next prompt of the stream, given its number of units."""
 
 
 class _Unlucky(Exception):
-    """Upstream's script fails on this draw and draws again."""
+    """Upstream's script fails on this draw, and draws again."""
 
 
 def upstream_samples(
@@ -99,22 +99,22 @@ def upstream_samples(
     split: SplitSentences | None = None,
     chat: bool = False,
 ) -> Iterator[Sample]:
-    """The samples that upstream makes with its seed 42, in order, each when it is asked for.
+    """Generate upstream's samples with its seed 42, in order and lazily.
 
-    The number of tokens by which upstream fills the length has no BOS and no chat template; the samples' own number
-    has, and may be more than there is room for by as much.
+    Upstream fills the length by a token count without BOS and chat template. The samples' own count includes both, so
+    it may exceed the length by that many tokens.
 
     Args:
-        task: one of RULER's.
-        tokenizer: the model's own.
-        length: tokens.
-        count: how many samples; the first ones of more are the same.
-        split: from a text to its sentences; nltk's ``sent_tokenize`` if None.
-        chat: the samples' own number of tokens is that of a chat.
+        task: one of RULER's tasks.
+        tokenizer: the model's tokenizer.
+        length: tokens of prompt and answer together.
+        count: number of samples; a smaller number gives the beginning of the same sequence.
+        split: splits a text into sentences; None for nltk's ``sent_tokenize``.
+        chat: count the samples' tokens with the chat template.
 
     Raises:
-        RopewalkError: at once, if the first sample cannot be made, or upstream would never end; and later if that
-            is so of another one.
+        RopewalkError: by the call itself if the first sample cannot be generated or upstream's script would never end;
+            later, if that happens for another sample.
     """
     if count < 1:
         raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
@@ -123,7 +123,7 @@ def upstream_samples(
         return iter(upstream_qa_samples(task, encoder, length, count))
 
     def tokens(text: str) -> int:
-        # Without the offsets of every token, which take as long as the tokens.
+        # The fast variant skips the offsets of tokens, which take as long as the tokens themselves.
         (encoded,) = encoder.backend().encode_batch_fast([text], add_special_tokens=False)
         return len(encoded)
 
@@ -132,8 +132,8 @@ def upstream_samples(
         first = next(made)
     except _Unlucky as error:
         raise RopewalkError(
-            f"upstream's script for {task.name} fails at {length} tokens with this tokenizer; "
-            f"take another length, or do without compat"
+            f"NVIDIA's script for {task.name} fails at {length} tokens with this tokenizer; choose another length, or "
+            f"remove --compat nvidia"
         ) from error
     form = Form(task.suite, task.name, "all", task.max_new_tokens)
     return (
@@ -143,7 +143,7 @@ def upstream_samples(
 
 
 def _made(task: Task, tokens: Tokens, length: int, split: SplitSentences | None) -> Stream:
-    """Prompts without end, and how many units each has."""
+    """Return an endless stream of prompts with their numbers of units."""
     if isinstance(task, NeedleTask):
         return _niah(task, tokens, length, split)
     if isinstance(task, vt.TrackingTask):
@@ -152,19 +152,19 @@ def _made(task: Task, tokens: Tokens, length: int, split: SplitSentences | None)
         return _cwe(task, tokens, length)
     if isinstance(task, word_counting.FrequentWordsTask):
         return _fwe(task, tokens, length)
-    raise RopewalkError(f"upstream has no samples for {task!r}; choose one of RULER's tasks")
+    raise RopewalkError(f"NVIDIA's scripts have no samples for {task!r}; choose one of RULER's tasks")
 
 
 def upstream_unavailable(task: Task) -> str | None:
-    """What upstream's form of a task needs that is not here, besides what the task itself needs; or None."""
+    """Return what upstream's form of a task needs beyond the task itself and is missing here, or None."""
     if not (isinstance(task, NeedleTask) and task.in_prose):
         return None
     try:
         _punkt()("One. Two.")
     except ImportError:
-        return "upstream splits essays with nltk: pip install nltk, and nltk.download('punkt_tab')"
+        return "NVIDIA's script splits essays with nltk; run pip install nltk and nltk.download('punkt_tab')"
     except LookupError:
-        return "upstream splits essays with nltk's data, which is not here: nltk.download('punkt_tab')"
+        return "NVIDIA's script needs nltk's data to split essays; run nltk.download('punkt_tab')"
     return None
 
 
@@ -188,7 +188,7 @@ def _niah(task: NeedleTask, tokens: Tokens, length: int, split: SplitSentences |
         else:
             lines = [_niah_line(task, draw) for _ in range(units)]
             positions = sorted(draw.sample(range(units), len(needles)), reverse=True)
-            # Upstream puts the first needle last.
+            # Upstream inserts needles from the end of the list, so the first needle comes last.
             context = hide_in_lines(lines, needles[::-1], positions[::-1])
         asked = draw.sample(range(task.keys), task.queries)
         text, prefix = niah_prompt(task.value_kind, [keys[at] for at in asked], task.values, context)
@@ -229,7 +229,7 @@ def _vt(task: vt.TrackingTask, tokens: Tokens, length: int) -> Stream:
 
 
 def _vt_example(task: vt.TrackingTask, draw: random.Random, tokens: Tokens) -> tuple[str, list[str]]:
-    """The example, as long as 500 tokens allow, and its names."""
+    """Return the longest example within 500 tokens, and its names."""
 
     def make(units: int) -> Made:
         return _vt_prompt(task, draw, None, units, vt.EXAMPLE_NAME_LETTERS)
@@ -253,7 +253,7 @@ def _vt_prompt(
     names = [vt.draw_name(draw, letters) for _ in range(task.statements)]
     value = "12345" if numbers is None else str(numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1))
     if len(set(names)) < len(names):
-        # Upstream draws more names and takes those for the beginning of a second chain, which has no end.
+        # On a duplicate, upstream draws more names, treats them as an incomplete second chain, and fails.
         while len(set(names)) < task.statements:
             names.append(vt.draw_name(draw, letters))
         if numbers is not None:
@@ -269,7 +269,7 @@ def _vt_prompt(
 def _other_names(
     example: str, names: Sequence[str], draw: random.Random, numbers: np.random.RandomState
 ) -> str:
-    """The example with new names and a new value, each put in for the old one wherever it stands."""
+    """Replace every occurrence of the example's names and value by new ones."""
     for name in names:
         example = example.replace(name, vt.draw_name(draw, len(name)))
     return example.replace("12345", str(numbers.randint(vt.LEAST_VALUE, vt.MOST_VALUE + 1)))
@@ -284,8 +284,8 @@ def _cwe(task: word_counting.CommonWordsTask, tokens: Tokens, length: int) -> St
     def numbered(units: int, common: int, other: int) -> tuple[str, list[str]]:
         if units > len(words):
             raise RopewalkError(
-                f"{task.name} at {length} tokens needs more than the {len(words)} words that it has, for which "
-                f"upstream takes a list that only its repository has; leave it out, or do without compat"
+                f"{task.name} at {length} tokens needs more than the {len(words)} available words, and NVIDIA's script "
+                f"takes more from a list that only its repository has; exclude the task, or remove --compat nvidia"
             )
         drawn = draw.sample(words, units)
         entries = word_counting.word_list(drawn, common, other)
@@ -310,7 +310,9 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
     budget = length - task.max_new_tokens
     step, size = budget // 32, budget // word_counting.TOKENS_PER_WORD
     if size <= word_counting.ANSWERS:
-        raise RopewalkError(f"{task.name} does not fit in {length} tokens as upstream makes it")
+        raise RopewalkError(
+            f"{task.name} of NVIDIA's script does not fit in {length} tokens; choose a longer length"
+        )
 
     def vocabulary() -> list[str]:
         words = [word_counting.draw_coded_word(draw) for _ in range(size)]
@@ -335,12 +337,14 @@ def _fwe(task: word_counting.FrequentWordsTask, tokens: Tokens, length: int) -> 
         while tokens((made := make(words, units)).prompt) > budget:
             units -= step
             if units < -step:
-                raise RopewalkError(f"{task.name} does not fit in {length} tokens as upstream makes it")
+                raise RopewalkError(
+                    f"{task.name} of NVIDIA's script does not fit in {length} tokens; choose a longer length"
+                )
         yield made, units
 
 
 def _search(make: Make, room: Room, least: int, most: int) -> int:
-    """Upstream's binary search: the largest number of units that it saw fit, else the least."""
+    """Run upstream's binary search: return the largest number of units that it finds to fit, or the least."""
     found = least
     while least <= most:
         middle = (least + most) // 2
@@ -352,7 +356,7 @@ def _search(make: Make, room: Room, least: int, most: int) -> int:
 
 
 def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
-    """Samples one after the other; one that is too long is drawn again with fewer units."""
+    """Yield samples one by one; a sample that is too long is drawn again with fewer units."""
     while True:
         used, tries = units, 0
         while (made := _luckily(make, used)) is None or not room.holds(made.prompt):
@@ -361,8 +365,8 @@ def _fitted(name: str, make: Make, room: Room, units: int, step: int) -> Stream:
             tries += used <= step
             if tries > MOST_TRIES:
                 raise RopewalkError(
-                    f"{name} does not fit in {room.length} tokens as upstream makes it, with {step} units or more; "
-                    f"take a longer length, or do without compat"
+                    f"{name} of NVIDIA's script, with {step} units or more, does not fit in {room.length} tokens; "
+                    f"choose a longer length, or remove --compat nvidia"
                 )
         yield made, used
 
@@ -374,7 +378,7 @@ def _luckily(make: Make, units: int) -> Made | None:
         return None
 
 
-# Most samples have the same number of words, and nltk is slow.
+# Cached because most samples have the same number of words, and nltk is slow.
 @lru_cache(maxsize=4)
 def _sentences(split: SplitSentences, text: str) -> Sequence[str]:
     return split(text.strip())
@@ -388,30 +392,31 @@ def _punkt() -> SplitSentences:
 
 
 DOCUMENTS_STEP = 10
-"""Documents of the smallest prompt that is tried, and fewer of them in a next try."""
+"""Number of documents in the smallest prompt that is tried, and the decrement between tries."""
 MakeQuestion = Callable[[int, int], tuple[str, str] | None]
-"""From a question's index and a number of documents to task text and prefix; None where upstream's script fails."""
+"""Returns task text and prefix for a question's index and a number of documents; None if upstream's script fails."""
 
 
 def upstream_qa_samples(task: QuestionTask, encoder: PromptEncoder, length: int, count: int) -> list[Sample]:
-    """All samples that upstream makes with its seed 42.
+    """Generate upstream's question answering samples with its seed 42.
 
-    The number of tokens that upstream fills the length with has no BOS and no chat template; that of the samples
-    has, and may be more than there is room for by as much.
+    Upstream fills the length by a token count without BOS and chat template. The samples' own count includes both, so
+    it may exceed the length by that many tokens.
 
     Args:
-        task: ``qa_1`` or ``qa_2``, with its data set.
-        encoder: its tokenizer decides how many documents fit.
-        length: tokens.
-        count: how many samples; the first ones of more are the same.
+        task: ``qa_1`` or ``qa_2``, with its dataset.
+        encoder: encoder whose tokenizer decides how many documents fit.
+        length: tokens of prompt and answer together.
+        count: number of samples; a smaller number gives the beginning of the same sequence.
 
     Raises:
-        RopewalkError: if there are not so many questions, or upstream would never end.
+        RopewalkError: if there are fewer questions than samples, or upstream's script would never end.
     """
     data = task.questions()
     if not 1 <= count <= len(data.questions):
         raise RopewalkError(
-            f"{task.name} has {len(data.questions)} questions, one a sample; there cannot be {count} samples"
+            f"{task.name} has {len(data.questions)} questions, one per sample, and {count} samples are requested; give "
+            f"--samples from 1 to {len(data.questions)}"
         )
 
     def tokens(text: str) -> int:
@@ -431,7 +436,7 @@ def upstream_qa_samples(task: QuestionTask, encoder: PromptEncoder, length: int,
 
 
 def _question_prompts(data: QuestionSet) -> MakeQuestion:
-    """Prompts one after the other, from one stream of random numbers."""
+    """Return a function that builds prompts from a single stream of random numbers."""
     draw = random.Random(SEED)
     total = len(data.documents)
 
@@ -440,7 +445,7 @@ def _question_prompts(data: QuestionSet) -> MakeQuestion:
         own, nearest = list(question.gold), list(question.more)
         others = documents - len(own)
         if documents >= total:
-            # Upstream forgets the question's own documents here; all are there, but for a cut-off repetition.
+            # Upstream ignores the question's own documents here: it takes all documents in order, with repetition.
             order = [at % total for at in range(documents)]
         elif others > len(nearest):
             known = {*own, *nearest}
@@ -459,7 +464,7 @@ def _question_prompts(data: QuestionSet) -> MakeQuestion:
 
 
 def _search_documents(task: QuestionTask, make: MakeQuestion, room: Room) -> int:
-    """The largest number of documents that upstream's binary search sees fit, else the least."""
+    """Return the largest number of documents that upstream's binary search finds to fit, or the least."""
     first = room.tokens("".join(_question_made(task, make, DOCUMENTS_STEP)))
     least, most, found = (
         DOCUMENTS_STEP,
@@ -479,8 +484,8 @@ def _question_made(task: QuestionTask, make: MakeQuestion, documents: int) -> tu
     made = make(0, documents)
     if made is None:
         raise RopewalkError(
-            f"upstream's script fails on the first question of {task.source}, whose own documents are more than "
-            f"{documents} or whose article has all there are; do without compat"
+            f"NVIDIA's script fails on the first question of {task.source}, because it has more than {documents} "
+            f"documents of its own, or its article has all documents; remove --compat nvidia"
         )
     return made
 
@@ -492,7 +497,7 @@ def _question_fitted(
     asked: int,
     documents: int,
 ) -> tuple[tuple[str, str], int]:
-    """One sample; as long as it is too long, it is made again with fewer documents."""
+    """Build one sample, with fewer and fewer documents until it fits."""
     for _ in range(documents // DOCUMENTS_STEP + MOST_TRIES):
         made = make(asked, documents)
         if made is not None and room.holds("".join(made)):
@@ -500,6 +505,6 @@ def _question_fitted(
         if documents > DOCUMENTS_STEP:
             documents -= DOCUMENTS_STEP
     raise RopewalkError(
-        f"{task.name} does not fit in {room.length} tokens as upstream makes it, with {DOCUMENTS_STEP} documents or "
-        "more; take a longer length, or do without compat"
+        f"{task.name} of NVIDIA's script, with {DOCUMENTS_STEP} documents or more, does not fit in {room.length} "
+        "tokens; choose a longer length, or remove --compat nvidia"
     )

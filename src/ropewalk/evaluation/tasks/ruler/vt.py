@@ -1,4 +1,4 @@
-"""RULER's variable tracking (vt): find all names that a value was handed on to, through lines of noise."""
+"""RULER's variable tracking (vt): find all variables that a value was assigned to, directly or through others."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ropewalk.evaluation.tasks.ruler.templates import NOISE_LINE, VT
 NAME_LETTERS = 5
 EXAMPLE_NAME_LETTERS = 3
 EXAMPLE_TOKENS = 500
-"""Tokens that the in-context example has at most, if that is room for a line of noise a statement."""
+"""Maximum tokens of the in-context example, if that leaves room for one line of noise per statement."""
 LEAST_VALUE, MOST_VALUE = 10_000, 99_998
 
 
 @dataclass(frozen=True)
 class TrackingTask:
-    """One chain of assignments, one answered example before it; a unit is a line of noise.
+    """One chain of assignments, after a solved example; a unit is a line of noise.
 
     Args:
-        name: of the task.
-        hops: times that the value is handed on, at least 1.
+        name: name of the task.
+        hops: number of assignments from variable to variable, at least 1.
 
     Raises:
-        RopewalkError: if there are no hops.
+        RopewalkError: if ``hops`` is less than 1.
 
     Source: NVIDIA/RULER at c3f5e3b, ``variable_tracking.py``.
     """
@@ -44,11 +44,11 @@ class TrackingTask:
 
     def __post_init__(self) -> None:
         if self.hops < 1:
-            raise RopewalkError(f"{self.name} hands a value on 1 time or more, got {self.hops} hops")
+            raise RopewalkError(f"the number of hops of {self.name} must be 1 or more, got {self.hops}")
 
     @property
     def statements(self) -> int:
-        """Assignments in a prompt."""
+        """Number of assignments in a prompt."""
         return self.hops + 1
 
     def settings(self) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ class TrackingTask:
         return {"hops": self.hops}
 
     def unavailable(self) -> str | None:
-        """The task needs nothing that is not here."""
+        """Return None: the task needs no external data."""
         return None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
@@ -72,7 +72,7 @@ class TrackingTask:
         return fitted_samples(form, encoder, length, count, drafts_at, self.statements)
 
     def draft(self, draw: random.Random, units: int, example_lines: int) -> Draft:
-        """A prompt of so many units. Names and values do not depend on their number."""
+        """Build a prompt with this number of units; names and values do not depend on it."""
         example = self._example(draw, example_lines)
         names, value = _names(draw, self.statements, NAME_LETTERS), draw.randint(LEAST_VALUE, MOST_VALUE)
         chain = chain_statements(names, str(value))
@@ -88,7 +88,7 @@ class TrackingTask:
         return Draft(example + text, prefix, tuple(names), details)
 
     def _example(self, draw: random.Random, lines: int) -> str:
-        """The answered example, with the empty line after it."""
+        """Return the solved example, followed by an empty line."""
         names = _names(draw, self.statements, EXAMPLE_NAME_LETTERS)
         value = str(draw.randint(LEAST_VALUE, MOST_VALUE))
         positions = sorted(draw.sample(range(lines), len(names)))
@@ -96,8 +96,8 @@ class TrackingTask:
         return answered(*tracking_prompt(context, value, len(names)), names) + "\n\n"
 
     def _example_lines(self, encoder: PromptEncoder, length: int, seed: int) -> int:
-        """Lines of noise in the example: of 500 tokens or, where that leaves little, half the length."""
-        # Found for one set of names and kept for all samples, as upstream does it.
+        """Return the number of noise lines in the example, which may have 500 tokens but at most half the length."""
+        # Determined with one set of names and used for all samples, as upstream does.
         budget = min(EXAMPLE_TOKENS, length // 2)
 
         def tokens(more: int) -> int:
@@ -112,28 +112,28 @@ class TrackingTask:
 
 
 def chain_statements(names: Sequence[str], value: str) -> list[str]:
-    """``VAR A = 12345``, ``VAR B = VAR A ``, and so on; all but the first end in a space."""
+    """Return the chain ``VAR A = 12345``, ``VAR B = VAR A ``, and so on; all but the first end in a space."""
     handed_on = [f"VAR {name} = VAR {before} " for before, name in pairwise(names)]
     return [f"VAR {names[0]} = {value}", *handed_on]
 
 
 def tracking_prompt(context: str, value: str, names: int) -> tuple[str, str]:
-    """Task text and beginning of the answer."""
+    """Return the task text and the beginning of the answer."""
     return VT.text(context=context, query=value), VT.prefix(num=names, query=value)
 
 
 def answered(text: str, prefix: str, names: Sequence[str]) -> str:
-    """A prompt with its answer; two spaces stand between them, as upstream writes it."""
+    """Join a prompt with its answer; there are two spaces between them, as in upstream's prompts."""
     return text + prefix + " " + " ".join(names)
 
 
 def draw_name(draw: random.Random, letters: int) -> str:
-    """Capital letters."""
+    """Draw a name of capital letters."""
     return "".join(draw.choices(string.ascii_uppercase, k=letters))
 
 
 def _names(draw: random.Random, count: int, letters: int) -> list[str]:
-    """Distinct names; none is the keyword itself."""
+    """Draw distinct names, none of which is the keyword ``VAR``."""
     names: dict[str, None] = {}
     while len(names) < count:
         name = draw_name(draw, letters)

@@ -1,4 +1,4 @@
-"""RULER's common words extraction (cwe): which ten words of a numbered list appear most often."""
+"""RULER's aggregation tasks: the most common words of a list (cwe), and the most frequent words of a text (fwe)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COMMON = 10
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often words are repeated, in the list and in the answered example before it.
+    """Numbers of repetitions of words, in the list and in the solved example before it.
 
     Attributes:
-        common, other: times that a common word and any other stand in the list.
-        example_words: distinct words of the example.
-        example_common, example_other: the same times in the example.
+        common, other: occurrences in the list of a common word and of any other word.
+        example_words: number of distinct words in the example.
+        example_common, example_other: occurrences in the example of a common word and of any other word.
     """
 
     common: int
@@ -42,17 +42,17 @@ class Repeats:
 SHORT = Repeats(common=6, other=1, example_words=20, example_common=3, example_other=1)
 LONG = Repeats(common=30, other=3, example_words=40, example_common=10, example_other=3)
 LONG_FROM = 4096
-"""Tokens from which the list has the repeats that the paper reports."""
+"""Length in tokens from which the list uses the paper's numbers of repetitions (``LONG``)."""
 
 
 @dataclass(frozen=True)
 class CommonWordsTask:
     """A numbered list with ten common words; a unit is a distinct word.
 
-    Up to about 128K tokens all words are wonderwords'; a longer list goes on with made-up ones, which are never
-    the common ones, and says so in its details.
+    Up to about 128K tokens, all words come from wonderwords. Longer lists also contain made-up words, which are never
+    common words; the details give their number.
 
-    Source: NVIDIA/RULER at c3f5e3b, ``common_words_extraction.py``, which goes on with another list of words.
+    Source: NVIDIA/RULER at c3f5e3b, ``common_words_extraction.py``, which uses another list of words for long lists.
     """
 
     name: str = "cwe"
@@ -65,7 +65,7 @@ class CommonWordsTask:
         return {"common": COMMON, "word_lists": word_lists().digest}
 
     def unavailable(self) -> str | None:
-        """Why there are no words here, or None."""
+        """Return why the word lists are missing, or None."""
         return words_unavailable()
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
@@ -78,11 +78,11 @@ class CommonWordsTask:
                 sample_random(seed, self.name, length, index), units, repeats
             )
 
-        # One word besides the common ones, or none of them would be more common than any.
+        # At least one other word is needed for the common words to be more common than anything.
         return fitted_samples(form, encoder, length, count, drafts_at, COMMON + 1)
 
     def draft(self, draw: random.Random, units: int, repeats: Repeats) -> Draft:
-        """A prompt of so many units. The example and the common words do not depend on their number."""
+        """Build a prompt with this number of units; the example and the common words do not depend on it."""
         words = listed_words()
         shown = draw.sample(words, repeats.example_words)
         example_list = word_list(shown, repeats.example_common, repeats.example_other)
@@ -99,22 +99,22 @@ class CommonWordsTask:
 
 
 def repeats_at(length: int) -> Repeats:
-    """Fewer repeats under 4096 tokens."""
+    """Return the numbers of repetitions for a length; they are smaller below 4096 tokens."""
     return SHORT if length < LONG_FROM else LONG
 
 
 def word_list(words: Sequence[str], common: int, other: int) -> list[str]:
-    """Each of the first ten words so many times, and the others so many times, not yet shuffled."""
+    """Repeat the first ten words ``common`` times and the others ``other`` times, without shuffling."""
     return list(words[:COMMON]) * common + list(words[COMMON:]) * other
 
 
 def numbered(words: Sequence[str]) -> str:
-    """``1. word 2. word`` and so on."""
+    """Number the words: ``1. word 2. word`` and so on."""
     return " ".join(map(add, _numbers(1 << len(words).bit_length()), words))
 
 
 def answered_example(context: str, common: Sequence[str]) -> str:
-    """The example with its answer, and the newline after it."""
+    """Return the solved example, ending in a newline."""
     return f"{CWE.text(context=context)}{CWE.prefix()} {numbered(common)}\n"
 
 
@@ -128,20 +128,20 @@ ZETA = math.pi**2 / 6
 """Riemann's zeta function at ``ALPHA``."""
 WORD_LETTERS = 6
 TOKENS_PER_WORD = 50
-"""Tokens of the budget for each word of the vocabulary."""
+"""Tokens of the budget per word of the vocabulary."""
 DOTS = "..."
 MEASURED = 64
-"""Words whose tokens are counted; all others together are a hundredth of the text."""
+"""Number of most frequent words whose tokens are counted; all others together are one percent of the text."""
 ANSWERS = 3
 FEWEST = 53
-"""From so many words on, the three that answer and the one after them never appear equally often."""
+"""Minimum number of words; from here on, the third answer always occurs more often than the word after it."""
 
 
 @dataclass(frozen=True)
 class FrequentWordsTask:
-    """Words by Zipf's law, the first of them dots that do not count.
+    """Words with Zipf-distributed frequencies; the most frequent one is dots, which the question excludes.
 
-    A unit is the text of a token, on average over a sample's words.
+    A unit is one token of text, on average over the words of a sample.
 
     Source: NVIDIA/RULER at c3f5e3b, ``freq_words_extraction.py``.
     """
@@ -156,7 +156,7 @@ class FrequentWordsTask:
         return {"alpha": ALPHA}
 
     def unavailable(self) -> str | None:
-        """The task needs nothing that is not here."""
+        """Return None: the task needs no external data."""
         return None
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
@@ -171,8 +171,8 @@ class FrequentWordsTask:
                 vocabulary = self.vocabulary(draw, length)
                 if index not in tokens:
                     tokens[index] = tokens_of_a_word(encoder, vocabulary)
-                # A few words make up most of the text, and some are twice as many tokens as others: in units of
-                # words one sample would have room for a tenth more than another.
+                # A unit is a token, not a word: a few words make up most of the text, and some have twice the tokens
+                # of others, so the number of words that fit would differ by a tenth between samples.
                 return self.draft(draw, vocabulary, FEWEST + int(units / tokens[index]))
 
             return draft
@@ -180,7 +180,7 @@ class FrequentWordsTask:
         return fitted_samples(form, encoder, length, count, drafts_at)
 
     def vocabulary(self, draw: random.Random, length: int) -> list[str]:
-        """The dots and the other words of a sample, from the most frequent on."""
+        """Return the words of a sample by descending frequency, the dots first."""
         size = max((length - self.max_new_tokens) // TOKENS_PER_WORD, ANSWERS + 2)
         words: dict[str, None] = {}
         while len(words) < size:
@@ -188,7 +188,7 @@ class FrequentWordsTask:
         return [DOTS, *list(words)[1:]]
 
     def draft(self, draw: random.Random, vocabulary: Sequence[str], words: int) -> Draft:
-        """A prompt of so many words, or a few less."""
+        """Build a prompt with this number of words, or slightly fewer because counts are rounded down."""
         counts = word_counts(words, len(vocabulary))
         entries = coded_words(vocabulary, counts)
         draw.shuffle(entries)
@@ -203,24 +203,24 @@ class FrequentWordsTask:
 
 
 def word_counts(units: int, vocabulary: int) -> list[int]:
-    """How often the word of each rank appears: int(units / rank^2 / zeta(2))."""
+    """Return the number of occurrences of the word of each rank: int(units / rank^2 / zeta(2))."""
     ranks = np.arange(1, vocabulary + 1)
     counts: list[int] = (units * (ranks**-ALPHA) / ZETA).astype(int).tolist()
     return counts
 
 
 def coded_words(vocabulary: Sequence[str], counts: Sequence[int]) -> list[str]:
-    """Each word as often as it appears, not yet shuffled."""
+    """Repeat each word by its count, without shuffling."""
     return list(chain.from_iterable(map(repeat, vocabulary, counts)))
 
 
 def draw_coded_word(draw: random.Random) -> str:
-    """Small letters."""
+    """Draw a word of lower-case letters."""
     return "".join(draw.choices(string.ascii_lowercase, k=WORD_LETTERS))
 
 
 def tokens_of_a_word(encoder: PromptEncoder, vocabulary: Sequence[str]) -> float:
-    """Tokens of a word of the text and the space before it, on average by how often words appear."""
+    """Return the mean tokens per word, including the space before it, weighted by frequency."""
     words = [f" {word}" for word in vocabulary[:MEASURED]]
     encoded = encoder.tokenizer(words, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
     shares = np.arange(1, len(words) + 1) ** -ALPHA
