@@ -14,7 +14,7 @@ from ropewalk.errors import RunFailure
 from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, Loading, Settings
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS
-from ropewalk.io.settings import FilePath, Folder, Option
+from ropewalk.io.settings import COMMON, FilePath, Folder, Option
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class EvaluationOutput(BaseSettings):
 
     group: ClassVar[str | None] = "Output"
 
-    out: Folder | None = Field(
+    out: Annotated[Folder | None, COMMON] = Field(
         None,
         description="Folder for results, predictions, figures and the report page. Run again with the same folder to "
         "resume.",
@@ -71,7 +71,7 @@ def evaluate(
             "context parallel). Default: all processes are sequence."
         ),
     ] = None,
-    as_json: Annotated[JsonFlag, Option(group="Output")] = False,
+    as_json: Annotated[JsonFlag, COMMON] = False,
 ) -> None:
     """Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals."""
     from ropewalk.parallel import joined

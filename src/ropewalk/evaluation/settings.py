@@ -12,6 +12,7 @@ from ropewalk.evaluation.backends.server import Serving
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
 from ropewalk.io.settings import (
+    COMMON,
     CommaList,
     Device,
     Dtype,
@@ -67,7 +68,7 @@ def _as_text(value: Any) -> Any:
 
 
 class _Checked(BenchmarkSettings):
-    suites: Annotated[Several[SuiteName], Option(name="--suite")] = Field(
+    suites: Annotated[Several[SuiteName], COMMON, Option(name="--suite")] = Field(
         ("perplexity", "passkey"), description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}."
     )
 
@@ -130,7 +131,7 @@ else:
 class Loading(BaseSettings):
     """How to load the model into memory and run it."""
 
-    group: ClassVar[str | None] = "How"
+    group: ClassVar[str | None] = "Model"
 
     batch_size: int = Field(
         8, ge=1, description="Prompts per batch; halved when the device runs out of memory."

@@ -56,6 +56,10 @@ class Option:
     argument: bool = False
 
 
+COMMON = Option(group="Common options")
+"""For the options of a command that most people need: the first group of its help."""
+
+
 @dataclass(frozen=True)
 class OnResume:
     """What ``--resume`` does where a key has another value than in the run that it goes on with.

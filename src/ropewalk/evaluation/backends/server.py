@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Send
-from ropewalk.io.settings import Option, Settings, pairs
+from ropewalk.io.settings import COMMON, Option, Settings, pairs
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
@@ -104,7 +104,7 @@ class Serving(Settings):
 
     group: ClassVar[str | None] = "Server"
 
-    url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
+    url: Annotated[str, Option(name="--server", metavar="URL", group=COMMON.group)] = Field(
         description="Measure the model on this OpenAI-compatible server, such as http://localhost:8000/v1. The API key "
         "is read from OPENAI_API_KEY."
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import Discriminator, Field, Tag
 
-from ropewalk.io.settings import CommaList, Count, ExistingPath, Lengths, Option, Seed
+from ropewalk.io.settings import COMMON, CommaList, Count, ExistingPath, Lengths, Option, Seed
 from ropewalk.io.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Figure: TypeAlias = Literal["by length", "by depth", "tasks", "by position", "ba
 position in a row, or one bar per task."""
 
 
-WHAT, TEXTS, HOW = Option(group="What"), Option(group="Texts"), Option(group="How")
+WHAT, TEXTS, HOW = Option(group="Benchmarks"), Option(group="Texts"), Option(group="Model")
 HARNESS = Option(group="Short context (lm_eval)")
 """Groups of options in the help."""
 
@@ -54,24 +54,27 @@ class EssaySettings(BaseSettings):
 class BenchmarkSettings(BaseSettings):
     """Settings that all suites share: suites, tasks, lengths and sample sizes."""
 
-    group: ClassVar[str | None] = "What"
+    group: ClassVar[str | None] = "Benchmarks"
 
-    suites: CommaList = Field(("perplexity", "passkey"), description="Suites to run, separated by commas.")
+    suites: Annotated[CommaList, COMMON] = Field(
+        ("perplexity", "passkey"), description="Suites to run, separated by commas."
+    )
     lengths: Annotated[
         Annotated[Lengths, Tag("_all")] | Annotated[dict[str, Lengths], Tag("_each")],
         Discriminator(lambda value: "_each" if isinstance(value, Mapping) else "_all"),
+        COMMON,
     ] = Field(
         (),
         description="Lengths in tokens, separated by commas: 8192, 128k, 1M. Default: max_position_embeddings of the "
         "config. In Python, also a mapping from suites to their lengths.",
     )
-    tasks: CommaList = Field(
+    tasks: Annotated[CommaList, COMMON] = Field(
         (),
         description="Run only these tasks of their suites, such as niah_single_1,sliding. Other suites run their "
         "default tasks.",
     )
     exclude: CommaList = Field((), description="Do not run these tasks, such as niah_multikey_3,cwe.")
-    samples: Count = Field(
+    samples: Annotated[Count, COMMON] = Field(
         20, ge=1, description="Prompts per task and length; for the needle grid, prompts per depth."
     )
     rows: Count = Field(
