@@ -15,7 +15,7 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
     assert main(["eval", "--help"]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "MODEL  A checkpoint's folder",
+        "MODEL  Checkpoint folder",
         "--suite NAME,...",
         "[default: perplexity,passkey]",
         "--short-context LENGTH",

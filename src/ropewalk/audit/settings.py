@@ -84,7 +84,7 @@ class AuditSettings(Settings):
 
     model: Annotated[str, Option(argument=True)] = Field(
         "embedded",
-        description="Folder of a checkpoint, Hub id, or `embedded` (the model that ropewalk ships).",
+        description="Checkpoint folder, Hub id, or embedded (the demo model in the package).",
     )
     text: Annotated[str, TEXT] = Field(
         "embedded:validation",

@@ -20,7 +20,7 @@ class InspectSettings(Settings):
     """Which checkpoint is looked at, and for which length."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="Folder of a checkpoint, config.json, Hub id, or `embedded` (the model that ropewalk ships)."
+        description="Checkpoint folder, config.json, Hub id, or embedded (the demo model in the package)."
     )
     target: Length | None = Field(
         None, description="Show what the model needs for this context length: 131072, 128k, 1M."
@@ -40,7 +40,7 @@ class PlanSettings(Settings):
     """From which checkpoint to which length, and by which rule."""
 
     model: Annotated[str, Option(argument=True)] = Field(
-        description="Folder of a checkpoint, config.json, or Hub id."
+        description="Checkpoint folder, config.json, or Hub id."
     )
     target: TargetLength
     from_length: Annotated[Length | None, Option(name="--from")] = Field(

@@ -179,7 +179,7 @@ class Recipe(Settings):
 
     model: Annotated[str, SAME] = Field(
         min_length=1,
-        description="folder of a checkpoint, Hub id, or `embedded`, the model that ropewalk ships",
+        description="checkpoint folder, Hub id, or `embedded`, the demo model in the package",
     )
     output: Annotated[str, FREE] = Field(min_length=1, description="folder of the run; must not exist yet")
     data: Data = Field(description="the documents, and how they are packed")
