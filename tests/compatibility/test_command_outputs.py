@@ -23,6 +23,10 @@ CHANGED_SENTENCES: dict[str, str] = {
     "no command": "error: unknown command 'extnd'; did you mean extend? (see ropewalk --help)",
     "no recipe": "error: missing argument RECIPE (see ropewalk extend --help)",
     "an unknown option": "error: unknown option --st; did you mean --set? (see ropewalk extend --help)",
+    "an unknown method": (
+        "error: unknown RoPE method 'yarm'; choose one of default, theta, linear, ntk, yarn, llama3, longrope, "
+        "proportional"
+    ),
     "a length without digits": (
         "error: --target: 'lots' is no length; write tokens as 131072, 128k or 1M (see ropewalk inspect "
         "--help)"

@@ -713,6 +713,9 @@ def layer_values(text: Any) -> dict[str, Any]:
     if off and (width == 0 or (width is None and SLIDING in kinds)):
         # The switch counts, whatever width a file states beside it; Qwen2-MoE's class writes none as 0.
         layers["sliding_window"] = None
+    if width is not None and "sliding_window" in getattr(text, "attribute_map", {}):
+        # RecurrentGemma's file calls it attention_window_size.
+        layers["sliding_window"] = width
     rotating = getattr(text, "no_rope_layers", None)
     return {**layers, "no_rope_layers": list(rotating)} if rotating else layers
 
