@@ -1,16 +1,19 @@
 """The documentation says what is: its code runs, its recipes parse, its tables are up to date."""
 
 import json
+import os
 import pkgutil
 import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ropewalk
 from ropewalk.training.recipe.file import parse_recipe
+from tests.completion_server import free_port
 from tests.places import ROOT
 
 PAGES = [
@@ -49,6 +52,56 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_blocks_are_recipes(text):
     assert parse_recipe(text, "documentation").stages
+
+
+def session(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, each with its output; "> " continues a command."""
+    commands: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                commands.append((line[2:], []))
+            elif line.startswith("> "):
+                commands[-1] = (f"{commands[-1][0]}\n{line[2:]}", commands[-1][1])
+            else:
+                commands[-1][1].append(line)
+    return commands
+
+
+def shape(line: str) -> str:
+    """A line of output without its numbers, which depend on the machine and on Python's own documents."""
+    return " ".join(re.sub(r"[<+-]?\d[\d.,]*[kM]?", "0", line).replace(" yes", " no").split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("page", [page for page in PAGES if session(page)], ids=lambda page: page.name)
+def test_console_blocks_run_in_one_folder_and_print_lines_of_the_same_form(page, tmp_path):
+    recipes = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for recipe in recipes[:1]:
+        (tmp_path / "recipe.yaml").write_text(recipe)
+    commands = session(page)
+    script = "set -e; trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+    script += "".join(f"echo @@@\n{command}\n" for command, _ in commands)
+    found = subprocess.run(
+        ["bash", "-c", script.replace("8765", str(free_port()))],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "110",
+            "HF_HUB_OFFLINE": "1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    outputs = found.stdout.split("@@@\n")[1:]
+    assert found.returncode == 0, f"{commands[len(outputs) - 1][0]}\n{outputs[-1]}"
+    for (command, shown), output in zip(commands, outputs, strict=True):
+        if command.startswith("ropewalk"):
+            printed = {shape(line) for line in output.splitlines()}
+            assert [line for line in shown if line != "..." and shape(line) not in printed] == [], command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
