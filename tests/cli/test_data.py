@@ -41,7 +41,7 @@ def test_pack_then_stats(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
     assert "rows of 64 tokens" in printed
     assert "empty documents passed over" in printed
     assert printed.splitlines()[-1] == str(tmp_path / "out")
-    assert "nothing was done" in call("pack", *arguments)[1]
+    assert "nothing to do" in call("pack", *arguments)[1]
     printed, _ = call("stats", tmp_path / "out")
     assert "1 row" in printed
 
@@ -129,17 +129,17 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
         ),
         (["--length", "8", "--workers", "-2"], "--workers must be 0 or more, got -2"),
         (["--length", "8", "--text-field", "body"], "no text field 'body'; the fields are text, source"),
-        (["--length", "1M"], "not one row is full"),
+        (["--length", "1M"], "the documents do not fill one row"),
         (["--length", "8", "--validation-fraction", "2"], "--validation-fraction must be less than 1, got 2"),
         (
             ["--length", "8", "--weights", "web"],
-            "--weights must be name=number with commas between them, got 'web'",
+            "--weights must be name=number pairs separated by commas, got 'web'",
         ),
         (["--length", "8", "--shares", "web=1,web=2"], "--shares: names 'web' twice"),
         (["--length", "8", "--weights", "wbe=2"], "wbe"),
         (["--length", "8", "--length-shares", "0=1,x=2"], "--length-shares: 'x' is no length"),
         (["--length", "8", "--interleave", "--chunk-cuts", "0.2"], "--chunk-cuts is missing"),
-        (["--length", "8", "--tag", "{title}"], "only {source} is known"),
+        (["--length", "8", "--tag", "{title}"], "only {source} is allowed"),
         (["--length", "8", "--max-documents", "-1"], "--max-documents must be 1 or more"),
     ],
 )
@@ -169,9 +169,9 @@ def test_ctrl_c_says_where_the_work_lies_and_how_it_goes_on(
             assert main([*command, *options]) == 130
         return capsys.readouterr().err
 
-    nothing = "error: interrupted: nothing is packed yet; the same command starts again\n"
+    nothing = "error: interrupted: nothing is packed yet; run the same command to start again\n"
     assert interrupted_in("load_tokenizer") == nothing
-    said = f"error: interrupted: what is packed so far lies in {out}; the same command goes on from there\n"
+    said = f"error: interrupted: the rows packed so far are in {out}; run the same command to resume\n"
     assert interrupted_in("_write") == said
     assert f"in {out}, tokenised documents in {store};" in interrupted_in(
         "_write", "--token-store", str(store)

@@ -144,9 +144,7 @@ def test_records_that_are_tokenised_already_are_counted(tokenizer: Path, tmp_pat
     packed = counted(tmp_path / "rows")
     assert {name: (each["documents"], each["tokens"]) for name, each in packed["sources"].items()} == told
     path.write_text(json.dumps({"text": " "}))
-    with pytest.raises(
-        RopewalkError, match=r"no documents in .*mixed\.jsonl \(1 empty documents passed over\)"
-    ):
+    with pytest.raises(RopewalkError, match=r"no documents in .*mixed\.jsonl \(1 empty documents skipped\)"):
         call("stats", path, "--tokenizer", tokenizer)
 
 
@@ -250,9 +248,9 @@ def test_bad_input_is_told(rows: Path, corpus: Path, tokenizer: Path, tmp_path: 
     for arguments, message in (
         (
             (rows, "--tokenizer", "embedded"),
-            r"holds packed rows, which have their own; leave tokenizer out",
+            r"holds packed rows, which state their own tokenizer; omit tokenizer",
         ),
-        ((rows, "--length", "4k"), r"leave length out"),
+        ((rows, "--length", "4k"), r"their own length; omit length"),
         ((corpus, rows), r"holds packed rows; count one folder of rows alone"),
         ((corpus, "--length", "1"), r"--length must be 2 or more, got 1"),
         ((corpus, "--length", "long"), r"'long' is no length"),
@@ -274,7 +272,7 @@ def test_damaged_rows_are_refused(copied: Path) -> None:
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(
-        RopewalkError, match=r"rows-00000\.arrow is damaged: its digest is not the manifest's"
+        RopewalkError, match=r"rows-00000\.arrow is damaged: its digest differs from the manifest's"
     ):
         call("stats", copied)
 
@@ -295,9 +293,7 @@ def test_unfinished_rows_are_no_documents(copied: Path, corpus: Path, state: str
         manifest.write_text(content[: len(content) // 2])
     place = copied.parent if above else copied
     for paths in ((place,), (corpus, place)):
-        with pytest.raises(
-            RopewalkError, match=r"the rows in .*copied are not complete; run the same command"
-        ):
+        with pytest.raises(RopewalkError, match=r"the rows in .*copied are incomplete; run the same command"):
             call("stats", *paths)
 
 

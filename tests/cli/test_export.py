@@ -165,7 +165,7 @@ def test_factors_of_another_checkpoint_are_noted(
     run: Run, write: Write, checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note = (
-        "the factors were found on another checkpoint (elsewhere) with the same frequencies; they may not be the best "
+        "the factors were found on another checkpoint (elsewhere) with the same frequencies; they may not be optimal "
         "for this one"
     )
     digests = {"other": "0" * 64, "own": model_digest(str(checkpoint)), "unknown": None}
@@ -242,14 +242,14 @@ def test_a_length_that_is_no_round_multiple_gives_no_warning(
     [
         (
             {"start_tokens": 4},
-            "has start tokens (4), for which a config has no field: search again with --start-tokens 0, or run it "
-            "here, as ropewalk eval",
+            "has 4 start tokens, which config.json cannot store; search again with --start-tokens "
+            "0, or evaluate with ropewalk eval",
         ),
         ({"model": {"rope_theta": 500000.0}}, "rope_theta 500000"),
         ({"model": {"original_max_position_embeddings": 128}}, "original_max_position_embeddings 128"),
-        ({"target_length": ORIGINAL}, f"long factors for {ORIGINAL} tokens, and "),
-        ({"long_factor": None, "short_factor": SHORT}, "short factors alone"),
-        ({"format": "other"}, "is no factor table"),
+        ({"target_length": ORIGINAL}, f"long factors for {ORIGINAL} tokens, but "),
+        ({"long_factor": None, "short_factor": SHORT}, "only short factors"),
+        ({"format": "other"}, "is not a ropewalk factor table"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(

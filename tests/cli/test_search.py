@@ -131,7 +131,7 @@ def test_what_is_printed(search, tmp_path, capsys, monkeypatch):
     assert "40 forwards" in printed.out
     assert "until the budget ended" in printed.out
     assert "ropewalk extend" not in printed.out
-    assert "The first 4 tokens keep their angles" in printed.out
+    assert "The RoPE angles of the first 4 tokens stay unscaled" in printed.out
     assert "ropewalk export" not in printed.out
     assert f"--rope {tmp_path / 'factors.json'} --lengths 128" in printed.out
     assert "search: 40/40" in printed.err
@@ -156,15 +156,15 @@ def test_a_killed_search_goes_on_to_the_same_file(search, tmp_path, monkeypatch,
         patch.setattr(ModelEvaluator, "losses", mortal)
         assert search("--start-tokens", "search", out=killed) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: interrupted: the losses measured so far lie in {tmp_path / 'killed.jsonl'}; the same command with "
-        "--resume goes on from there"
+        f"error: interrupted: the losses measured so far are in {tmp_path / 'killed.jsonl'}; run the same command with "
+        "--resume to continue"
     )
     assert not killed.exists()
     assert search("--start-tokens", "search", out=killed) == 2
-    assert "go on with it by --resume" in capsys.readouterr().err
+    assert "resume it with --resume" in capsys.readouterr().err
     assert search("--start-tokens", "search", "--resume", "--batch", "3", out=killed) == 0
     told = capsys.readouterr().err
-    assert f"going on after {after} forwards" in told
+    assert f"resuming after {after} forward passes" in told
     assert f"search, after {after}: {40 - after}/{40 - after}" in told
     now, then = without_times(killed), without_times(whole)
     # Three candidates in one pass round otherwise than one by one: float32 losses, as above.
@@ -197,7 +197,7 @@ def test_ctrl_c_before_the_first_loss_says_that_nothing_is_lost(search, monkeypa
 
     monkeypatch.setattr("ropewalk.search.run.load_model", interrupt)
     assert search() == 130
-    said = "error: interrupted: nothing is measured yet; the same command starts again"
+    said = "error: interrupted: nothing is measured yet; run the same command to start again"
     assert capsys.readouterr().err.splitlines()[-1] == said
 
 
@@ -222,17 +222,19 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_search(search, tmp
 @pytest.mark.parametrize(("said", "status"), [("128", 2), ("4", 0)])
 def test_start_tokens_leave_something_to_scale(search, capsys, said, status):
     assert search("--start-tokens", said) == status
-    assert (status == 0) or "128 start tokens leave nothing to scale in 128" in capsys.readouterr().err
+    assert (
+        status == 0
+    ) or "128 start tokens leave no position to scale within 128" in capsys.readouterr().err
 
 
 def test_another_search_does_not_go_on_with_the_log(search, tmp_path, capsys):
     assert search() == 0
     (tmp_path / "factors.json").unlink()
     for change, message in (
-        (["--seed", "1"], "its seed is 0, and here it is 1"),
-        (["--to", "256"], "its target_length is 128, and here it is 256"),
-        (["--no-racing"], "its racing is True, and here it is False"),
-        (["--documents", "3"], "its documents is 2, and here it is 3"),
+        (["--seed", "1"], "its seed is 0, but here it is 1"),
+        (["--to", "256"], "its target_length is 128, but here it is 256"),
+        (["--no-racing"], "its racing is True, but here it is False"),
+        (["--documents", "3"], "its documents is 2, but here it is 3"),
     ):
         assert search("--resume", *change) == 2
         assert message in capsys.readouterr().err.splitlines()[-1]
@@ -332,23 +334,23 @@ def test_the_beginning_of_joined_documents_keeps_them_apart(checkpoint, text):
         (["--device", "abacus"], "unknown device 'abacus'"),
         (
             ["--start-tokens", "few"],
-            "--start-tokens: 'few' is neither a number of tokens from 0 on nor search",
+            "--start-tokens: 'few' is neither a non-negative number of tokens nor search",
         ),
         (["--largest", "0.5"], "--largest must be 1 or more, got 0.5"),
         (["--attention-factor", "0"], "attention_factor"),
         (["--short-penalty", "-1"], "--short-penalty must be 0 or more, got -1"),
         (
             ["--budget", "5"],
-            "a budget of 5 forwards does not pay for the 3 candidates that a search begins with, on 2 documents each; "
+            "a budget of 5 forward passes is too small for the 3 initial candidates on 2 documents each; "
             "give 6 or more",
         ),
         (["--budget", "11", "--short-penalty", "1"], "on 4 documents each; give 12 or more"),
-        (["--documents", "30", "--budget", "90"], "and the search wants 30"),
+        (["--documents", "30", "--budget", "90"], "but the search needs 30"),
         (["--text", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--out", "factors.jsonl"], "--out factors.jsonl is a factor table, whose name ends in .json"),
-        (["--out", "factors"], "whose name ends in .json"),
+        (["--out", "factors.jsonl"], "--out factors.jsonl: the name of a factor table must end in .json"),
+        (["--out", "factors"], "the name of a factor table must end in .json"),
         (["--plot", "search.pdf"], "a figure is written as .png or .svg"),
-        (["--resume"], "nothing to resume: there is no log"),
+        (["--resume"], "nothing to resume: the log"),
         (["--budget", "0"], "--budget"),
         (["--prefill-chunk", "none"], "'none' is no length"),
     ],
@@ -367,7 +369,7 @@ def test_bad_input_is_one_sentence_and_status_2(search, arguments, message, caps
 def test_a_table_that_is_there_is_not_overwritten(search, tmp_path, capsys):
     (tmp_path / "factors.json").write_text("mine")
     assert search() == search("--resume") == 2
-    assert "factors.json exists already" in capsys.readouterr().err
+    assert "factors.json already exists" in capsys.readouterr().err
     assert (tmp_path / "factors.json").read_text() == "mine"
 
 
@@ -451,11 +453,11 @@ def test_short_factors_of_a_longrope_checkpoint(checkpoint, text, tmp_path, caps
     out = tmp_path / "short.json"
     line = ["search", longer, "--to", "48", "--text", text, "--budget", "9", "--documents", "1", "--out", out]
     assert main([*map(str, line), "--short-penalty", "1"]) == 2
-    assert "--short-penalty 1 is for long factors" in capsys.readouterr().err
+    assert "--short-penalty 1 applies to long factors only" in capsys.readouterr().err
     assert main([*map(str, line), "--start-tokens", "4"]) == 2
-    assert "start tokens belong to the long factors" in capsys.readouterr().err
+    assert "start tokens apply to long factors only" in capsys.readouterr().err
     assert main([*map(str, line), "--device", "cpu", "--held-out", "0"]) == 0
-    assert "nothing was held out" in capsys.readouterr().out
+    assert "no text was held out" in capsys.readouterr().out
     table = read_factors(out)
     assert set(table.baselines) == {"original", "long"}
     assert table.long_factor is None

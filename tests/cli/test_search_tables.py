@@ -40,19 +40,22 @@ def test_import_of_a_config(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["numbers.csv", "--to", "512"], "says nothing but numbers; give --model"),
-        (["numbers.csv", "--model", "embedded"], "says nothing but numbers; give --to"),
+        (["numbers.csv", "--to", "512"], "contains only numbers; give --model"),
+        (["numbers.csv", "--model", "embedded"], "contains only numbers; give --to"),
         (
             ["numbers.csv", "--model", "embedded", "--to", "512"],
-            "has 2 factors, and the model has 16 rotary pairs",
+            "has 2 factors, but the model has 16 rotary pairs",
         ),
         (["missing.csv", "--model", "embedded", "--to", "512"], "cannot read factors from missing.csv"),
-        (["embedded"], "embedded has no rescale factors: its RoPE is default, and not longrope"),
-        ([str(PHI), "--to", "64k"], "are for 131072 tokens, and not for 65536"),
+        (["embedded"], "embedded has no rescale factors: its RoPE is default, not longrope"),
+        ([str(PHI), "--to", "64k"], "are for 131072 tokens, not for 65536"),
         ([str(PHI), "--model", "embedded"], "rotary_dim 96"),
-        ([str(PHI), "--start-tokens", "4"], "--start-tokens 4 is for a CSV"),
-        ([str(PHI), "--out", "there.json"], "there.json exists already"),
-        ([str(PHI), "--out", "factors.csv"], "--out factors.csv is a factor table, whose name ends in .json"),
+        ([str(PHI), "--start-tokens", "4"], "--start-tokens 4 applies to a CSV only"),
+        ([str(PHI), "--out", "there.json"], "there.json already exists"),
+        (
+            [str(PHI), "--out", "factors.csv"],
+            "--out factors.csv: the name of a factor table must end in .json",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -71,7 +74,7 @@ def test_bad_input_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
     ("file", "message"),
     [
         ("missing.json", "cannot read factors from missing.json"),
-        ("numbers.csv", "is no table|no factor table"),
+        ("numbers.csv", "is no table|not a factor table"),
     ],
 )
 def test_show_of_what_is_no_table(file, message, tmp_path, monkeypatch, capsys):

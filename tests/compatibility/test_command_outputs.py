@@ -48,13 +48,33 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: unknown --pattern 'causal'; choose from full, intra_document, anchor (see ropewalk data "
         "pack --help)"
     ),
+    "too few documents": (
+        "error: the documents do not fill one row: 5047 training tokens in 47 documents, and a row takes "
+        "1048576; choose shorter rows, or remainder pad"
+    ),
+    "an unknown source": ("error: weights name the unknown source 'wbe'; the sources are web, books, code"),
     "an unknown field in a tag": (
-        "error: --tag: the tag '{title}' names {title}, or formats it; only {source} is known (see "
-        "ropewalk data pack --help)"
+        "error: --tag: the tag '{title}' contains {title} or a format specification; only {source} is "
+        "allowed (see ropewalk data pack --help)"
     ),
     "a mixture that falls short": (
-        "error: source 'web' has no document of 400 tokens or more, and 1,707 tokens of such are asked "
-        "for; what fits is long_factor (which leaves such documents as they are), or shortage cap"
+        "error: source 'web' has no document of 400 tokens or more, and the mixture requests 1,707 tokens of "
+        "that length; choose long_factor instead of long_share (it does not require long documents in every "
+        "source), or shortage cap"
+    ),
+    "a table of another name": ("error: --out factors.csv: the name of a factor table must end in .json"),
+    "no log to resume": ("error: nothing to resume: the log factors.jsonl does not exist; omit --resume"),
+    "numbers of no model": "error: ../inputs/factors.csv contains only numbers; give --model",
+    "a model without factors": (
+        "error: embedded has no rescale factors: its RoPE is default, not longrope; give a longrope config"
+    ),
+    "no table to show": (
+        "error: ../inputs/recipe.yaml is not a factor table, because it is not JSON: Expecting value: line 1 "
+        "column 1 (char 0)"
+    ),
+    "an export of no table": (
+        "error: ../inputs/longrope.json is not a ropewalk factor table: its format is None, expected "
+        "'ropewalk-factors/1'; import a CSV or a config with ropewalk search import"
     ),
     "an unknown algorithm": (
         "error: unknown --algorithm 'guess'; choose from cma-es, evolution (see ropewalk search --help)"
@@ -102,6 +122,9 @@ CHANGED: dict[str, str] = {
     "inspect-others.phi-3.5-mini-instruct to 256k.json.target.settings": "a window of 256k holds the target",
     "inspect-others.another trained length.json.target.reasons": "the factor that is replaced is named",
     "inspect-others.qwen2.5-7b-instruct-1m.json.notes": "the note says how a recipe drops dual chunk attention",
+    "search.resume what is finished.json.last line on stderr": "the words of the refusal",
+    "extend-methods.longrope.json.stages[0].search.cautions": "the words of the sentences",
+    "extend-methods.longrope.json.short_factors.cautions": "the words of the sentences",
 }
 """Outputs that are others on purpose: where they begin, and why."""
 NEW_KEYS = (

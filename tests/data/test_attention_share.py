@@ -130,5 +130,5 @@ def test_skipped_and_speedup_follow_from_the_share() -> None:
 
 
 def test_a_row_of_one_token_is_refused() -> None:
-    with pytest.raises(RopewalkError, match=r"a row takes 2 tokens or more, got 1"):
+    with pytest.raises(RopewalkError, match=r"a row must have 2 tokens or more, got 1"):
         share_of_documents(np.array([5]), 1)

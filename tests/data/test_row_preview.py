@@ -117,9 +117,9 @@ def test_every_token_is_in_one_span_of_its_kind(drawn: tuple[PackedRow, int], en
     ("segments", "masked", "ends", "message"),
     [
         ([(3, 0)], [], 0, r"at each end of a document must be 1 or more, got 0"),
-        ([(2, 0)], [], None, r"the row has 3 tokens, and its segments have 2"),
-        ([(3, 0)], [1, 4], None, r"tokens 1 to 4 are masked in a row of 3 tokens"),
-        ([(3, 0)], [2, 1], None, r"tokens 2 to 1 are masked in a row of 3 tokens"),
+        ([(2, 0)], [], None, r"the row has 3 tokens, but its segments add up to 2"),
+        ([(3, 0)], [1, 4], None, r"masked tokens 1 to 4 lie outside the row of 3 tokens"),
+        ([(3, 0)], [2, 1], None, r"masked tokens 2 to 1 lie outside the row of 3 tokens"),
     ],
 )
 def test_contradictions_are_refused(

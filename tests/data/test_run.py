@@ -47,7 +47,7 @@ def test_rows_are_counted_and_shown(tmp_path: Path) -> None:
     shown = preview(tmp_path / "rows", PreviewConfig(rows=2, tokens=5))
     assert [len(row["chunks"]) > 0 for row in shown.to_json()["rows"]] == [True] * min(2, packed.rows)
     assert shown.to_json()["rows_there"] == packed.rows
-    with pytest.raises(RopewalkError, match=r"leave length out"):
+    with pytest.raises(RopewalkError, match=r"their own length; omit length"):
         stats(StatsConfig(sources=[str(tmp_path / "rows")], length=64), RunContext())
 
 

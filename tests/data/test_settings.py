@@ -15,7 +15,7 @@ from tests.data.cases import refusal
 
 def test_interleaving_a_row_whose_bos_is_no_anchor_is_refused() -> None:
     refused = refusal(PackingSettings, context=8, pattern="full", bos="row", interleave=True)
-    assert "interleaving would move it" in refused
+    assert "interleaving would move the BOS" in refused
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_settings_survive_json() -> None:
         ({"positions": "fresh"}, "unknown positions 'fresh'"),
         ({"bos": "yes", "pattern": "full"}, "unknown bos 'yes'"),
         ({"long_documents": "cut"}, "unknown long_documents 'cut'"),
-        ({"bos": "none"}, "bos must be auto or row, got none"),
-        ({"bos": "document"}, "bos must be auto or row, got document"),
+        ({"bos": "none"}, "set bos to auto or row, got none"),
+        ({"bos": "document"}, "set bos to auto or row, got document"),
     ],
 )
 def test_contradictory_settings_are_refused(options: dict, message: str) -> None:
@@ -92,20 +92,20 @@ def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: b
         ({"weights": {"a": 1e7}}, r"^weights\.a must be 1000000 or less, got 10000000\.0$"),
         ({"weights": {"a": math.nan}}, r"^weights\.a must be a finite number, got nan$"),
         ({"weights": {"a": True}}, r"^weights: 'a' must have a number, got True$"),
-        ({"weights": "a=1,b"}, r"^weights must be name=number with commas between them, got 'a=1,b'$"),
+        ({"weights": "a=1,b"}, r"^weights must be name=number pairs separated by commas, got 'a=1,b'$"),
         ({"weights": "a=1,a=2"}, r"^weights: names 'a' twice"),
         ({"shares": {"a": math.inf}}, r"^shares\.a must be a finite number, got inf$"),
         ({"shares": {"a": "x"}}, r"^shares\.a must be a number, got 'x'$"),
-        ({"shares": {"a": 0}}, r"^shares must hold a share above 0"),
-        ({"shares": {}}, r"^shares must hold a share above 0"),
+        ({"shares": {"a": 0}}, r"^shares must contain a share above 0"),
+        ({"shares": {}}, r"^shares must contain a share above 0"),
         ({"weights": {"a": 1}, "shares": {"a": 1}}, r"weights or shares, not both"),
         ({"tokens": 0}, r"^tokens must be 1 or more, got 0$"),
         ({"tokens": 1.5}, r"^tokens must be a whole number, got 1\.5$"),
         ({"long_from": 0, "long_factor": 2}, r"^long_from must be 1 or more, got 0$"),
         ({"long_factor": 2}, r"got long_from None, long_factor 2"),
         ({"long_share": 0.5}, r"got long_from None, .* long_share 0\.5"),
-        ({"long_from": 5}, r"long_from goes with one of"),
-        ({"long_from": 5, "length_shares": ((0, 1),)}, r"long_from goes with one of"),
+        ({"long_from": 5}, r"give long_from together with"),
+        ({"long_from": 5, "length_shares": ((0, 1),)}, r"give long_from together with"),
         ({"long_from": 5, "long_factor": 0}, r"^long_factor must be more than 0"),
         ({"long_from": 5, "long_factor": math.nan}, r"got nan"),
         ({"long_from": 5, "long_share": 0}, r"^long_share must be more than 0"),
@@ -113,22 +113,28 @@ def test_as_is_means_that_nothing_is_asked_for(changed: dict[str, Any], as_is: b
         ({"long_from": 5, "long_share": 1.1}, r"got 1\.1"),
         ({"long_from": 5, "long_share": 0.5, "long_factor": 2}, r"got long_factor and long_share"),
         ({"length_shares": ((0, 1),), "long_from": 5, "long_factor": 2}, r"and length_shares"),
-        ({"length_shares": ()}, r"must begin with length 0"),
-        ({"length_shares": ((1, 1),)}, r"must begin with length 0"),
-        ({"length_shares": ((0, 1), (9, 1), (9, 1))}, r"ascend, got first lengths \[0, 9, 9\]"),
-        ({"length_shares": ((0, 1), (9, 1), (3, 1))}, r"ascend, got first lengths \[0, 9, 3\]"),
-        ({"length_shares": ((0, 0), (9, 0))}, r"must hold a share above 0"),
+        ({"length_shares": ()}, r"must start at length 0"),
+        ({"length_shares": ((1, 1),)}, r"must start at length 0"),
+        ({"length_shares": ((0, 1), (9, 1), (9, 1))}, r"increase, got first lengths \[0, 9, 9\]"),
+        ({"length_shares": ((0, 1), (9, 1), (3, 1))}, r"increase, got first lengths \[0, 9, 3\]"),
+        ({"length_shares": ((0, 0), (9, 0))}, r"must contain a share above 0"),
         ({"length_shares": ((0, -1), (9, 2))}, r"got -1"),
         ({"length_shares": ((0, 1, 2),)}, r"^length_shares\.0: .*at most 2"),
         ({"length_shares": "0=1,4x=2"}, r"^length_shares: '4x' is no length"),
         ({"per": "document"}, r"unknown per 'document'; choose from source, corpus"),
-        ({"per": "corpus", "weights": {"a": 1}}, r"per corpus takes no weights"),
-        ({"per": "corpus", "shares": {"a": 1}}, r"per corpus takes no shares"),
+        (
+            {"per": "corpus", "weights": {"a": 1}},
+            r"per corpus determines the sources' shares itself; remove weights",
+        ),
+        (
+            {"per": "corpus", "shares": {"a": 1}},
+            r"per corpus determines the sources' shares itself; remove shares",
+        ),
         (
             {"per": "corpus"},
-            r"per corpus has no meaning without long_from or length_shares; choose per source",
+            r"per corpus needs long_from or length_shares; add one of them or choose per source",
         ),
-        ({"per": "corpus", "tokens": 5, "shuffle": True}, r"per corpus has no meaning without"),
+        ({"per": "corpus", "tokens": 5, "shuffle": True}, r"per corpus needs long_from or length_shares"),
         ({"shortage": "pad"}, r"unknown shortage 'pad'"),
         ({"max_epochs": 0.5}, r"^max_epochs must be 1 or more, got 0\.5$"),
         ({"max_epochs": math.inf}, r"got inf"),

@@ -155,11 +155,11 @@ def test_sources_without_a_document_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("lengths", "ids", "hashes", "message"),
     [
-        ([1, 2], [0], None, r"one a document, got \[\(2,\), \(1,\)\]"),
-        ([1], [0], [1, 2], r"one a document, got \[\(1,\), \(1,\), \(2,\)\]"),
-        ([4, -1], [0, 0], None, r"a length is 0 or more, got -1"),
-        ([4], [-2], None, r"a source's number is 0 or more, got -2"),
-        ([4], [1], None, r"there are 1 source names, got a document of source 1"),
+        ([1, 2], [0], None, r"one entry per document, got shapes \[\(2,\), \(1,\)\]"),
+        ([1], [0], [1, 2], r"one entry per document, got shapes \[\(1,\), \(1,\), \(2,\)\]"),
+        ([4, -1], [0, 0], None, r"a length must be 0 or more, got -1"),
+        ([4], [-2], None, r"a source's number must be 0 or more, got -2"),
+        ([4], [1], None, r"source ids must be from 0 to 0, got 1"),
     ],
 )
 def test_arrays_that_contradict_each_other_are_refused(
@@ -270,10 +270,13 @@ def test_without_a_mixture_the_documents_are_those_of_the_corpus() -> None:
     [
         (
             {"corpus": whole(web=[3] * 4), "mixture": {"as_is": False}},
-            r"has no statistics of whole documents",
+            r"lacks the statistics of whole documents",
         ),
-        ({"mixed": whole(web=[3] * 4), "mixture": {"as_is": False}}, r"has no statistics of whole documents"),
-        ({"corpus": whole(web=[3] * 5), "mixture": None}, r"of 5 documents, and 4 were packed; pack again"),
+        (
+            {"mixed": whole(web=[3] * 4), "mixture": {"as_is": False}},
+            r"lacks the statistics of whole documents",
+        ),
+        ({"corpus": whole(web=[3] * 5), "mixture": None}, r"of 5 documents, but 4 were packed; pack again"),
     ],
 )
 def test_a_manifest_that_tells_of_other_documents_is_refused(told: dict[str, Any], message: str) -> None:
@@ -309,7 +312,7 @@ def test_a_source_without_a_document_is_refused(tmp_path: Path) -> None:
     (empty / "b.jsonl").write_text(json.dumps({"input_ids": []}) + "\n")
     (empty / "c").write_bytes(b"\xff\x00")
     (empty / ".hidden").write_text("text")
-    told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders passed over\)"
+    told = r"empty \(2 empty documents, 1 binary files, 1 hidden files or folders skipped\)"
     with pytest.raises(RopewalkError, match=told):
         list(
             read_texts_and_tokens([SourceSpec(path=str(empty)), SourceSpec(path=str(tmp_path / "full.txt"))])

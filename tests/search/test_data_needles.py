@@ -188,13 +188,19 @@ def test_a_short_text_is_read_again(demo):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"documents": []}, "0 documents have no word"),
-        ({"documents": ["", "  \n"]}, "2 documents have no word"),
+        ({"documents": []}, "the 0 documents contain no word"),
+        ({"documents": ["", "  \n"]}, "the 2 documents contain no word"),
         ({"count": 0}, "1 or more rows, got 0"),
         ({"needles": Needles(256, 0)}, "1 or more needles, got 0"),
         ({"needles": Needles(-1)}, "0 or more tokens beyond, got -1"),
-        ({"length": 300}, "4 needles 256 tokens before their answers do not fit in 300 tokens; the shortest"),
-        ({"needles": Needles(799)}, "4 needles 799 tokens before their answers do not fit in 800 tokens"),
+        (
+            {"length": 300},
+            "4 needles at least 256 tokens before their answers do not fit in 300 tokens; use ",
+        ),
+        (
+            {"needles": Needles(799)},
+            "4 needles at least 799 tokens before their answers do not fit in 800 tokens",
+        ),
     ],
 )
 def test_what_makes_no_rows_is_refused(demo, options, said):

@@ -49,17 +49,20 @@ def test_a_table_is_read_back_as_it_was_written(tmp_path_factory, long, short, t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "its format is 'other' and not 'ropewalk-factors/1'"),
-        ({"long_factor": [1.0, 2.0]}, "long_factor has 2 numbers for 4 rotary pairs"),
-        ({"long_factor": [1.0, 0.0, 1.0, 2.0]}, "long_factor has a number that is not above 0"),
-        ({"long_factor": None}, "neither long_factor nor short_factor is there"),
+        ({"format": "other"}, "its format is 'other', expected 'ropewalk-factors/1'"),
+        ({"long_factor": [1.0, 2.0]}, "long_factor must have one number for each of 4 rotary pairs, got 2"),
+        ({"long_factor": [1.0, 0.0, 1.0, 2.0]}, "long_factor must contain only numbers above 0"),
+        ({"long_factor": None}, "long_factor and short_factor are both missing"),
         ({"start_tokens": -1}, "start_tokens"),
         ({"attention_factor": 0}, "attention_factor"),
         ({"invented": 1}, "invented"),
-        ({"baseline_factors": {"pi": [4.0]}}, r"baseline_factors\.pi has 1 numbers for 4 rotary pairs"),
+        (
+            {"baseline_factors": {"pi": [4.0]}},
+            r"baseline_factors\.pi must have one number for each of 4 rotary pairs, got 1",
+        ),
         (
             {"baseline_factors": {"pi": [4.0, 4, 4, 0]}},
-            r"baseline_factors\.pi has a number that is not above 0",
+            r"baseline_factors\.pi must contain only numbers above 0",
         ),
         ({"target_length": "long"}, "target_length"),
     ],
@@ -77,7 +80,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(RopewalkError, match="cannot read factors from"):
         read_factors(path)
     path.write_text("1.0\n1.2\n")
-    with pytest.raises(RopewalkError, match="is no JSON, so no factor table"):
+    with pytest.raises(RopewalkError, match="is not a factor table, because it is not JSON"):
         read_factors(path)
     path.write_text("[1.0]")
     with pytest.raises(RopewalkError, match="import a CSV or a config with ropewalk search import"):
@@ -97,11 +100,11 @@ def test_the_method_of_a_checkpoint():
 @pytest.mark.parametrize(
     ("current", "length", "message"),
     [
-        (Default(16, 1e4), 512, "rotary_dim 8 .*this one has 16"),
-        (Default(8, 5e5), 512, "rope_theta 10000 .*this one has 500000"),
-        (Default(8, 1e4), 256, "original_max_position_embeddings 512 .*this one has 256"),
-        (Linear(8, 1e4, 2.0), 512, "linear-scaled are ambiguous"),
-        (Yarn(8, 1e4, 2.0, 256), 512, "yarn-scaled are ambiguous"),
+        (Default(16, 1e4), 512, "rotary_dim 8 .*this model has 16"),
+        (Default(8, 5e5), 512, "rope_theta 10000 .*this model has 500000"),
+        (Default(8, 1e4), 256, "original_max_position_embeddings 512 .*this model has 256"),
+        (Linear(8, 1e4, 2.0), 512, "the checkpoint uses linear scaling"),
+        (Yarn(8, 1e4, 2.0, 256), 512, "the checkpoint uses yarn scaling"),
     ],
 )
 def test_another_checkpoint_is_refused(current, length, message):
@@ -119,7 +122,7 @@ def test_short_factors_of_another_attention_factor_are_refused():
 
     with pytest.raises(
         RopewalkError,
-        match=r"attention factor 1\.2, and this checkpoint has 1\.3 .*search short factors on it",
+        match=r"attention factor 1\.2, but the checkpoint has 1\.3; search short factors on this checkpoint",
     ):
         short(1.2).method(checkpoint, 2048)
     # The same one, written with six digits: the checkpoint keeps its own to the last bit.
@@ -129,7 +132,7 @@ def test_short_factors_of_another_attention_factor_are_refused():
 
 
 def test_short_factors_alone_need_long_ones():
-    with pytest.raises(RopewalkError, match="short factors alone"):
+    with pytest.raises(RopewalkError, match="only short factors, which need a checkpoint with long factors"):
         table(long_factor=None, short_factor=LONG, target_length=512).method(Default(8, 1e4), 512)
 
 
@@ -143,11 +146,11 @@ def test_a_table_with_nothing_odd_has_no_remarks():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"start_tokens": 4}, "The first 4 tokens keep their angles"),
+        ({"start_tokens": 4}, "The RoPE angles of the first 4 tokens stay unscaled"),
         ({"attention_factor": 1.0}, "attention factor 1 is not the published .* = 1.10554: .*vLLM"),
-        ({"long_factor": (1.0, 3.0, 2.0, 1.5)}, "pair 2 has 2 after 3, and 1 more fall"),
+        ({"long_factor": (1.0, 3.0, 2.0, 1.5)}, "pair 2 has 2 after 3, and 1 more pairs decrease"),
         ({"long_factor": (0.9, 1.0, 2.0, 3.0)}, r"1 factor below 1 \(the smallest is 0.9\)"),
-        ({"short_factor": (1.0, 2.0, 1.0, 2.0)}, r"^short_factor does not ascend: pair 2 has 1 after 2\.$"),
+        ({"short_factor": (1.0, 2.0, 1.0, 2.0)}, r"^short_factor is not ascending: pair 2 has 1 after 2\.$"),
     ],
 )
 def test_what_is_odd_is_said(change, sentence):
@@ -231,5 +234,5 @@ def test_baselines_of_a_second_search_are_kept_as_it_ran_them():
 
 
 def test_an_objective_that_is_no_perplexity_is_refused():
-    with pytest.raises(RopewalkError, match="1000 nats a token, is no perplexity"):
+    with pytest.raises(RopewalkError, match="1000 nats per token, too large for a finite perplexity"):
         of_found(found(objective=1000.0))

@@ -51,14 +51,14 @@ def test_equal_rows_for_each_layer_are_one_list(csv, llama):
     np.savetxt(csv, np.tile(FACTORS, (32, 1)), delimiter=",", fmt="%.16g")
     imported = from_csv(csv, llama, 131072)
     assert imported.factors.long_factor == tuple(FACTORS)
-    assert imported.notes == ("factors.csv has 32 equal rows, one a layer: the first was taken.",)
+    assert imported.notes == ("factors.csv has 32 equal rows, one per layer; ropewalk used the first.",)
 
 
 def test_rows_that_differ_are_refused(csv, llama):
     rows = np.tile(FACTORS, (32, 1))
     rows[31, 5] += 0.01
     np.savetxt(csv, rows, delimiter=",")
-    with pytest.raises(RopewalkError, match="has 32 rows that differ: factors for each layer"):
+    with pytest.raises(RopewalkError, match="has 32 different rows, one per layer"):
         from_csv(csv, llama, 131072)
 
 
@@ -69,18 +69,18 @@ def test_piece_borders_are_left_out_and_it_is_said(csv, llama, delimiter):
     imported = from_csv(csv, llama, 131072)
     assert imported.factors.long_factor == tuple(FACTORS)
     (note,) = imported.notes
-    assert "begins with the whole numbers 20 and 45, the piece borders of dim_piece_mono" in note
+    assert "begins with the piece borders of dim_piece_mono, 20 and 45; ropewalk ignored them" in note
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (FACTORS[:-1], "has 63 factors, and the model has 64 rotary pairs"),
-        ([*FACTORS, 32.0], "has 65 factors, and the model has 64 rotary pairs"),
-        ([1.5, 2.0, *FACTORS], "has 66 factors, and the model has 64 rotary pairs"),
+        (FACTORS[:-1], "has 63 factors, but the model has 64 rotary pairs"),
+        ([*FACTORS, 32.0], "has 65 factors, but the model has 64 rotary pairs"),
+        ([1.5, 2.0, *FACTORS], "has 66 factors, but the model has 64 rotary pairs"),
         ([-1.0, 2.0, *FACTORS], "has 66 factors"),
-        ([*FACTORS[:-1], 0.0], "holds the factor 0; factors are numbers above 0"),
-        ([*FACTORS[:-1], np.nan], "holds 'nan', which is no number"),
+        ([*FACTORS[:-1], 0.0], "contains the factor 0; factors must be above 0"),
+        ([*FACTORS[:-1], np.nan], "contains 'nan', which is not a number"),
     ],
 )
 def test_other_counts_and_numbers_are_refused(csv, llama, values, message):
@@ -91,7 +91,7 @@ def test_other_counts_and_numbers_are_refused(csv, llama, values, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "is empty"), ("1.0,two", "holds 'two', which is no number"), ("1.0,,2", "holds ''")],
+    [("", "is empty"), ("1.0,two", "contains 'two', which is not a number"), ("1.0,,2", "contains ''")],
 )
 def test_what_is_no_table_is_refused(csv, llama, text, message):
     csv.write_text(text)
@@ -125,7 +125,7 @@ def test_factors_up_to_the_original_length_are_short_ones(csv):
     method = made.method(current, 131072)
     assert (method.short_factor, method.long_factor) == (made.short_factor, current.long_factor)
     assert method.attention_factor == current.attention_factor
-    with pytest.raises(RopewalkError, match="start tokens belong to the long factors"):
+    with pytest.raises(RopewalkError, match="start tokens apply to long factors only"):
         from_csv(csv, phi, 4096, start_tokens=4)
 
 
@@ -147,7 +147,7 @@ def test_a_published_config_gives_its_own_method_back(name, tmp_path):
 def test_a_config_of_another_length_or_without_factors_is_refused(llama):
     phi = checkpoint(str(CONFIGS / f"{PHI[1]}.json"))
     assert from_config(phi, 131072) == from_config(phi)
-    with pytest.raises(RopewalkError, match="are for 131072 tokens, and not for 65536"):
+    with pytest.raises(RopewalkError, match="are for 131072 tokens, not for 65536"):
         from_config(phi, 65536)
     with pytest.raises(RopewalkError, match="has no rescale factors: its RoPE is default"):
         from_config(llama)
@@ -158,7 +158,7 @@ def test_a_config_goes_to_another_model_only_where_it_fits(llama):
     moved = for_model(from_config(first), second).factors
     assert moved.model.name == second.model
     assert moved.provenance.source == first.model
-    with pytest.raises(RopewalkError, match=r"rotary_dim 96 .*this one has 128"):
+    with pytest.raises(RopewalkError, match=r"rotary_dim 96 .*this model has 128"):
         for_model(from_config(first), llama)
 
 

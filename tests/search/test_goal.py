@@ -163,7 +163,7 @@ def test_an_extended_checkpoint_keeps_the_other_lengths_factors():
 
 
 def test_start_tokens_of_short_factors_are_refused():
-    with pytest.raises(RopewalkError, match="start tokens belong to the long factors"):
+    with pytest.raises(RopewalkError, match="start tokens apply to long factors only"):
         goal_of(EXTENDED, 2048, 512).extended(Candidate((1.0,) * 8, 4))
 
 
@@ -177,9 +177,9 @@ def test_ntk_is_plain_rope_with_another_base_and_dynamic_ntk_with_its_own():
 @pytest.mark.parametrize(
     ("current", "target", "said"),
     [
-        (Yarn(DIM, THETA, 4.0, TRAINED), 4096, "the checkpoint is yarn-scaled"),
-        (Linear(DIM, THETA, 4.0), 4096, "the checkpoint is linear-scaled"),
-        (Llama3(DIM, THETA, 8.0, 1.0, 4.0, TRAINED), 4096, "the checkpoint is llama3-scaled"),
+        (Yarn(DIM, THETA, 4.0, TRAINED), 4096, "the checkpoint uses yarn scaling"),
+        (Linear(DIM, THETA, 4.0), 4096, "the checkpoint uses linear scaling"),
+        (Llama3(DIM, THETA, 8.0, 1.0, 4.0, TRAINED), 4096, "the checkpoint uses llama3 scaling"),
         (
             PLAIN,
             2048,

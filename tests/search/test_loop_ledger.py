@@ -167,7 +167,7 @@ def test_a_full_disk_is_one_sentence_and_the_search_can_go_on(tmp_path):
 def test_without_a_log_there_is_nothing_to_resume(tmp_path):
     path = tmp_path / "folder" / "none.jsonl"
     with (
-        pytest.raises(RopewalkError, match="nothing to resume: there is no log"),
+        pytest.raises(RopewalkError, match="nothing to resume: the log"),
         search_log(path, HEADER, True),
     ):
         pass

@@ -270,7 +270,7 @@ def test_infinite_losses_of_a_penalty_are_an_infinite_objective():
     assert evaluator.objective([2.0, math.inf]) == math.inf
     assert evaluator.objective([math.inf, 2.0]) == math.inf
     with pytest.raises(
-        RunFailure, match="own RoPE gives a row of the short penalty a loss that is no finite"
+        RunFailure, match="own RoPE gives a row of the short penalty a loss that is NaN or infinite"
     ):
         with_broken_reference()
 
@@ -309,7 +309,7 @@ def test_memory_that_gives_out_is_a_failure_that_says_what_to_do():
 
     model.base_model.register_forward_pre_hook(full)
     with pytest.raises(
-        RunFailure, match="on cpu with 3 candidates over 96 tokens in a pass: choose a smaller batch"
+        RunFailure, match="on cpu with 3 candidates of 96 tokens in a forward pass; use a smaller batch"
     ):
         list(evaluator.losses(jobs_of(candidates_of(4), 1)))
 
@@ -323,17 +323,18 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(RopewalkError, match="prefill_chunk must be 1 token or more, got 0"):
         ModelEvaluator(model, goal, rows, forwards=Forwards(prefill_chunk=0))
     with pytest.raises(
-        RopewalkError, match=r"the short penalty .* trained for, 32 tokens at most, got a row of 96"
+        RopewalkError,
+        match=r"the short penalty must have at most the trained length of 32 tokens, got a row of 96",
     ):
         ModelEvaluator(model, goal, rows, ShortPenalty(rows))
     for weight in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(RopewalkError, match=f"must be above 0, got {weight}"):
+        with pytest.raises(RopewalkError, match=f"must be a finite number above 0, got {weight}"):
             ShortPenalty(rows, weight)
     anchored = Row(rows[0].input_ids, rows[0].labels, PackedLayout.from_lengths([TARGET - 1], "anchor", 1))
     with pytest.raises(RopewalkError, match="pattern full, got the pattern anchor"):
         ModelEvaluator(model, goal, [anchored])
     empty = Row(rows[0].input_ids, torch.full_like(rows[0].labels, IGNORED), rows[0].layout)
-    with pytest.raises(RopewalkError, match="needs a token to score"):
+    with pytest.raises(RopewalkError, match="needs at least one labelled token"):
         ModelEvaluator(model, goal, [empty])
     with pytest.raises(RopewalkError, match=r"transformers' own .*load it with exact_rope=True"):
         list(ModelEvaluator(tiny_model(), goal, rows).losses([Job(candidates_of(4)[0], 0)]))

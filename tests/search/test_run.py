@@ -49,7 +49,7 @@ def test_a_search_goes_on_from_its_log_and_gives_the_same_table(tmp_path):
     }
     first.file.unlink()
     again = search(SearchConfig(**values, resume=True), RunContext(reporter=reporter))
-    assert "going on after 3 forwards" in reporter.said
+    assert "resuming after 3 forward passes" in reporter.said
     without = {"search": None, "versions": None}
     assert {**again.to_json(), **without} == {**said, **without}
 

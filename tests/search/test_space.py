@@ -129,10 +129,10 @@ def test_what_is_no_candidate_of_a_space(factors, tokens):
         ((4, 0.99), "must be 1 or more, got 0.99"),
         ((4, math.nan), "must be 1 or more, got nan"),
         ((4, math.inf), "must be 1 or more, got inf"),
-        ((4, 2.0, ()), r"0 or more, ascending, got \[\]"),
-        ((4, 2.0, (4, 0)), r"0 or more, ascending, got \[4, 0\]"),
-        ((4, 2.0, (0, 0)), r"0 or more, ascending, got \[0, 0\]"),
-        ((4, 2.0, (-1, 0)), r"0 or more, ascending, got \[-1, 0\]"),
+        ((4, 2.0, ()), r"ascending numbers, each 0 or more, got \[\]"),
+        ((4, 2.0, (4, 0)), r"ascending numbers, each 0 or more, got \[4, 0\]"),
+        ((4, 2.0, (0, 0)), r"ascending numbers, each 0 or more, got \[0, 0\]"),
+        ((4, 2.0, (-1, 0)), r"ascending numbers, each 0 or more, got \[-1, 0\]"),
     ],
 )
 def test_a_space_that_would_be_empty_is_refused(arguments, said):
@@ -141,7 +141,7 @@ def test_a_space_that_would_be_empty_is_refused(arguments, said):
 
 
 def test_factors_that_do_not_fit_are_refused():
-    with pytest.raises(RopewalkError, match="over 3 rescale factors, one a rotary pair, got 2"):
+    with pytest.raises(RopewalkError, match="needs 3 rescale factors, one per rotary pair, got 2"):
         Space(3, 2.0).nearest([1.0, 1.0])
     with pytest.raises(RopewalkError, match=r"must be finite numbers, got \[1.0, nan\]"):
         Space(2, 2.0).nearest([1.0, math.nan])

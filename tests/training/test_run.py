@@ -316,7 +316,7 @@ def test_a_tokenizer_without_bos_and_eos_is_refused(recipe_values, tiny_checkpoi
     model = altered(tiny_checkpoint, tmp_path / "model")
     save_tokenizer(model, bos=None, eos=None)
     file = write(tmp_path / "recipe.yaml", {**recipe_values, "model": model})
-    assert "neither a bos nor an eos token" in refused(capsys, "extend", file)
+    assert "neither a BOS nor an EOS token" in refused(capsys, "extend", file)
 
 
 def test_attention_dropout_and_sliding_windows_are_refused(recipe_values, tiny_checkpoint, tmp_path, capsys):

@@ -302,7 +302,7 @@ def test_rows_that_another_run_has_packed_are_checked_before_training(done, tmp_
     flip(next(cache.glob("*/rows-*.arrow")))
     shared = {**values, "output": str(tmp_path / "run"), "data": {**values["data"], "cache": str(cache)}}
     with pytest.raises(
-        RopewalkError, match="is damaged: its digest is not the manifest's; delete the folder"
+        RopewalkError, match="is damaged: its digest differs from the manifest's; delete the folder"
     ):
         extend(recipe_of(shared))
 

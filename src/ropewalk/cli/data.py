@@ -1,4 +1,4 @@
-"""``ropewalk data``: documents to packed training rows, and what documents and rows consist of."""
+"""``ropewalk data``: pack documents into training rows, and inspect documents and rows."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ Paths = Annotated[
     tuple[str, ...],
     Field(
         min_length=1,
-        description="JSON lines (.jsonl, also .gz and .zst), Parquet, text and source files, folders of them, "
-        "hf:owner/name[:config][@split], or embedded; records may hold text, or token ids already.",
+        description="JSON Lines (.jsonl, .jsonl.gz, .jsonl.zst), Parquet, text or source-code files, folders of them, "
+        "hf:owner/name[:config][@split], or embedded. Records hold text or token ids.",
     ),
 ]
 
 
-BY_EMBEDDED = "counted with the tokenizer of the embedded checkpoint; give --tokenizer for your model's"
+BY_EMBEDDED = "counting with the embedded checkpoint's tokenizer; pass --tokenizer to use your model's"
 
 
 class PackOptions(Settings):
-    """What the command adds to the settings of packing."""
+    """Options of the command itself, in addition to the packing settings."""
 
     group: ClassVar[str | None] = "Output"
 
     interleave: Annotated[bool, Option(group="Rows")] = Field(
-        False, description="Cut documents and shuffle the parts of a row; so does any --chunk option."
+        False,
+        description="Cut the documents of a row into chunks and shuffle them; any --chunk option implies it.",
     )
     out: FilePath = Field(
         Path("packed"),
-        description="Folder for the rows: new, or of the same command, which it takes up again.",
+        description="Output folder: a new one, or that of an interrupted run of the same command, to resume it.",
     )
     as_json: JsonFlag = False
 
 
 def pack(paths: Paths, settings: PackSettings, fields: SourceFields, options: PackOptions) -> None:
-    """Pack documents into rows of exactly LENGTH tokens; run it again to go on where it was interrupted."""
+    """Pack documents into rows of exactly LENGTH tokens. Run the same command again to resume after an interruption."""
     from ropewalk.data import run
 
     rows, store, out = settings.rows, settings.work.token_store, options.out
@@ -71,18 +72,20 @@ def _so_far(out: Path, token_store: Path | None) -> str:
     from ropewalk.data.rows.stored import WORK
 
     if not (out.expanduser() / WORK).is_dir():
-        return "nothing is packed yet; the same command starts again"
+        return "nothing is packed yet; run the same command to start again"
     tokens = "" if token_store is None else f", tokenised documents in {token_store}"
-    return f"what is packed so far lies in {out}{tokens}; the same command goes on from there"
+    return f"the rows packed so far are in {out}{tokens}; run the same command to resume"
 
 
 def merge(
-    parts: Annotated[tuple[Path, ...], Field(description="OUT folders of the same pack command.")],
+    parts: Annotated[
+        tuple[Path, ...], Field(description="Output folders of the shards of one pack command.")
+    ],
     *,
-    out: Annotated[FilePath, Field(description="Folder for all rows; a new one.")],
+    out: Annotated[FilePath, Field(description="New folder for the merged rows.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Put the parts that several machines packed into folders of their own together."""
+    """Merge the shards that several machines packed into separate folders."""
     from ropewalk.data import run
 
     _show(run.merge(parts, _context(out)), as_json)
@@ -95,7 +98,7 @@ def _show(result: PackResult, as_json: bool) -> None:
         print_json(result.to_json())
         return
     if result.manifest is not None and result.reused:
-        notes.print("These rows were packed before; nothing was done.")
+        notes.print("These rows are already packed; nothing to do.")
     show(describe_packed(result))
 
 
@@ -104,8 +107,8 @@ def stats(
         tuple[str, ...],
         Field(
             min_length=1,
-            description="One folder of packed rows; or documents: JSON lines, Parquet, text and source files, folders, "
-            "hf:owner/name[:config][@split], embedded.",
+            description="One folder of packed rows, or documents: JSON Lines, Parquet, text or source-code files, "
+            "folders, hf:owner/name[:config][@split], or embedded.",
         ),
     ],
     settings: CountSettings,
@@ -114,7 +117,7 @@ def stats(
     plot: PlotFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Count documents and tokens by source, with lengths, repeats, and what attention leaves out."""
+    """Count documents and tokens by source: lengths, repeats, and the attention that each pattern skips."""
     from ropewalk.data import run
     from ropewalk.planning.inspection import trained_length_beside
     from ropewalk.reporting import draw
@@ -143,7 +146,7 @@ def preview(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the first packed rows: documents, chunks, tags, anchor, padding, and what is never a target."""
+    """Show the first packed rows: documents, chunks, tags, anchor, padding, and tokens excluded from the loss."""
     from ropewalk.data import run
     from ropewalk.reporting.data import preview_lines
 
@@ -157,12 +160,12 @@ def preview(
 
 
 def _sources(paths: tuple[str, ...], fields: SourceFields) -> tuple[SourceSpec, ...]:
-    """The sources that a command's arguments name, all read alike."""
+    """The sources given on the command line, all read with the same fields."""
     return tuple(SourceSpec(path=path, **dict(fields)) for path in paths)
 
 
 def _context(out: Path | None = None) -> RunContext:
-    """A run in this process alone, whose progress is drawn on stderr."""
+    """A single-process run that reports its progress on stderr."""
     from ropewalk.cli.progress import ConsoleReporter
     from ropewalk.parallel.context import RunContext
 
@@ -173,7 +176,7 @@ PACK_EXAMPLE = "ropewalk data pack books/ web.jsonl.gz --tokenizer meta-llama/Ll
 STATS_EXAMPLE = "ropewalk data stats books/ web.jsonl.gz --tokenizer meta-llama/Llama-3.1-8B --length 128k"
 app = make_group(
     "data",
-    "From documents to packed training rows.",
+    "Pack documents into training rows; inspect documents and rows.",
     [
         make_command(pack, "pack", PACK_EXAMPLE),
         make_command(merge, "merge", "ropewalk data merge part0 part1 part2 part3 --out rows"),

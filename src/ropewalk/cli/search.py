@@ -1,4 +1,4 @@
-"""``ropewalk search``: rescale factors for a longer context, found on a checkpoint without training it."""
+"""``ropewalk search``: find rescale factors for a longer context without training the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class SearchOutput(Settings):
-    """What a search writes and prints."""
+    """Output options of a search."""
 
     group: ClassVar[str | None] = "Output"
 
     out: Annotated[FilePath, Option(metavar="FILE")] = Field(
-        description="The factor table (.json); a log grows beside it."
+        description="File for the factor table (.json); a log is written next to it."
     )
-    resume: bool = Field(False, description="Go on with the log beside --out.")
+    resume: bool = Field(False, description="Resume from the log next to --out.")
     plot: PlotFile = None
     as_json: JsonFlag = False
 
 
 def search(
-    model: Annotated[str, Field(description="A checkpoint's folder, a Hub id, or embedded.")],
+    model: Annotated[str, Field(description="Checkpoint: a folder, a Hub id, or embedded.")],
     settings: SearchSettings,
     output: SearchOutput,
     *,
@@ -39,17 +39,17 @@ def search(
         Length,
         WHAT,
         Field(
-            description="Tokens to search for: 2048, 32k, 1M; up to the original length of a longrope checkpoint its "
-            "short factors."
+            description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, "
+            "the search finds its short factors."
         ),
     ],
     text: Annotated[
-        str, WHAT, Field(description="Documents: as for ropewalk data pack.")
+        str, WHAT, Field(description="Source of the text: a path or dataset, as for ropewalk data pack.")
     ] = "embedded:validation",
 ) -> None:
-    """Search rescale factors for a longer context: several candidates, the same weights, the same rows of text.
+    """Search rescale factors for a longer context. Candidates share the same weights and the same rows of text.
 
-    Tables of factors: ropewalk search show FILE, ropewalk search import SOURCE
+    Show or import factor tables: ropewalk search show FILE, ropewalk search import SOURCE
 
     Over several processes: torchrun --nproc-per-node 4 -m ropewalk search MODEL --to 32k --out factors.json
     """
@@ -62,14 +62,14 @@ def search(
         resume=output.resume,
     )
     with on_interrupt(lambda: _so_far(config.log)):
-        # The imports take seconds, in which people press Ctrl-C too.
+        # These imports take seconds; Ctrl-C must work during them too.
         from ropewalk.cli.progress import ConsoleReporter
         from ropewalk.io.files import check_writable
         from ropewalk.parallel import joined
         from ropewalk.parallel.context import RunContext
         from ropewalk.search.run import search as run
 
-        with joined(settings.device, "go on with --resume") as world:
+        with joined(settings.device, "run it again with --resume") as world:
             if output.plot is not None:
                 plot = output.plot
                 world.on_rank_0(lambda: check_writable(plot))
@@ -85,7 +85,7 @@ def _show(result: SearchResult, config: SearchConfig, output: SearchOutput) -> N
         print_json(result.to_json())
     else:
         show(describe_search(result, config))
-    # After the result: a picture that cannot be written must not take it away.
+    # Draw last: if the figure cannot be written, the result is already printed.
     _draw(result.table, output.plot, output.as_json)
 
 
@@ -102,17 +102,17 @@ def _draw(table: Factors, plot: Path | None, as_json: bool) -> None:
 def _so_far(log: Path | None) -> str:
     assert log is not None
     if not (log.is_file() and log.stat().st_size):
-        return "nothing is measured yet; the same command starts again"
-    return f"the losses measured so far lie in {log}; the same command with --resume goes on from there"
+        return "nothing is measured yet; run the same command to start again"
+    return f"the losses measured so far are in {log}; run the same command with --resume to continue"
 
 
 def show_command(
-    file: Annotated[FilePath, Field(description="A factor table.")],
+    file: Annotated[FilePath, Field(description="Factor table (.json).")],
     *,
     plot: PlotFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a table of rescale factors: for which model and length, beside PI, NTK and YaRN, and how it came to be."""
+    """Show a factor table: its model and length, its origin, and its factors next to those of PI, NTK and YaRN."""
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import read_factors
 
@@ -128,23 +128,27 @@ def import_command(
     source: Annotated[
         str,
         Field(
-            description="A CSV of the paper's code, or a config.json, model folder or Hub id with longrope factors."
+            description="CSV of the LongRoPE code, or a config.json, model folder or Hub id with longrope factors."
         ),
     ],
     *,
-    out: Annotated[FilePath, Option(metavar="FILE"), Field(description="The factor table (.json).")],
+    out: Annotated[FilePath, Option(metavar="FILE"), Field(description="File for the factor table (.json).")],
     model: Annotated[
-        str | None, Field(description="Whose factors they are; a config is of its own model if not given.")
+        str | None,
+        Field(
+            description="Model that the factors belong to; required for a CSV, default for a config: its own."
+        ),
     ] = None,
     to: Annotated[
-        Length | None, Field(description="Tokens that they are for; a config states it itself.")
+        Length | None,
+        Field(description="Target length in tokens: 128k; required for a CSV, a config states its own."),
     ] = None,
     start_tokens: Annotated[
-        int, Field(ge=0, description="First tokens that keep their angles; a CSV does not say.")
+        int, Field(ge=0, description="Initial tokens whose RoPE angles stay unscaled; for a CSV only.")
     ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a factor table of a CSV that the paper's code wrote, or of the factors in a published config."""
+    """Import factors from a CSV of the LongRoPE code or from a published config into a factor table."""
     from ropewalk.reporting.search import describe_factors
     from ropewalk.search.factor_table import import_factors
 
@@ -157,7 +161,7 @@ def import_command(
 
 app = make_group_with_default(
     "search",
-    "Search rescale factors (LongRoPE) for a longer context; show and import tables of them.",
+    "Search rescale factors (LongRoPE) for a longer context; show and import factor tables.",
     search,
     own_name="run",
     example="ropewalk search meta-llama/Llama-3.1-8B --to 1M --text books/ --out factors.json   "

@@ -1,9 +1,9 @@
-"""How much of full attention a pattern computes: (query, key) pairs in closed form, from lengths alone.
+"""The share of full attention's (query, key) pairs that each pattern computes, in closed form from lengths.
 
-A pair is computed where the query may see the key, itself included; full attention on a row of ``n`` tokens
-computes ``n * (n + 1) / 2`` of them. The share of pairs is the share of attention's own arithmetic, which grows
-with the square of the length. Projections, feed-forward layers and the loss grow with the length alone and
-are the same under every pattern, so ``1 / share`` is a bound for attention's part and not for a training step.
+A pattern computes a pair if the query may see the key, itself included. Full attention on a row of ``n`` tokens
+computes ``n * (n + 1) / 2`` pairs. The share of pairs equals the share of attention FLOPs, which grow with the square
+of the length. Projections, feed-forward layers and the loss grow linearly and are the same under every pattern, so
+``1 / share`` bounds the speedup of attention, not that of a training step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def share_of_documents(lengths: ArrayLike, row_length: int) -> dict[str, float]:
         RopewalkError: if ``row_length`` is less than 2.
     """
     if row_length < 2:
-        raise RopewalkError(f"a row takes 2 tokens or more, got {row_length}")
+        raise RopewalkError(f"a row must have 2 tokens or more, got {row_length}")
     each = np.asarray(lengths, np.int64)
     shares: dict[str, float] = {"full": math.nan}
     for pattern, anchor_length in (("intra_document", 0), ("anchor", 1)):
@@ -78,7 +78,7 @@ def cut(lengths: NDArray[np.int64], room: int) -> tuple[NDArray[np.int64], int]:
     total = int(ends[-1]) if len(ends) else 0
     rows = max(total // room, min(total, 1))
     kept = min(total, rows * room)
-    # Two rising runs: a stable sort merges them.
+    # The input is two ascending runs, which a stable (merge) sort combines in linear time.
     edges = np.sort(np.concatenate([ends[ends < kept], np.arange(0, kept, room)]), kind="stable")
     pieces = np.diff(edges, append=kept)
     return pieces[pieces > 0], rows

@@ -1,4 +1,4 @@
-"""A packed row taken apart for the eye: its chunks, and in them tags, special tokens, padding and text."""
+"""Preview of a packed row: its chunks with their tags, special tokens, padding and text."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def preview_row(
         raise RopewalkError(f"the tokens to show at each end of a document must be 1 or more, got {ends}")
     total = anchor_length + sum(row.segment_lengths)
     if total != len(row.input_ids):
-        raise RopewalkError(f"the row has {len(row.input_ids)} tokens, and its segments have {total}")
+        raise RopewalkError(f"the row has {len(row.input_ids)} tokens, but its segments add up to {total}")
     masked = _mask(row.masked, total)
     special = np.isin(row.input_ids, np.fromiter(special_ids, np.int64))
     parts = np.bincount(row.segment_documents, minlength=len(row.sources))
@@ -201,7 +201,7 @@ def _mask(spans: Sequence[int], total: int) -> np.ndarray:
     masked = np.zeros(total, np.bool_)
     for start, stop in zip(spans[::2], spans[1::2], strict=True):
         if not 0 <= start <= stop <= total:
-            raise RopewalkError(f"tokens {start} to {stop} are masked in a row of {total} tokens")
+            raise RopewalkError(f"masked tokens {start} to {stop} lie outside the row of {total} tokens")
         masked[start:stop] = True
     return masked
 

@@ -1,4 +1,4 @@
-"""The doors of the room: pack documents, put packed parts together, count documents or rows, show rows."""
+"""Public functions of data preparation: pack documents, merge shards, count documents or rows, preview rows."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackResult(Result):
-    """Packed rows, or what one machine of several has made of them.
+    """Result of packing: all rows, or the part that one of several machines has written.
 
     Attributes:
-        folder: where they lie.
-        reused: whether they were packed before, and nothing was done.
-        rows: rows that are there.
-        total: rows that there will be.
-        missing: files of rows that other machines have yet to write.
-        manifest: how the rows came to be; None where files are missing.
+        folder: folder of the rows.
+        reused: whether the rows existed already and nothing was done.
+        rows: number of rows on disk.
+        total: number of rows when all machines have finished.
+        missing: files that other machines have yet to write.
+        manifest: settings, inputs and counts of the rows; None while files are missing.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
         (True, 1024)
     """
     if context.output is None:
-        raise RopewalkError("packing needs an output folder for the rows")
+        raise RopewalkError("packing needs an output folder; set the run context's output")
     folder = context.output.expanduser()
     reused = is_packed(folder)
     with _progress(context) as (read, written):
@@ -149,13 +149,13 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
 
 
 def merge(parts: Sequence[Path], context: RunContext) -> PackResult:
-    """Put the rows that several machines packed into folders of their own into one new folder, the context's output.
+    """Merge the shards that several machines packed into separate folders into the context's output folder.
 
     Raises:
         RopewalkError: as :func:`ropewalk.data.rows.stored.merge_parts`.
     """
     if context.output is None:
-        raise RopewalkError("merging needs an output folder for the rows")
+        raise RopewalkError("merging needs an output folder; set the run context's output")
     return _result(merge_parts([part.expanduser() for part in parts], context.output.expanduser()), False)
 
 
@@ -179,15 +179,15 @@ def _progress(context: RunContext) -> Iterator[tuple[Progress, Writing]]:
 
 
 def stats(config: StatsConfig, context: RunContext) -> DataStats:
-    """Count documents and tokens by source, with lengths, repeats, and what attention leaves out.
+    """Count documents and tokens by source, with lengths, repeats, and the attention that each pattern skips.
 
     Args:
-        config: one folder of packed rows, whose damage is looked for, or documents and the tokenizer to count with.
-        context: who is told how far it is.
+        config: one folder of packed rows, whose digests are verified, or documents and a tokenizer.
+        context: receives the progress.
 
     Raises:
-        RopewalkError: if rows come with documents, or with settings that rows have themselves; as opening rows and
-            reading documents.
+        RopewalkError: if packed rows are combined with documents, or with a tokenizer or length, which rows state
+            themselves; and for every error of opening rows or reading documents.
 
     Example:
         >>> from ropewalk.data import StatsConfig, stats
@@ -226,19 +226,21 @@ def folder_of_rows(config: StatsConfig) -> Path | None:
         raise RopewalkError(f"{packed[0]} holds packed rows; count one folder of rows alone")
     for option, given in (("tokenizer", config.tokenizer), ("length", config.length)):
         if given is not None:
-            raise RopewalkError(f"{packed[0]} holds packed rows, which have their own; leave {option} out")
+            raise RopewalkError(
+                f"{packed[0]} holds packed rows, which state their own {option}; omit {option}"
+            )
     return packed[0]
 
 
 def preview(folder: Path, config: PreviewConfig) -> DataPreview:
-    """The first packed rows of a folder: documents, chunks, tags, anchor, padding, and what is never a target.
+    """Preview the first packed rows: documents, chunks, tags, anchor, padding, and tokens that are never targets.
 
     Args:
-        folder: of packed rows; damage is looked for.
-        config: how many rows, and how much of each document.
+        folder: folder of packed rows; the digests of its files are verified.
+        config: how many rows to show, and how much of each document.
 
     Raises:
-        RopewalkError: if there are no rows, they are damaged, or the tokenizer is another one or gone.
+        RopewalkError: if the folder has no rows, they are damaged, or the tokenizer is missing or a different one.
     """
     place = folder.expanduser()
     if not place.exists():
@@ -263,6 +265,6 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
         row = packed.packed(index)
         each = preview_row(row, settings.anchor_length, special, config.tokens, before, eos)
         shown.append(with_texts(each, row.input_ids, decode))
-        # Best fit has a document's pieces in any rows: whose piece comes next cannot be told from the numbers.
+        # Best fit may put a document's pieces into any rows, so consecutive numbers do not mean a continuation.
         before = row if settings.packing == "sequential" else None
     return DataPreview(packed.folder, name, settings.context, settings.pattern, len(packed), tuple(shown))

@@ -1,8 +1,7 @@
-"""What a person sets to turn documents into packed rows: sources, mixture, policies of the rows, validation, work.
+"""Settings for turning documents into packed rows: sources, mixture, row policies, validation split and work.
 
-Each setting is declared here once, and its description says what it is; docstrings add what takes more words. Recipes
-compose these models, and the command line derives its options from them, so this module imports neither torch nor
-numpy.
+Each setting is declared once, here. Its description becomes the help text; the docstring adds details. Recipes compose
+these models and the command line derives its options from them, so this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ Remainder = Literal["drop", "pad"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
-DECIDES_ROWS = OnResume("fixed", "it decides the rows, and those of the run are packed")
+DECIDES_ROWS = OnResume("fixed", "it decides the rows, and the rows of this run are already packed")
 
 _MOST_WEIGHT = 1e6
-"""Far beyond any use, and small enough that no product of two leaves the range of float64."""
+"""Far beyond any real use, and small enough that the product of two weights stays within float64."""
 
 
 def _numbers_by_name(value: Any) -> Any:
-    """``books=0.3,web=0.7`` as a mapping; anything but text as it is.
+    """Parse ``books=0.3,web=0.7`` into a mapping; return any other type unchanged.
 
     Raises:
-        ValueError: if a part is no name and number, a name comes twice, or a value is true or false.
+        ValueError: if a part is not ``name=number``, a name appears twice, or a value is a boolean.
     """
     if isinstance(value, dict):
         for name, each in value.items():
+            # YAML's `yes` is a bool, which pydantic would otherwise accept as the number 1.
             if isinstance(each, bool):
                 raise ValueError(f"{name!r} must have a number, got {each}")
     if not isinstance(value, str):
@@ -58,7 +58,7 @@ def _numbers_by_name(value: Any) -> Any:
         except ValueError:
             equals = ""
         if not equals or not name:
-            raise ValueError("must be name=number with commas between them")
+            raise ValueError("must be name=number pairs separated by commas")
         if name in values:
             raise ValueError(f"names {name!r} twice")
         values[name] = found
@@ -66,7 +66,7 @@ def _numbers_by_name(value: Any) -> Any:
 
 
 def _shares_by_length(value: Any) -> Any:
-    """``0=0.3,4k=0.3,32k=0.4`` as pairs of a first length and a share; anything but text as it is."""
+    """Parse ``0=0.3,4k=0.3,32k=0.4`` into (first length, share) pairs; return any other type unchanged."""
     named = _numbers_by_name(value)
     if not isinstance(value, str):
         return value
@@ -74,7 +74,7 @@ def _shares_by_length(value: Any) -> Any:
 
 
 def _comma_list(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Numbers with commas between them as a list; anything but text as it is."""
+    """A validator that parses comma-separated numbers into a list and returns any other type unchanged."""
 
     def parts(value: Any) -> Any:
         if not isinstance(value, str):
@@ -82,7 +82,7 @@ def _comma_list(kind: Callable[[str], Any]) -> Callable[[Any], Any]:
         try:
             return [kind(word) for word in value.split(",")]
         except ValueError as error:
-            raise ValueError("must be numbers with commas between them") from error
+            raise ValueError("must be numbers separated by commas") from error
 
     return parts
 
@@ -93,35 +93,37 @@ def _with_commas(values: Any) -> str:
 
 Weight = Annotated[float, Field(ge=0, le=_MOST_WEIGHT)]
 BySource = Annotated[dict[str, Weight], BeforeValidator(_numbers_by_name), Option(metavar="NAME=NUMBER,...")]
-"""A number for each source; on the command line books=2,web=0.5."""
+"""A number for each source, written as books=2,web=0.5 on the command line."""
 
 LengthShares = Annotated[
     tuple[tuple[Length, Weight], ...], BeforeValidator(_shares_by_length), Option(metavar="LENGTH=NUMBER,...")
 ]
-"""Bins of lengths, each its first length and a share; on the command line 0=0.3,4k=0.3,32k=0.4."""
+"""Length bins, each with its first length and a share; written as 0=0.3,4k=0.3,32k=0.4 on the command line."""
 
 
-Workers = Annotated[Count, Field(ge=0, description="Tokenisation processes; 0 takes one for each core.")]
+Workers = Annotated[
+    Count, Field(ge=0, description="Number of tokenisation processes; 0 starts one per CPU core.")
+]
 
 
 def processes(workers: int) -> int:
-    """Tokenisation processes that a number of workers stands for."""
+    """Number of tokenisation processes to start; 0 workers means one per CPU core."""
     return workers or os.cpu_count() or 1
 
 
 class SourceFields(Settings):
-    """Which fields of a record are read, and how many records."""
+    """Which fields of a record to read, and how many documents."""
 
     group: ClassVar[str | None] = "Documents"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
-    text_field: str = Field("text", description="Field of a record that holds the text.")
+    text_field: str = Field("text", description="Record field that holds the text.")
     source_field: str | None = Field(
         "source",
-        description='Field that names the source, where a record has it; "" reads none.',
+        description='Record field that holds the source name; "" ignores the field.',
     )
     max_documents: Count | None = Field(
-        None, ge=1, description="Read no more documents than this of each source; all if not given."
+        None, ge=1, description="Maximum number of documents to read from each source; default: all."
     )
 
     @field_validator("source_field")
@@ -131,17 +133,17 @@ class SourceFields(Settings):
 
 
 class SourceSpec(SourceFields):
-    """One place that documents come from; a plain string is its path.
+    """One source of documents; a plain string stands for its path.
 
     Attributes:
-        path: of the embedded documents a part may be named: ``embedded[:train|validation|all]``.
-        source_field: dots reach into nested records (``meta.redpajama_set_name``).
+        path: the embedded corpus accepts a split: ``embedded[:train|validation|all]``.
+        source_field: use dots to reach nested records (``meta.redpajama_set_name``).
     """
 
     path: str = Field(description="File, folder, hf:owner/name[:config][@split], or embedded.")
     name: str | None = Field(
         None,
-        description="Source name of its documents; their own field, or the file's stem, if not given.",
+        description="Source name for all documents; default: the source field of the record, else the file stem.",
     )
 
     @model_validator(mode="before")
@@ -151,71 +153,77 @@ class SourceSpec(SourceFields):
 
 
 class MixtureSettings(Settings):
-    """What a mixture is to be; the defaults read every document once, in the order of the corpus.
+    """The data mixture; the defaults read every document once, in corpus order.
 
-    Tokens are documents' own tokens, without BOS, EOS or tag. Give one of ``weights`` and ``shares``, and
-    one of ``long_factor``, ``long_share`` and ``length_shares``, at most.
+    All token counts exclude BOS, EOS and tags. Give at most one of ``weights`` and ``shares``, and at most one
+    of ``long_factor``, ``long_share`` and ``length_shares``.
 
     Attributes:
-        weights: averages over a source's documents: 2 reads each twice, 0.5 half of them, 0 none.
-        shares: they are normalised to sum to 1, so 3 and 1 are 0.75 and 0.25. Every source must be named; 0
-            leaves one out.
-        tokens: None: with weights, what they give; with shares, the most for which no source has to give more
-            than its own tokens; otherwise as many as there are.
-        long_factor: against a short document of its source. A source of long or of short documents alone stays
-            as it is.
+        weights: average epochs per source: 2 reads each document twice, 0.5 reads half of them, 0 reads none.
+        shares: normalised to sum to 1, so 3 and 1 mean 0.75 and 0.25. Name every source; 0 leaves a source out.
+        tokens: if None, the total follows from the weights; with shares, it is the largest total for which no
+            source must repeat tokens; otherwise it is the size of the corpus.
+        long_factor: relative to a short document of the same source. A source that has only long or only short
+            documents does not change.
         length_shares: bins in ascending order, the first from 0; the shares are normalised to sum to 1.
-        per: over the ``corpus`` every document of a bin is as likely whatever its source, and the shares
-            follow. A corpus takes neither weights nor shares, and has no meaning without lengths.
-        max_epochs: an average over a source's documents of one bin. Up to 4 epochs cost little against new
-            data (Muennighoff et al., arXiv:2305.16264).
-        shortage: also where there are no documents of a length that is asked for. ``cap`` reads those that
-            there are ``max_epochs`` times; the tokens then missing are not made up from others.
-        shuffle: with none of the above, every document of a token or more is read once.
+        per: with ``corpus``, every document of a length bin is equally likely whatever its source, and the
+            sources' shares follow. ``corpus`` excludes weights and shares, and requires a length setting.
+        max_epochs: an average over one source's documents of one length bin. Up to 4 epochs cost little compared
+            with new data (Muennighoff et al., arXiv:2305.16264).
+        shortage: also applies if a requested length bin has no documents. ``cap`` reads the available documents
+            ``max_epochs`` times and does not replace the missing tokens with other documents.
+        shuffle: if no other mixture setting is given, reads every non-empty document once.
     """
 
     group: ClassVar[str | None] = "Mixture"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     weights: BySource | None = Field(
-        None, description="How often each source is read: books=2,web=0.5; 1 if not named."
+        None, description="Epochs over each source: books=2,web=0.5; unnamed sources get 1."
     )
     shares: BySource | None = Field(
-        None, description="Or: share of the tokens of each source: books=0.3,web=0.7."
+        None, description="Alternative to --weights: each source's share of the tokens: books=0.3,web=0.7."
     )
     tokens: Annotated[Tokens | None, Option(name="--total-tokens")] = Field(
-        None, ge=1, description="Tokens that the mixture is to have."
+        None, ge=1, description="Total number of tokens in the mixture: 64k, 500M."
     )
     long_from: Length | None = Field(
-        None, ge=1, description="A document of this many tokens is long: 4k, 32k."
+        None, ge=1, description="Treat documents of at least this many tokens as long: 4k, 32k."
     )
     long_factor: float | None = Field(
-        None, gt=0, le=_MOST_WEIGHT, description="Draw long documents this many times as often."
+        None,
+        gt=0,
+        le=_MOST_WEIGHT,
+        description="Draw long documents this many times as often as short ones.",
     )
     long_share: float | None = Field(
-        None, gt=0, lt=1, description="Or: share of each source's tokens in long documents."
+        None, gt=0, lt=1, description="Alternative: share of each source's tokens that lie in long documents."
     )
     length_shares: LengthShares | None = Field(
-        None, description="Or: share of the tokens by length, each from: 0=0.3,4k=0.3,32k=0.4."
+        None,
+        description="Alternative: token shares by length bin, each given by its first length: 0=0.3,4k=0.3,32k=0.4.",
     )
     per: Literal["source", "corpus"] = Field(
         "source",
-        description="Upsample long documents within each source (keeps the sources' shares) or over the whole corpus.",
+        description="Apply length settings within each source (keeps the sources' shares) or to the whole corpus.",
     )
     max_epochs: float = Field(
-        4.0, ge=1, le=1e6, description="Times that a document is read at most, rounded up."
+        4.0, ge=1, le=1e6, description="Maximum number of times to read a document, rounded up."
     )
     shortage: Literal["refuse", "cap"] = Field(
-        "refuse", description="Where that is not enough: refuse, or cap at it and say what is missing."
+        "refuse",
+        description="If max_epochs limits the mixture: refuse it, or cap it and report the missing tokens.",
     )
-    shuffle: bool = Field(False, description="Take documents in random order; a mixture always does.")
-    seed: Seed = Field(0, description="Random seed of the choice and the order.")
+    shuffle: bool = Field(
+        False, description="Read documents in random order; any other mixture setting implies it."
+    )
+    seed: Seed = Field(0, description="Random seed for choosing and ordering documents.")
 
     @field_validator("shares")
     @classmethod
     def _some_share(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
         if shares is not None and not any(shares.values()):
-            raise ValueError(f"must hold a share above 0, got {shares}")
+            raise ValueError(f"must contain a share above 0, got {shares}")
         return shares
 
     @field_validator("length_shares")
@@ -225,9 +233,9 @@ class MixtureSettings(Settings):
             return None
         starts = [start for start, _ in bins]
         if not starts or starts[0] != 0 or any(low >= high for low, high in pairwise(starts)):
-            raise ValueError(f"must begin with length 0 and ascend, got first lengths {starts}")
+            raise ValueError(f"must start at length 0 and increase, got first lengths {starts}")
         if not any(share for _, share in bins):
-            raise ValueError("must hold a share above 0")
+            raise ValueError("must contain a share above 0")
         return bins
 
     @model_validator(mode="after")
@@ -242,71 +250,73 @@ class MixtureSettings(Settings):
             )
         if (self.long_from is None) != (self.long_factor is None and self.long_share is None):
             raise ValueError(
-                "long_from goes with one of long_factor and long_share, and they with it; "
+                "give long_from together with long_factor or long_share, and neither of them without it; "
                 f"got long_from {self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
             )
         for name in ("weights", "shares"):
             if self.per == "corpus" and (values := getattr(self, name)) is not None:
-                raise ValueError(f"per corpus takes no {name}, as shares follow there; got {name} {values}")
+                raise ValueError(
+                    f"per corpus determines the sources' shares itself; remove {name}, got {name} {values}"
+                )
         if self.per == "corpus" and self.long_from is None and self.length_shares is None:
             raise ValueError(
-                "per corpus has no meaning without long_from or length_shares; choose per source"
+                "per corpus needs long_from or length_shares; add one of them or choose per source"
             )
         return self
 
     @property
     def as_is(self) -> bool:
-        """Whether nothing is asked for, not even another order."""
+        """Whether the corpus is read unchanged, in its own order."""
         return not (self.asks or self.shuffle)
 
     @property
     def asks(self) -> bool:
-        """Whether anything but another order is asked for."""
+        """Whether any setting other than the order changes the mixture."""
         return len(self.starts) > 1 or any(
             value is not None for value in (self.weights, self.shares, self.tokens, self.length_shares)
         )
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first length of each bin; one bin, from 0, where no length is asked for."""
+        """The first length of each bin; without length settings there is one bin, from 0."""
         if self.length_shares is not None:
             return tuple(start for start, _ in self.length_shares)
         return (0,) if self.long_from is None else (0, self.long_from)
 
 
 class InterleaveSettings(Settings):
-    """Interleaved chunks: documents of a row are cut, and the parts of all documents shuffled.
+    """Interleaved chunks: cut the documents of a row into chunks and shuffle the chunks of all documents.
 
-    The order inside a document stays, and visibility follows the document. Defaults are the settings of
-    AnchorContext (arXiv:2411.13476); ``true`` in a recipe takes them.
+    Chunks of one document keep their order, and attention visibility follows the document. The defaults are those
+    of AnchorContext (arXiv:2411.13476); ``true`` in a recipe selects them.
 
     Attributes:
-        min_length, max_length: of a document as it lies in the row; shorter and longer ones stay whole, but are
-            shuffled like the parts.
-        seed: with the row's number it decides the cuts and the shuffle.
+        min_length, max_length: tokens of a document within the row. Shorter and longer documents are not cut, but
+            are shuffled like the chunks.
+        seed: together with the row's number, determines the cuts and the shuffle.
     """
 
     group: ClassVar[str | None] = "Interleaved chunks"
     on_resume: ClassVar[OnResume | None] = DECIDES_ROWS
 
     min_length: Annotated[Length, Option(name="--chunk-min")] = Field(
-        64, ge=1, description="Tokens of the shortest document that is cut."
+        64, ge=1, description="Length in tokens of the shortest document to cut."
     )
     max_length: Annotated[Length, Option(name="--chunk-max")] = Field(
-        2048, ge=1, description="Tokens of the longest document that is cut."
+        2048, ge=1, description="Length in tokens of the longest document to cut."
     )
     parts: Annotated[
         tuple[Annotated[Count, Field(ge=2)], ...],
         BeforeValidator(_comma_list(int)),
         Option(name="--chunk-parts", metavar="NUMBER,...", text=_with_commas),
-    ] = Field((2, 3), description="Into how many parts: one of these, each as likely.")
+    ] = Field((2, 3), description="Chunks per document, drawn uniformly from these numbers.")
     cut_points: Annotated[
         tuple[float, float],
         BeforeValidator(_comma_list(float)),
         Option(name="--chunk-cuts", metavar="NUMBER,NUMBER", text=_with_commas),
-    ] = Field((0.2, 0.8), description="Cuts lie between these shares of the document's length.")
+    ] = Field((0.2, 0.8), description="Range of the cuts, as fractions of the document's length.")
     seed: Annotated[Seed, Option(hidden=True)] = Field(
-        0, description="Random seed of the cuts and the shuffle."
+        0, description="Random seed for the cuts and the shuffle."
     )
 
     @model_validator(mode="before")
@@ -317,31 +327,31 @@ class InterleaveSettings(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> InterleaveSettings:
         if not self.parts:
-            raise ValueError("interleaved documents need a number of parts, got none")
+            raise ValueError("parts must name at least one number of chunks, got none")
         if self.min_length > self.max_length:
             raise ValueError(
-                f"interleaved documents need min_length <= max_length, got {self.min_length} and {self.max_length}"
+                f"min_length must not exceed max_length, got {self.min_length} and {self.max_length}"
             )
         if not 0 <= self.cut_points[0] < self.cut_points[1] <= 1:
             raise ValueError(
-                f"cut points must be two shares from 0 to 1, the smaller first, got {list(self.cut_points)}"
+                f"cut points must be two fractions from 0 to 1, the smaller first, got {list(self.cut_points)}"
             )
         return self
 
 
 class RowPolicies(Settings):
-    """How documents become rows, whatever the rows' length and pattern.
+    """Policies for packing documents into rows, independent of the rows' length and pattern.
 
     Attributes:
-        bos: ``document``: first in every document, not in a continuation. ``row``: first in every row, nowhere
-            else. ``none``: nowhere. ``auto`` is ``none`` where it would be ``document`` and the tokenizer has no
-            BOS token. The pattern ``anchor`` takes no other policy than ``row``.
-        tag: seen by its document. It comes after the document's BOS; a continuation has none.
-        long_documents: ``split`` over several rows, ``truncate``d to one row's length, or left out (``skip``).
-        packing: ``sequential`` takes documents in the order that they come; ``best_fit`` is that of
-            arXiv:2404.10830.
-        remainder: of the last row, under ``best_fit`` of the emptiest one: its tokens are left out (``drop``), or
-            it is filled up with padding that is never a target (``pad``).
+        bos: ``document`` starts every document with BOS, but not its continuation in another row. ``row`` starts
+            every row with BOS and adds no other. ``none`` adds none. ``auto`` means ``row`` for the pattern
+            ``anchor``, otherwise ``document``, or ``none`` if the tokenizer has no BOS token. The pattern
+            ``anchor`` allows only ``row``.
+        tag: visible to its document. It follows the document's BOS; a continuation has no tag.
+        long_documents: ``split`` over several rows, ``truncate`` to one row, or ``skip``.
+        packing: ``sequential`` keeps the order of the documents; ``best_fit`` follows arXiv:2404.10830.
+        remainder: for the last row, or with ``best_fit`` the emptiest row: ``drop`` its tokens, or ``pad`` the row
+            with tokens that are never targets.
     """
 
     group: ClassVar[str | None] = "Rows"
@@ -349,22 +359,21 @@ class RowPolicies(Settings):
 
     bos: Bos = Field(
         "auto",
-        description="Where BOS goes; auto is one a row for the pattern anchor (the anchor), else one a document.",
+        description="Where to add BOS; auto: once per row (the anchor) for the pattern anchor, else per document.",
     )
     eos: bool = Field(True, description="End every document with EOS.")
     tag: str | None = Field(
-        None, description='Text before each document, not trained on: "{source}: " names its source.'
+        None,
+        description='Text to insert before each document, excluded from the loss; "{source}: " inserts its source.',
     )
-    long_documents: LongDocuments = Field(
-        "split", description="What becomes of a document longer than a row."
-    )
+    long_documents: LongDocuments = Field("split", description="How to handle a document longer than a row.")
     packing: Packing = Field(
         "sequential",
-        description="sequential cuts documents at a row's end; best_fit cuts only those longer than a row, and pads.",
+        description="sequential cuts documents where a row ends; best_fit cuts only those longer than a row.",
     )
-    remainder: Remainder = Field("drop", description="What becomes of the row that is not full.")
+    remainder: Remainder = Field("drop", description="How to handle the row that is not full.")
     interleave: InterleaveSettings | None = Field(
-        None, description="Cut documents and shuffle the parts of a row."
+        None, description="Cut the documents of a row into chunks and shuffle them."
     )
 
     @field_validator("tag")
@@ -381,48 +390,48 @@ class RowPolicies(Settings):
 
 
 class PackingSettings(RowPolicies):
-    """How documents become rows of one length and pattern; every policy has a name, and none is implied.
+    """Settings for packing documents into rows of one length and attention pattern.
 
     Attributes:
-        pattern: as in PackedLayout. ``anchor`` puts one anchor token at index 0.
-        positions: the continuation of a cut document counts as a document of its row, and restarts as well.
+        pattern: attention pattern, as in PackedLayout. ``anchor`` puts one anchor token at index 0.
+        positions: with ``reset``, the continuation of a cut document also restarts at its first token in the row.
     """
 
     context: Annotated[Length, Option(name="--length")] = Field(
-        ge=2, description="Tokens of a row: 131072, 128k, 1M."
+        ge=2, description="Row length in tokens: 131072, 128k, 1M."
     )
-    pattern: Pattern = Field("anchor", description="Which tokens of a row see each other.")
+    pattern: Pattern = Field("anchor", description="Attention pattern: which tokens of a row see each other.")
     positions: Positions = Field(
-        "continuous", description="RoPE positions: over the row, or restarting in each document."
+        "continuous", description="Whether RoPE positions run through the row or restart in each document."
     )
 
     @model_validator(mode="after")
     def _one_bos(self) -> PackingSettings:
         if self.pattern == "anchor" and self.bos not in ("auto", "row"):
             raise ValueError(
-                "pattern anchor begins each row with the anchor and has no other BOS; bos must be auto or row"
+                "the pattern anchor starts each row with the anchor and allows no other BOS; set bos to auto or row"
                 f", got {self.bos}"
             )
         if self.interleave is not None and self.bos == "row" and self.pattern != "anchor":
             raise ValueError(
-                f"bos row begins the first document of a row, and interleaving would move it; choose bos document or "
-                f"none for the pattern {self.pattern}"
+                "interleaving would move the BOS that bos row puts first in a row; set bos to document or none "
+                f"with the pattern {self.pattern}"
             )
         return self
 
     @property
     def anchor_length(self) -> int:
-        """Tokens that stand before the first document of a row."""
+        """Number of tokens before the first document of a row."""
         return 1 if self.pattern == "anchor" else 0
 
     def bos_policy(self, special: SpecialTokens) -> Literal["document", "row", "none"]:
-        """The policy that ``auto`` stands for with this tokenizer.
+        """The BOS policy for this tokenizer, with ``auto`` resolved.
 
         Raises:
-            RopewalkError: if the settings ask for a BOS or EOS token that the tokenizer lacks.
+            RopewalkError: if the settings require a BOS or EOS token that the tokenizer lacks.
         """
         if self.eos and special.eos is None:
-            raise RopewalkError("the tokenizer has no EOS token to end documents with; choose eos false")
+            raise RopewalkError("the tokenizer has no EOS token to end documents with; set eos to false")
         if self.bos == "auto":
             if self.pattern == "anchor":
                 return "row"
@@ -431,46 +440,48 @@ class PackingSettings(RowPolicies):
             self.bos == "document" or (self.bos == "row" and self.pattern != "anchor")
         ):
             raise RopewalkError(
-                f"the tokenizer has no BOS token to begin {self.bos}s with; choose bos none"
-                + ("" if self.bos == "document" else ", or the pattern anchor, which takes EOS")
+                f"the tokenizer has no BOS token to start a {self.bos} with; set bos to none"
+                + ("" if self.bos == "document" else ", or choose the pattern anchor, which uses EOS")
             )
         return self.bos
 
     def room(self, special: SpecialTokens) -> int:
-        """Tokens of a row that documents can take: all but a BOS that every row begins with."""
+        """Number of tokens in a row available to documents: all except a BOS that starts every row."""
         return self.context - (self.bos_policy(special) == "row")
 
 
 def _check_tag(tag: str) -> None:
-    """Refuse a tag that is no template, is empty, or names anything but ``{source}``."""
+    """Refuse a tag that is not a valid template, is empty, or uses any field other than ``{source}``."""
     try:
         parts = list(string.Formatter().parse(tag))
     except ValueError as error:
         raise ValueError(
-            f"the tag {tag!r} is no template: {error}; write {{source}} for the source"
+            f"the tag {tag!r} is not a valid template: {error}; write {{source}} for the source name"
         ) from error
     for _, name, specification, conversion in parts:
         if name is not None and (name != "source" or specification or conversion):
-            raise ValueError(f"the tag {tag!r} names {{{name}}}, or formats it; only {{source}} is known")
+            raise ValueError(
+                f"the tag {tag!r} contains {{{name}}} or a format specification; only {{source}} is allowed"
+            )
     if not tag:
-        raise ValueError("the tag is empty; leave it out to put none")
+        raise ValueError("the tag is empty; omit it to insert no tag")
 
 
 class ValidationSettings(Settings):
-    """How many documents are held out; neither given means none.
+    """How many documents to hold out for validation; none by default.
 
     Attributes:
-        documents: those whose hashes are smallest; all if the corpus has fewer.
-        fraction: about this share; the documents' hashes decide.
+        documents: holds out the documents with the smallest hashes; all documents if the corpus has fewer.
+        fraction: approximate share of the documents, chosen by their hashes.
     """
 
     group: ClassVar[str | None] = "Validation"
 
     documents: Annotated[Count, Option(name="--validation-documents")] = Field(
-        0, ge=0, description="Documents to hold out for validation."
+        0, ge=0, description="Number of documents to hold out for validation."
     )
     fraction: Annotated[float, Option(name="--validation-fraction")] = Field(
-        0.0, ge=0, lt=1, description="Or: share of the documents to hold out."
+        0.0, ge=0, lt=1, description="Alternative: fraction of the documents to hold out."
     )
 
     @model_validator(mode="after")
@@ -484,16 +495,16 @@ class ValidationSettings(Settings):
 
 
 SHARDS = "must be i/n with i from 0 to n-1, such as 0/4"
-"""What a machine's part must be, after its name."""
+"""Requirement on ``shard``; error messages put the setting's name before it."""
 
 
 class WorkSettings(Settings):
-    """Who does the work, and where intermediate files lie; nothing of it changes a row.
+    """How to divide the work, and where to keep intermediate files; none of this changes a row.
 
     Attributes:
-        shard: (number from 0, of how many). Each machine begins with its own share of the documents. With one folder
-            of tokens they share that work, without it each does all of it.
-        token_store: None keeps tokenised documents in the folder of the rows until these are complete.
+        shard: (index from 0, number of machines). Each machine starts with its own share of the documents. Machines
+            that share a folder of tokens share the tokenisation; otherwise each tokenises everything.
+        token_store: if None, tokenised documents stay in the rows' folder until the rows are complete.
     """
 
     group: ClassVar[str | None] = "Work"
@@ -501,12 +512,12 @@ class WorkSettings(Settings):
     shard: Annotated[tuple[int, int], Option(metavar="I/N", text=lambda shard: f"{shard[0]}/{shard[1]}")] = (
         Field(
             (0, 1),
-            description="This machine's part, 0/4 to 3/4; with one --out or --token-store, machines share the work.",
+            description="Shard of this machine, 0/4 to 3/4; machines with the same --out or --token-store share work.",
         )
     )
     token_store: Path | None = Field(
         None,
-        description="Folder that keeps tokenised documents, for other rows of the same documents and other machines.",
+        description="Folder for tokenised documents, to reuse them for other rows or share them between machines.",
     )
     workers: Workers = 0
 
@@ -530,16 +541,16 @@ class WorkSettings(Settings):
 
 
 class PackSettings(Settings):
-    """How documents become packed rows, wherever they come from.
+    """Settings for packing documents, independent of their sources.
 
     Attributes:
-        rows: how documents become rows.
-        mixture: which documents, how often and in which order.
-        validation: which documents are held out.
-        work: who does the work; it changes no row.
+        rows: how to pack documents into rows.
+        mixture: which documents to read, how often and in which order.
+        validation: which documents to hold out.
+        work: how to divide the work; does not change any row.
     """
 
-    tokenizer: str = Field(description="Model or tokenizer: a folder or a hub name.")
+    tokenizer: str = Field(description="Tokenizer or model: a folder or a Hub id.")
     rows: PackingSettings
     mixture: MixtureSettings = MixtureSettings()
     validation: ValidationSettings = ValidationSettings()
@@ -547,45 +558,50 @@ class PackSettings(Settings):
 
 
 class PackConfig(PackSettings):
-    """All that decides packed rows, and who makes them: :class:`PackSettings`, and the sources in reading order."""
+    """Full configuration of a packing run: :class:`PackSettings` plus the sources in reading order."""
 
-    sources: tuple[SourceSpec, ...] = Field(description="Where the documents come from.")
+    sources: tuple[SourceSpec, ...] = Field(description="Sources of the documents, in reading order.")
 
     def alone(self) -> PackConfig:
-        """The same as the work of one machine, with its tokens beside the rows."""
+        """This configuration for a single machine that keeps its tokens in the rows' folder."""
         work = self.work.model_copy(update={"shard": (0, 1), "token_store": None})
         return self.model_copy(update={"work": work})
 
 
 class CountSettings(Settings):
-    """How documents are counted."""
+    """Settings for counting documents and tokens."""
 
     tokenizer: str | None = Field(
         None,
-        description="Model or tokenizer to count documents with; the embedded checkpoint's if not given.",
+        description="Tokenizer or model to count tokens with; default: the embedded checkpoint's tokenizer.",
     )
     length: Length | None = Field(
         None,
         ge=2,
-        description="Tokens of a row, to count attention on documents: 64k. If not given, what the model beside the "
-        "tokenizer is trained for; without a model there, attention is not counted.",
+        description="Row length in tokens for the attention estimate: 64k. Default: the trained length of the model in "
+        "the tokenizer's folder or repository; without a model there is no estimate.",
     )
     workers: Workers = 0
 
 
 class StatsConfig(CountSettings):
-    """What is counted, and how: documents, or one folder of packed rows, which has its own tokenizer and length."""
+    """Configuration of a count, over documents or over one folder of packed rows.
+
+    Packed rows state their own tokenizer and length.
+    """
 
     sources: tuple[SourceSpec, ...] = Field(
-        min_length=1, description="One folder of packed rows; or where the documents come from."
+        min_length=1, description="One folder of packed rows, or sources of documents."
     )
 
 
 class PreviewConfig(Settings):
-    """Which rows are shown, and how much of them."""
+    """Which rows to show, and how much of each document."""
 
-    rows: Count = Field(3, ge=1, description="How many rows, from the first on.")
+    rows: Count = Field(3, ge=1, description="Number of rows to show, starting with the first.")
     tokenizer: str | None = Field(
-        None, description="Where the tokenizer is, if no longer where the rows name it."
+        None, description="Path of the tokenizer, if it has moved since the rows were packed."
     )
-    tokens: Count = Field(200, ge=1, description="Tokens to show at each end of a document.")
+    tokens: Count = Field(
+        200, ge=1, description="Number of tokens to show at the start and at the end of each document."
+    )

@@ -1,4 +1,4 @@
-"""What a corpus or a set of packed rows consists of: sources, shares, lengths, repeats, attention saved."""
+"""Statistics of a corpus or of packed rows: sources, shares, lengths, repeats and skipped attention."""
 
 from __future__ import annotations
 
@@ -137,10 +137,12 @@ def length_statistics(
     """
     if lengths.shape != source_ids.shape or (hashes is not None and hashes.shape != lengths.shape):
         shapes = [each.shape for each in (lengths, source_ids, hashes) if each is not None]
-        raise RopewalkError(f"lengths, sources and hashes are one a document, got {shapes}")
+        raise RopewalkError(
+            f"lengths, sources and hashes must have one entry per document, got shapes {shapes}"
+        )
     for what, values in (("a length", lengths), ("a source's number", source_ids)):
         if len(values) and int(values.min()) < 0:
-            raise RopewalkError(f"{what} is 0 or more, got {int(values.min())}")
+            raise RopewalkError(f"{what} must be 0 or more, got {int(values.min())}")
     total, by_source = _by_source(lengths, source_ids, sources)
     return DataStatistics(
         packed=False,
@@ -240,7 +242,7 @@ def statistics_report(statistics: DataStatistics | Mapping[str, Any]) -> dict[st
         statistics: statistics, or the plain values that ``dataclasses.asdict`` made of some.
     """
     values = dict(asdict(statistics) if isinstance(statistics, DataStatistics) else statistics)
-    # The ratios of everything to itself say nothing.
+    # For the total these ratios are always 1.
     total = {name: each for name, each in values.pop("total").items() if not name.endswith("_ratio")}
     return {
         **total,
@@ -274,10 +276,10 @@ def rows_report(rows: Rows, progress: Callable[[int], None] | None = None) -> di
     before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
     whole = before if manifest["mixture"] is None else manifest.get("mixed")
     if before is None or whole is None:
-        raise RopewalkError("the manifest of the rows has no statistics of whole documents; pack again")
+        raise RopewalkError("the manifest of the rows lacks the statistics of whole documents; pack again")
     if whole["total"]["documents"] != packed:
         raise RopewalkError(
-            f"the manifest of the rows has statistics of {whole['total']['documents']} documents, and {packed} were "
+            f"the manifest of the rows has statistics of {whole['total']['documents']} documents, but {packed} were "
             "packed; pack again"
         )
     of_rows = ("packed", "rows", "row_length", "documents_per_row", "documents_per_row_quantiles")
@@ -313,9 +315,7 @@ def _by_source(
 ) -> tuple[SourceStatistics, dict[str, SourceStatistics]]:
     counts = np.bincount(source_ids, minlength=len(sources))
     if len(counts) > len(sources):
-        raise RopewalkError(
-            f"there are {len(sources)} source names, got a document of source {len(counts) - 1}"
-        )
+        raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {len(counts) - 1}")
     documents, tokens = len(lengths), int(lengths.sum())
     # One sort, so that the work does not grow with the number of sources.
     groups = np.split(lengths[np.argsort(source_ids, kind="stable")], np.cumsum(counts)[:-1])
@@ -361,7 +361,7 @@ def _histogram(lengths: NDArray[np.int64]) -> list[LengthBin]:
 
 
 def _repeats(lengths: NDArray[np.int64], hashes: NDArray[np.uint64]) -> Repeats:
-    # Texts without a token are alike, and repeat nothing.
+    # All empty texts have the same hash; do not count them as repeats.
     lengths, hashes = lengths[lengths > 0], hashes[lengths > 0]
     _, firsts, times = np.unique(hashes, return_index=True, return_counts=True)
     return Repeats(

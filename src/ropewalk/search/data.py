@@ -1,7 +1,7 @@
-"""What a search measures on: rows of text, those held out from it, and rows in which only needles count.
+"""Data of a search: rows of text, held-out rows, and needle rows in which only the answers are scored.
 
-The mean loss of long text hardly depends on long context: most tokens are told by their neighbours. In needle rows
-numbers are hidden in real text and asked for at its end, and the tokens of the answers alone have labels.
+The mean loss of long text hardly depends on distant context: nearby tokens suffice to predict most tokens. Needle rows
+hide numbers in real text and ask for them at its end; only the tokens of the answers have labels.
 
 Source of needle rows: Shang et al., LongRoPE2, arXiv:2502.20082, section 3.3; the words of needles and questions are
 RULER's.
@@ -66,7 +66,7 @@ def search_rows(
     rows = evaluation_rows(first, length, bos_id, eos_id, count)
     if len(rows.rows) < count:
         raise RopewalkError(
-            f"the text fills {len(rows.rows)} rows of {length} tokens, and the search wants {count}; give more text, a "
+            f"the text fills {len(rows.rows)} rows of {length} tokens, but the search needs {count}; give more text, a "
             "shorter length or fewer documents"
         )
     if not held_out:
@@ -74,7 +74,7 @@ def search_rows(
     try:
         return rows, evaluation_rows(rest, length, bos_id, eos_id, held_out)
     except RopewalkError:
-        # What is left does not fill a row: the search can go on without.
+        # The remaining text does not fill a row; held-out rows are optional.
         return rows, None
 
 
@@ -152,10 +152,12 @@ def needle_rows(
     hidden, beyond = needles.count, length // 2 if needles.beyond is None else needles.beyond
     for name, value, least in (("rows", count, 1), ("needles", hidden, 1), ("tokens beyond", beyond, 0)):
         if value < least:
-            raise RopewalkError(f"needle rows need {least} or more {name}, got {value}")
+            raise RopewalkError(f"needle rows require {least} or more {name}, got {value}")
     words = [word for document in documents for word in document.split()]
     if not words:
-        raise RopewalkError(f"needles need text to be hidden in, and {len(documents)} documents have no word")
+        raise RopewalkError(
+            f"needles must be hidden in text, but the {len(documents)} documents contain no word; give more text"
+        )
     encoder = PromptEncoder(tokenizer)
     encoder.check_alphabet()
     places = count * hidden
@@ -166,8 +168,8 @@ def needle_rows(
     slack = min(text.row([0.0] * hidden, 0, length).slack(beyond) for text in texts)
     if slack < 0:
         raise RopewalkError(
-            f"{hidden} needles {beyond} tokens before their answers do not fit in {length} tokens; the shortest "
-            f"length with this tokenizer is {length - slack}, or hide fewer needles"
+            f"{hidden} needles at least {beyond} tokens before their answers do not fit in {length} tokens; use "
+            f"{length - slack} tokens or more with this tokenizer, or hide fewer needles"
         )
     rows = []
     for index, text in enumerate(texts):
@@ -217,7 +219,7 @@ class _Draft:
             first - self.surplus - 1 - last
             for (first, _), last in zip(self.answers, self.hidden, strict=True)
         ]
-        # What is cut must be text behind all needles, and their full stops.
+        # Surplus tokens are cut from the text after the last needle and its full stop.
         return min(min(gaps) - beyond, self.end - self.surplus - max(self.hidden) - 2)
 
     def cut(self) -> Row:
@@ -258,12 +260,14 @@ class _Text:
                 tokens = [bisect_right(ends, char - 1) for char in chars]
                 return cls(encoder, words, tokens, sentence_ends(words), riddle)
             size *= 2
-        raise RopewalkError(f"{size // 2} words of the text have no {length} tokens with this tokenizer")
+        raise RopewalkError(
+            f"{size // 2} words of the text give fewer than {length} tokens with this tokenizer; give other text"
+        )
 
     def placed(self, shares: Sequence[float], length: int, beyond: int) -> Row:
         """The row with its needles at such shares of the places that are far enough back."""
         reach = self.row([0.0] * len(shares), 0, length).slack(beyond)
-        # Tokens of text with needles in it are not quite the sum of both: step back by what is missing.
+        # Needles change the tokenisation of the text around them; move them back until the distance suffices.
         while (draft := self.row(shares, reach, length)).slack(beyond) < 0:
             reach += draft.slack(beyond)
         return draft.cut()
@@ -409,8 +413,8 @@ def _needles(
         if characters >= wanted and len(texts) > 1:
             break
     if not texts:
-        raise RopewalkError(f"{text} holds no document to hide needles in")
-    # Every other document is held out, as long as there are two.
+        raise RopewalkError(f"{text} contains no document to hide needles in; give another text")
+    # Alternate documents between search and held-out rows, if there are at least two.
     own, other = (texts[::2], texts[1::2]) if held_out else (texts, [])
     rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, needles)
     judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, needles) if other else []

@@ -1,4 +1,4 @@
-"""Factor tables: a JSON file that holds rescale factors, for which checkpoint they are, and how they came to be."""
+"""Factor tables: JSON files of rescale factors, with their checkpoint and their origin."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Factors(_Strict):
     @model_validator(mode="after")
     def _has_factors(self) -> Factors:
         if self.long_factor is None and self.short_factor is None:
-            raise ValueError("neither long_factor nor short_factor is there")
+            raise ValueError("long_factor and short_factor are both missing; give at least one")
         pairs = self.model.rotary_dim // 2
         lists = {"long_factor": self.long_factor, "short_factor": self.short_factor}
         lists |= {f"baseline_factors.{name}": factors for name, factors in self.baseline_factors.items()}
@@ -178,9 +178,11 @@ class Factors(_Strict):
             if factors is None:
                 continue
             if len(factors) != pairs:
-                raise ValueError(f"{name} has {len(factors)} numbers for {pairs} rotary pairs")
+                raise ValueError(
+                    f"{name} must have one number for each of {pairs} rotary pairs, got {len(factors)}"
+                )
             if any(factor <= 0 for factor in factors):
-                raise ValueError(f"{name} has a number that is not above 0")
+                raise ValueError(f"{name} must contain only numbers above 0")
         return self
 
     def method(self, current: RopeMethod, trained_length: int) -> LongRope:
@@ -197,8 +199,8 @@ class Factors(_Strict):
         plain = current.as_default() if isinstance(current, Ntk) else current
         if not isinstance(plain, Default | DynamicNtk | LongRope):
             raise RopewalkError(
-                f"factors on a checkpoint that is {current.name}-scaled are ambiguous; they are for unscaled RoPE or "
-                "longrope"
+                f"the checkpoint uses {current.name} scaling, but factors apply only to unscaled RoPE or longrope; "
+                "give the checkpoint before it was scaled"
             )
         original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
         here = {
@@ -209,8 +211,8 @@ class Factors(_Strict):
         for key, value in here.items():
             if getattr(self.model, key) != value:
                 raise RopewalkError(
-                    f"the factors are for a model with {key} {getattr(self.model, key):g} ({self.model.name}), and "
-                    f"this one has {value:g}"
+                    f"the factors are for a model with {key} {getattr(self.model, key):g} ({self.model.name}), but "
+                    f"this model has {value:g}"
                 )
         ones = (1.0,) * (plain.rotary_dim // 2)
         kept = plain if isinstance(plain, LongRope) else None
@@ -218,13 +220,13 @@ class Factors(_Strict):
         if long is None:
             if kept is None:
                 raise RopewalkError(
-                    "these are short factors alone, for a checkpoint that has long ones; this one is "
-                    f"{current.name}"
+                    "the table has only short factors, which need a checkpoint with long factors; this checkpoint's "
+                    f"RoPE is {current.name}"
                 )
             if not math.isclose(attention, kept.attention_factor, rel_tol=SAME_FACTOR):
                 raise RopewalkError(
-                    f"these are short factors alone, found under the attention factor {attention:.6g}, and this "
-                    f"checkpoint has {kept.attention_factor:.6g} at every length; search short factors on it"
+                    f"the table has only short factors, found with the attention factor {attention:.6g}, but the "
+                    f"checkpoint has {kept.attention_factor:.6g}; search short factors on this checkpoint"
                 )
             long, start_tokens, attention = kept.long_factor, kept.start_tokens, kept.attention_factor
         short = self.short_factor or (kept.short_factor if kept else ones)
@@ -272,9 +274,9 @@ class Factors(_Strict):
         told = []
         if self.start_tokens:
             told.append(
-                f"The first {self.start_tokens} tokens keep their angles (start tokens), for which a transformers "
-                "config has no field: ropewalk honours it, and an export to a plain config is refused; a search with "
-                "--start-tokens 0 gives factors without."
+                f"The RoPE angles of the first {self.start_tokens} tokens stay unscaled (start tokens). ropewalk "
+                "applies this, but a transformers config cannot store it, so an export to a plain config is refused; "
+                "search with --start-tokens 0 for factors that can be exported."
             )
         for name in ("long_factor", "short_factor"):
             factors = getattr(self, name)
@@ -304,21 +306,20 @@ class Factors(_Strict):
                 else "a larger budget"
             )
             told.append(
-                f"Mind: on the search rows themselves {TITLES.get(own, own)} is better than the factors found; use "
+                f"Note: on the search rows themselves, {TITLES.get(own, own)} is better than the factors found; use "
                 f"it, or search with {more}."
             )
         elif judged is not None and other is not None:
-            why = "what the search gained belongs to its own rows; search with more documents"
+            why = "the search overfitted its own rows; search with more documents"
             if self.search and self.search.short_penalty:
-                why = "held-out rows count no penalty, so this may be what the short context costs"
+                why = "held-out rows exclude the short penalty, so this may be the cost of preserving the short context"
             told.append(
-                f"Mind: on held-out rows {TITLES.get(other, other)} has {perplexity_text(judged.baselines[other])} and "
-                f"the factors found {perplexity_text(judged.best)}: {why}."
+                f"Note: on held-out rows, {TITLES.get(other, other)} has perplexity "
+                f"{perplexity_text(judged.baselines[other])} and the factors found {perplexity_text(judged.best)}: "
+                f"{why}."
             )
         if self.search is not None and judged is None:
-            told.append(
-                "Mind: nothing was held out, so what the factors are worth on other text is not known."
-            )
+            told.append("Note: no text was held out, so the quality of the factors on other text is unknown.")
         return told
 
 
@@ -343,14 +344,14 @@ def _oddities(name: str, factors: tuple[float, ...]) -> list[str]:
     falls = [pair for pair, (before, after) in enumerate(pairwise(factors), start=1) if after < before]
     if falls:
         told.append(
-            f"{name} does not ascend: pair {falls[0]} has {factors[falls[0]]:g} after {factors[falls[0] - 1]:g}"
-            f"{f', and {len(falls) - 1} more fall' if len(falls) > 1 else ''}."
+            f"{name} is not ascending: pair {falls[0]} has {factors[falls[0]]:g} after {factors[falls[0] - 1]:g}"
+            f"{f', and {len(falls) - 1} more pairs decrease' if len(falls) > 1 else ''}."
         )
     below = [factor for factor in factors if factor < 1]
     if below:
         told.append(
             f"{name} has {len(below)} factor{'s' if len(below) > 1 else ''} below 1 (the smallest is {min(below):g}), "
-            "which turn faster than the model was trained with."
+            "so these pairs rotate faster than in training."
         )
     return told
 
@@ -371,11 +372,11 @@ def read_factors(path: Path) -> Factors:
     except OSError as error:
         raise RopewalkError(f"cannot read factors from {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise RopewalkError(f"{path} is no JSON, so no factor table ({error})") from error
+        raise RopewalkError(f"{path} is not a factor table, because it is not JSON: {error}") from error
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise RopewalkError(
-            f"{path} is no factor table of ropewalk: its format is {found!r} and not {FORMAT!r}; import a CSV or a "
+            f"{path} is not a ropewalk factor table: its format is {found!r}, expected {FORMAT!r}; import a CSV or a "
             "config with ropewalk search import"
         )
     try:
@@ -436,18 +437,18 @@ def import_factors(
         RopewalkError: if the source holds no factors, or none for this model; or a file is in the way.
     """
     if out is not None and out.suffix != ".json":
-        raise RopewalkError(f"--out {out} is a factor table, whose name ends in .json")
+        raise RopewalkError(f"--out {out}: the name of a factor table must end in .json")
     if out is not None and out.exists():
-        raise RopewalkError(f"{out} exists already; remove it or give another --out")
+        raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if is_config(source):
         if start_tokens:
-            raise RopewalkError(f"--start-tokens {start_tokens} is for a CSV; a config has none")
+            raise RopewalkError(f"--start-tokens {start_tokens} applies to a CSV only; omit it for a config")
         imported = from_config(checkpoint(source), target_length)
         if model is not None:
             imported = for_model(imported, checkpoint(model))
     elif model is None or target_length is None:
         missing = "--model" if model is None else "--to"
-        raise RopewalkError(f"{source} says nothing but numbers; give {missing}")
+        raise RopewalkError(f"{source} contains only numbers; give {missing}")
     else:
         path = Path(source).expanduser()
         imported = from_csv(path, checkpoint(model), target_length, start_tokens)
@@ -483,7 +484,8 @@ def from_csv(source: Path, model: ModelConfig, target_length: int, start_tokens:
     factors, notes = _the_factors(source, _rows(source), pairs)
     if start_tokens and goal.short:
         raise RopewalkError(
-            f"start tokens belong to the long factors, and {target_length} tokens are short ones"
+            f"start tokens apply to long factors only, and {target_length} tokens are within the original length; omit "
+            "them"
         )
     table = Factors(
         model=FactorsModel.of(model.model, goal),
@@ -510,12 +512,12 @@ def from_config(source: ModelConfig, target_length: int | None = None) -> Import
     method = method_of(source)
     if not isinstance(method, LongRope):
         raise RopewalkError(
-            f"{source.model} has no rescale factors: its RoPE is {method.name}, and not longrope"
+            f"{source.model} has no rescale factors: its RoPE is {method.name}, not longrope; give a longrope config"
         )
     length = source.trained_length
     if target_length not in (None, length):
         raise RopewalkError(
-            f"the factors in {source.model} are for {length} tokens, and not for {target_length}"
+            f"the factors in {source.model} are for {length} tokens, not for {target_length}; omit the length"
         )
     table = Factors(
         model=FactorsModel(
@@ -570,7 +572,7 @@ def _rows(path: Path) -> list[list[float]]:
         raise RopewalkError(f"cannot read factors from {path} ({error})") from error
     rows = [[_factor(path, word) for word in line.split(",")] for line in lines if line.strip()]
     if not rows:
-        raise RopewalkError(f"{path} is empty, and no table of factors")
+        raise RopewalkError(f"{path} is empty; give a file with one factor per rotary pair")
     return rows
 
 
@@ -580,7 +582,9 @@ def _factor(path: Path, word: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise RopewalkError(f"{path} holds {word.strip()!r}, which is no number; factors are numbers above 0")
+        raise RopewalkError(
+            f"{path} contains {word.strip()!r}, which is not a number; factors are numbers above 0"
+        )
     return value
 
 
@@ -592,19 +596,19 @@ def _the_factors(path: Path, rows: list[list[float]], pairs: int) -> tuple[tuple
     if len(rows) > 1 and len(rows[0]) > 1:
         if any(row != rows[0] for row in rows):
             raise RopewalkError(
-                f"{path} has {len(rows)} rows that differ: factors for each layer, and a model has one list for all"
+                f"{path} has {len(rows)} different rows, one per layer; a model needs one list for all layers"
             )
-        notes.append(f"{path.name} has {len(rows)} equal rows, one a layer: the first was taken.")
+        notes.append(f"{path.name} has {len(rows)} equal rows, one per layer; ropewalk used the first.")
     borders = values[:BORDERS]
     if len(values) == pairs + BORDERS and all(border.is_integer() and border >= 0 for border in borders):
         notes.append(
-            f"{path.name} begins with the whole numbers {borders[0]:g} and {borders[1]:g}, the piece borders of "
-            "dim_piece_mono, which were left out."
+            f"{path.name} begins with the piece borders of dim_piece_mono, {borders[0]:g} and {borders[1]:g}; ropewalk "
+            "ignored them."
         )
         values = values[BORDERS:]
     if len(values) != pairs:
-        raise RopewalkError(f"{path} has {len(values)} factors, and the model has {pairs} rotary pairs")
+        raise RopewalkError(f"{path} has {len(values)} factors, but the model has {pairs} rotary pairs")
     wrong = [value for value in values if value <= 0]
     if wrong:
-        raise RopewalkError(f"{path} holds the factor {wrong[0]:g}; factors are numbers above 0")
+        raise RopewalkError(f"{path} contains the factor {wrong[0]:g}; factors must be above 0")
     return tuple(values), notes

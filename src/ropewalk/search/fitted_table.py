@@ -63,7 +63,7 @@ def other_checkpoint(record: Mapping[str, Any], digest: str | None) -> list[str]
         return []
     return [
         f"the factors were found on another checkpoint ({found_on['name']}) with the same frequencies; they may not be "
-        "the best for this one"
+        "optimal for this one"
     ]
 
 
@@ -89,8 +89,8 @@ def fitted_table(file: Path, model: str) -> FittedTable:
         context = factors.target_length
     else:
         raise RopewalkError(
-            f"{file} has long factors for {factors.target_length} tokens, and {model} needs none up to its original "
-            f"{method.original_max_position_embeddings}; give factors for a longer target"
+            f"{file} has long factors for {factors.target_length} tokens, but {model} does not need any up to its "
+            f"original length of {method.original_max_position_embeddings}; give factors for a longer target"
         )
     return FittedTable(factors, hashlib.sha256(file.read_bytes()).hexdigest(), method, context)
 
@@ -113,8 +113,8 @@ def export(model: str, rope: Path | str, out: Path | str) -> ExportResult:
     table = fitted_table(rope, path)
     if table.method.start_tokens:
         raise RopewalkError(
-            f"{rope} has start tokens ({table.method.start_tokens}), for which a config has no field: search again "
-            f"with --start-tokens 0, or run it here, as ropewalk eval {model} --rope {rope} does"
+            f"{rope} has {table.method.start_tokens} start tokens, which config.json cannot store; search again with "
+            f"--start-tokens 0, or evaluate with ropewalk eval {model} --rope {rope}"
         )
     written = export_checkpoint(path, table.method, table.context, out, load_tokenizer(path), model)
     digest = model_digest(path) if table.factors.model.digest else None

@@ -1,4 +1,4 @@
-"""Goal: from which checkpoint to which length; what a candidate means there, and what it has to beat."""
+"""The goal of a search: its checkpoint and target length, the RoPE method of a candidate, and the baselines."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Goal:
 
         Args:
             start_tokens: the n̂ to choose from.
-            largest: cap of the factors; ``1.25 · s`` if None. For short factors it is half of the largest long one that
-                the checkpoint has, at least 1.25, as less has to be interpolated.
+            largest: upper bound of the factors; ``1.25 · s`` if None. For short factors, None means half of the
+                checkpoint's largest long factor, at least 1.25, because less has to be interpolated.
         """
         if largest is None:
             scale = self.scale
@@ -70,7 +70,8 @@ class Goal:
             largest = CAP * scale
         if max(start_tokens, default=0) >= self.target_length:
             raise RopewalkError(
-                f"{max(start_tokens)} start tokens leave nothing to scale in {self.target_length}; choose fewer"
+                f"{max(start_tokens)} start tokens leave no position to scale within {self.target_length} tokens; "
+                "choose fewer"
             )
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
 
@@ -98,7 +99,9 @@ class Goal:
         if not self.short:
             return replace(self.method(candidate), short_factor=kept.short_factor if kept else ones)
         if candidate.start_tokens:
-            raise RopewalkError("start tokens belong to the long factors; search the short ones with 0")
+            raise RopewalkError(
+                f"start tokens apply to long factors only, got {candidate.start_tokens}; use 0 for short factors"
+            )
         return replace(self.method(candidate), long_factor=kept.long_factor if kept else ones)
 
     def baselines(self) -> dict[str, RopeMethod]:
@@ -162,12 +165,12 @@ def goal_of(
         plain = Default(plain.rotary_dim, plain.rope_theta)
     if not isinstance(plain, Default | LongRope):
         raise RopewalkError(
-            f"the checkpoint is {current.name}-scaled, and rescale factors are searched for unscaled RoPE or on top of "
-            f"longrope; choose {current.name} with a larger factor, or search from the checkpoint before its scaling"
+            f"the checkpoint uses {current.name} scaling, but the search supports only unscaled RoPE and longrope; use "
+            f"{current.name} with a larger factor, or search from the checkpoint before it was scaled"
         )
     original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
     if target_length < 1:
-        raise RopewalkError(f"a search needs a length of 1 token or more, got {target_length}")
+        raise RopewalkError(f"the target length must be 1 token or more, got {target_length}")
     if target_length <= trained_length and not (isinstance(plain, LongRope) and target_length <= original):
         least = f"up to {original} (short factors) or beyond" if isinstance(plain, LongRope) else "beyond"
         raise RopewalkError(

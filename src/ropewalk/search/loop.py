@@ -1,6 +1,6 @@
-"""A search: an algorithm asks, an evaluator answers, and the budget, the ledger and racing stand between them.
+"""The search loop: it passes candidates from an algorithm to an evaluator, within a budget and with racing.
 
-The ledger keeps what each candidate has cost and given, in a file line by line, so that a search can go on.
+The ledger stores the loss of every evaluation as a line of a file, so an interrupted search can resume.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ropewalk.search.space import Candidate, Space
 
 
 class Ledger:
-    """The losses that are known, each job's once.
+    """The known losses, one per job.
 
-    A search that is started again asks the same questions in the same order, as all of its chance comes from one
-    seed; what was measured before is answered from here. So a ledger is all the state that there is.
+    All random choices of a search come from one seed. A restarted search therefore asks for the same jobs in the same
+    order, and the ledger answers those measured before. No other state is stored.
 
     Args:
         known: losses of an earlier run.
-        log: file that new ones go to, a JSON line each; nowhere if None.
+        log: file for new losses, one JSON line each; None writes no file.
     """
 
     def __init__(self, known: Mapping[Job, float] | None = None, log: Path | None = None) -> None:
@@ -86,14 +86,14 @@ def search_log(
             search (the message says in what); if another process has it open, or it cannot be written.
     """
     if resume and not path.is_file():
-        raise RopewalkError(f"nothing to resume: there is no log {path}")
+        raise RopewalkError(f"nothing to resume: the log {path} does not exist")
     with locked(path.parent, "give another --out", file=path.name):
         if not resume and path.exists() and path.stat().st_size:
             raise RopewalkError(
-                f"{path} holds a search already; go on with it by --resume, or give another --out"
+                f"{path} already holds a search; resume it with --resume, or give another --out"
             )
         known = read_log(path, header, n_documents)
-        # One that was killed before its first line was whole has not begun.
+        # A search killed before its first line was complete has not begun.
         if known is None:
             append_line(path, header)
         yield Ledger(known, path)
@@ -127,8 +127,8 @@ def read_log(
     if different:
         key = different[0]
         raise RopewalkError(
-            f"{path} is the log of another search: its {key} is {then.get(key)!r}, and here it is {now.get(key)!r}; "
-            "restore the options, or give another --out"
+            f"{path} is the log of another search: its {key} is {then.get(key)!r}, but here it is {now.get(key)!r}; "
+            "use the earlier options, or give another --out"
         )
     return found
 
@@ -271,7 +271,7 @@ def minimise(
     asking = strategy.algorithm(space, list(seeds.values()), np.random.default_rng(strategy.seed))
     spent = False
     try:
-        # Whole and before anything else: whatever the budget, the result is no worse than what needs no search.
+        # Measure the seeds first and in full: the result is then never worse than the baselines they come from.
         run.answer(first)
         ask = next(asking)
         while True:
@@ -282,7 +282,7 @@ def minimise(
         spent = True
     if run.best is None:
         raise RunFailure(
-            "no candidate has a finite objective: the model or its documents give losses that are no numbers"
+            "no candidate has a finite objective: each has a NaN or infinite loss; check the model and its documents"
         )
     return Minimum(run.best, tuple(run.traces), run.ledger.forwards, len(run.candidates), spent)
 
@@ -337,7 +337,7 @@ class _Run:
                 continue
             if spent := self.ledger.forwards + len(todo) >= self.budget:
                 break
-            # What an earlier run has measured lies at the front: it stopped in the middle of the same order.
+            # A resumed search asks in the same order, so the known losses come first.
             if self.ledger.recall(job):
                 self._note(job.candidate)
             else:
@@ -372,7 +372,7 @@ class _Run:
         if error is None:
             going_on = set(ranked[: max(keep, math.ceil(len(alive) / 2))])
         else:
-            # A difference of two candidates is off by the errors of both.
+            # The difference of two candidates has the errors of both: sqrt(2) times one error.
             limit = self._objective(ranked[min(keep, len(ranked)) - 1], documents) + MARGIN * SQRT_2 * error
             going_on = {
                 each

@@ -1,4 +1,4 @@
-"""The objective on a model: the loss of rows of text under each candidate, several candidates in one forward pass."""
+"""Evaluate candidates on a model: the loss of rows of text, with several candidates in one forward pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class ShortPenalty:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
-            raise RopewalkError(f"the weight of a short penalty must be above 0, got {self.weight}")
+            raise RopewalkError(
+                f"the weight of a short penalty must be a finite number above 0, got {self.weight}"
+            )
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,10 @@ class ModelEvaluator:
             longest = max(row.layout.total_length for row in short)
             if longest > goal.trained_length:
                 raise RopewalkError(
-                    f"the short penalty compares at a length that the checkpoint is trained for, {goal.trained_length} "
-                    f"tokens at most, got a row of {longest}"
+                    f"rows of the short penalty must have at most the trained length of {goal.trained_length} tokens, "
+                    f"got a row of {longest}"
                 )
-        # Alternating, so that the first documents of a race are of both lengths.
+        # Interleave both lengths, so that racing compares candidates on both from the start.
         order = sorted(
             [(index / len(rows), 0, row) for index, row in enumerate(rows)]
             + [(index / len(short), 1, row) for index, row in enumerate(short)],
@@ -116,14 +118,16 @@ class ModelEvaluator:
         self.is_short = [bool(kind) for _, kind, _ in order]
         self.targets = [int((row.labels != IGNORED).sum()) for row in self.rows]
         if not all(self.targets):
-            raise RopewalkError("every document of a search needs a token to score, and one has none")
+            raise RopewalkError(
+                "every row of a search needs at least one labelled token, got a row without any"
+            )
         indices = [index for index, kind in enumerate(self.is_short) if kind]
         own = self._shared(([goal.current], index) for index in indices)
         self.reference = {index: loss for index, (loss,) in zip(indices, own, strict=True)}
         if not all(map(math.isfinite, self.reference.values())):
             raise forwards.world.known_to_all(
                 RunFailure(
-                    "the checkpoint's own RoPE gives a row of the short penalty a loss that is no finite number"
+                    "the checkpoint's own RoPE gives a row of the short penalty a loss that is NaN or infinite"
                 )
             )
 
@@ -156,7 +160,7 @@ class ModelEvaluator:
     def _mean(self, losses: Sequence[float], short: bool) -> float:
         chosen = [index for index in range(len(losses)) if self.is_short[index] == short]
         total = sum(self.targets[index] for index in chosen)
-        # The first documents of a race may all be of the other length.
+        # In an early round of racing, all measured rows may have the other length.
         return math.fsum(losses[i] * self.targets[i] for i in chosen) / total if total else 0.0
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
@@ -188,8 +192,8 @@ class ModelEvaluator:
             )
         if losses is None:
             raise RunFailure(
-                f"out of memory on {self.model.device} with {len(methods)} candidates over {length} tokens in a pass: "
-                "choose a smaller batch, read in chunks by prefill_chunk, or choose a shorter length"
+                f"out of memory on {self.model.device} with {len(methods)} candidates of {length} tokens in a forward "
+                "pass; use a smaller batch, set prefill_chunk, or choose a shorter length"
             )
         means = (losses.sum(1) / self.targets[document]).tolist()
         return [mean if math.isfinite(mean) else math.inf for mean in means]

@@ -1,4 +1,4 @@
-"""One search on a model: what to search for, on which text, its log, and the table of factors that comes of it."""
+"""Run one search on a model: read the goal and the text, keep the log, and write the factor table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from ropewalk.versions import software_versions
 
 LOG_FORMAT = "ropewalk-search/1"
 MOST_SHOWN = 20.0
-"""Nats a token: beyond, a perplexity says nothing."""
+"""Nats per token; progress shows no perplexity above e^20."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ def search(config: SearchConfig, context: RunContext | None = None) -> SearchRes
     ) as ledger:
         if context.is_rank_0:
             if ledger.known:
-                context.told.note(f"going on after {len(ledger.known):,} forwards")
+                context.told.note(f"resuming after {len(ledger.known):,} forward passes")
             context.told.note(
-                f"besides the budget {besides:,} forwards: what needs no search, and held-out rows"
+                f"{besides:,} forward passes in addition to the budget, for baselines and held-out rows"
             )
         outcome = find(loaded, SearchProblem(ready.goal, ready.data, config.settings), context, ledger)
 
@@ -177,7 +177,7 @@ def find(
     context = context or RunContext()
     goal, data, settings = problem.goal, problem.data, problem.settings
     if settings.short_penalty and not data.short_rows:
-        raise RopewalkError("a short penalty needs rows of the trained length, got none")
+        raise RopewalkError("a short penalty needs rows at the trained length, got none")
     began = time.perf_counter()
     penalty = ShortPenalty(data.short_rows, settings.short_penalty) if settings.short_penalty else None
     forwards = Forwards(settings.batch, settings.prefill_chunk, context.world)
@@ -256,9 +256,9 @@ def progress_bar(reporter: Reporter, label: str, budget: int) -> Iterator[Progre
             reached = (
                 f"best perplexity {math.exp(best):.4g}"
                 if best < MOST_SHOWN
-                else "no candidate on all rows yet"
+                else "no candidate measured on all rows yet"
             )
-            bars[0](done - before[0], f"forwards, {reached}")
+            bars[0](done - before[0], f"forward passes, {reached}")
 
         yield forward
 
@@ -279,7 +279,9 @@ def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtyp
     best = minimum.best.candidate
     reached = perplexity(minimum.best.objective)
     if reached is None:
-        raise RopewalkError(f"the best objective, {minimum.best.objective:g} nats a token, is no perplexity")
+        raise RopewalkError(
+            f"the best objective is {minimum.best.objective:g} nats per token, too large for a finite perplexity"
+        )
     judged = None
     if (nats := outcome.held_out) is not None:
         judged = HeldOut(
@@ -344,14 +346,14 @@ class _Ready:
 
 
 def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
-    """All that can be refused without the model is refused here."""
+    """Check everything that can be checked before the model is loaded."""
     settings = config.settings
     _check_files(config)
     device = choose_device(settings.device)
     if context.world.size > 1:
         if device.index is not None:
             raise RopewalkError(
-                f"--device {settings.device} names one device for {context.world.size} processes; say cuda"
+                f"--device {settings.device} names one device for {context.world.size} processes; use --device cuda"
             )
         require_devices(context.world, device)
     checked = checkpoint(config.model)
@@ -365,11 +367,11 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     data = search_data(config.text, load_tokenizer(path), goal, settings)
     if data.joined:
         context.told.note(
-            f"rows are documents joined: too few have {goal.target_length:,} tokens of their own"
+            f"rows join several documents, because too few documents have {goal.target_length:,} tokens"
         )
     if len(data.held_out) < settings.held_out:
         context.told.note(
-            f"{len(data.held_out)} held-out rows, and not {settings.held_out}: there is no more text"
+            f"only {len(data.held_out)} of {settings.held_out} held-out rows: the text is used up"
         )
     return _Ready(path, goal, data)
 
@@ -380,24 +382,25 @@ def _check_files(config: SearchConfig) -> None:
     if out is None or log is None:
         return
     if out.suffix != ".json":
-        raise RopewalkError(f"--out {out} is a factor table, whose name ends in .json")
+        raise RopewalkError(f"--out {out}: the name of a factor table must end in .json")
     if out.exists():
-        raise RopewalkError(f"{out} exists already; remove it or give another --out")
+        raise RopewalkError(f"{out} already exists; remove it or give another --out")
     if not config.resume and log.exists() and log.stat().st_size:
-        raise RopewalkError(f"{log} holds a search already; go on with it by --resume, or give another --out")
+        raise RopewalkError(f"{log} already holds a search; resume it with --resume, or give another --out")
     if config.resume and not log.exists():
-        raise RopewalkError(f"nothing to resume: there is no log {log}; leave --resume out")
+        raise RopewalkError(f"nothing to resume: the log {log} does not exist; omit --resume")
     check_writable(out)
 
 
 def _check_goal(goal: Goal, settings: SearchSettings) -> None:
     """Raise for settings that do not go with the goal."""
     space = goal.space(settings.start_tokens, settings.largest)
-    # What the method refuses (an attention factor of 0, say) is said before the work.
+    # Build the method once, so that its own checks (an attention factor of 0, say) fail before the search.
     goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
     if goal.short and settings.short_penalty:
         raise RopewalkError(
-            f"--short-penalty {settings.short_penalty:g} is for long factors; {goal.target_length} tokens are short"
+            f"--short-penalty {settings.short_penalty:g} applies to long factors only; {goal.target_length} tokens are "
+            "within the original length, so omit it"
         )
 
 

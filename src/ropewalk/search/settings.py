@@ -1,4 +1,4 @@
-"""How to search for rescale factors: what the command, a recipe and the Python API share."""
+"""Settings of a search for rescale factors, shared by the command, recipes and the Python API."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ AlgorithmName = Literal["cma-es", "evolution"]
 ALGORITHMS: tuple[AlgorithmName, ...] = ("cma-es", "evolution")
 DEFAULT_ALGORITHM: AlgorithmName = "cma-es"
 ANY_START_TOKENS = "search"
-"""What the user writes for all start tokens of the paper."""
+"""The user's word for searching over all start-token counts of the paper."""
 
 WHAT, SPACE, HOW = Option(group="What"), Option(group="Where to search"), Option(group="How")
 
 
 def _start_tokens(value: Any) -> Any:
-    """A number as the only choice, or all of the paper's list."""
+    """Parse one number into a single choice, or ``search`` into the paper's list."""
     if value == ANY_START_TOKENS:
         return START_TOKENS
     if isinstance(value, str):
         if not (value.isascii() and value.isdigit()):
-            raise ValueError(f"{value!r} is neither a number of tokens from 0 on nor {ANY_START_TOKENS}")
+            raise ValueError(f"{value!r} is neither a non-negative number of tokens nor {ANY_START_TOKENS}")
         value = int(value)
     return (value,) if isinstance(value, int) else value
 
@@ -47,64 +47,70 @@ StartTokens = Annotated[
     BeforeValidator(_start_tokens),
     Option(metavar=f"NUMBER|{ANY_START_TOKENS}", text=lambda found: ",".join(map(str, found))),
 ]
-"""Numbers of start tokens n̂ to choose from."""
+"""Start-token counts n̂ to choose from."""
 
 
 def check_budget(budget: int, candidates: int, rows: int) -> None:
-    """Raise if a budget does not pay for the candidates that a search begins with.
+    """Raise if the budget is too small to measure the initial candidates of a search.
 
     Args:
         budget: forward passes.
-        candidates: different ones.
-        rows: that each is measured on.
+        candidates: number of distinct initial candidates.
+        rows: rows of text that each candidate is measured on.
+
+    Raises:
+        RopewalkError: if the budget is less than ``candidates * rows``.
     """
     needed = candidates * rows
     if budget < needed:
         raise RopewalkError(
-            f"a budget of {budget} forwards does not pay for the {candidates} candidate{'s' if candidates > 1 else ''} "
-            f"that a search begins with, on {rows} documents each; give {needed} or more, or fewer documents"
+            f"a budget of {budget} forward passes is too small for the {candidates} initial "
+            f"candidate{'s' if candidates > 1 else ''} on {rows} documents each; give {needed} or more, or fewer "
+            "documents"
         )
 
 
 class ShortFactorSearch(Settings):
-    """How factors are searched for, whatever they are for."""
+    """Search settings common to short and long factors."""
 
-    on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides a search of the run")
+    on_resume: ClassVar[OnResume | None] = OnResume("fixed", "it decides the result of a search in this run")
 
     documents: Annotated[Count, WHAT] = Field(
-        5, ge=1, description="Rows of text that candidates are measured on."
+        5, ge=1, description="Number of rows of text to measure each candidate on."
     )
     largest: Annotated[float | None, SPACE] = Field(
         None,
         ge=SMALLEST,
-        description="Largest factor; 1.25 times the extension if not given, or half of the largest long factor for "
-        "short ones.",
+        description="Upper bound of the factors; default: 1.25 times the extension ratio, or for short factors half of "
+        "the largest long factor.",
     )
     algorithm: Annotated[AlgorithmName, HOW] = Field(
         DEFAULT_ALGORITHM,
-        description="Search algorithm: cma-es, which measured best, or the paper's evolution.",
+        description="Search algorithm: cma-es (best in our measurements) or evolution (the paper's).",
     )
     budget: Annotated[Count, HOW] = Field(
-        500, ge=1, description="Forward passes of candidates: one candidate on one row each."
+        500, ge=1, description="Maximum number of forward passes; each runs one candidate on one row."
     )
     racing: Annotated[bool, HOW] = Field(
-        True, description="Drop candidates that are clearly behind after their first rows."
+        True, description="Drop candidates early if they are clearly behind after their first rows."
     )
-    batch: Annotated[Count, FREE, HOW] = Field(1, ge=1, description="Candidates in one forward pass.")
+    batch: Annotated[Count, FREE, HOW] = Field(
+        1, ge=1, description="Number of candidates to evaluate together in one batch."
+    )
 
     @property
     def rows(self) -> int:
-        """Rows of text that a candidate is measured on, all in all."""
+        """Total number of rows of text that a candidate is measured on."""
         return self.documents
 
 
 class LongFactorSearch(ShortFactorSearch):
-    """How factors for a longer context are searched for."""
+    """Search settings for the factors of a longer context."""
 
     short_penalty: Annotated[float, WHAT] = Field(
         0.0,
         ge=0,
-        description="Weight of the loss added at the trained length, in nats a nat; 0 for none.",
+        description="Weight of the loss increase at the trained length, in nats per nat; 0 disables this penalty.",
     )
 
     @property
@@ -113,33 +119,36 @@ class LongFactorSearch(ShortFactorSearch):
 
 
 class SearchSettings(LongFactorSearch):
-    """One search on a model in memory."""
+    """Settings of one search on a model in memory."""
 
     group: ClassVar[str | None] = "How"
 
     objective: Annotated[Literal["perplexity", "needle"], WHAT] = Field(
         "perplexity",
-        description="perplexity, of all tokens; needle, of answers that lie far back in the text.",
+        description="perplexity: loss of all tokens; needle: loss of answers whose evidence lies far back in the text.",
     )
     held_out: Annotated[Count, WHAT] = Field(
-        5, ge=0, description="Most rows of other documents to judge the result by."
+        5, ge=0, description="Maximum number of rows from other documents to evaluate the result on."
     )
     start_tokens: Annotated[StartTokens, SPACE] = Field(
         (0,),
-        description="First tokens that keep their angles: a number, or search; a config can hold 0 alone.",
+        description="Initial tokens whose RoPE angles stay unscaled: a number, or search; config.json stores only 0.",
     )
     attention_factor: Annotated[float | None, SPACE] = Field(
-        None, description="Attention factor of all candidates; the published formula if not given."
+        None, description="Attention factor of all candidates; default: the formula of the LongRoPE paper."
     )
     prefill_chunk: Length | None = Field(
-        None, description="Tokens of a pass: 4096, 8k; a row at once if not given."
+        None, description="Tokens to process per forward call: 4096, 8k; default: a whole row."
     )
-    seed: Seed = Field(0, description="Random seed of the search.")
+    seed: Seed = Field(0, description="Random seed for the search.")
     dtype: Dtype = "auto"
     device: Device = "auto"
 
     def within(self, length: int) -> SearchSettings:
-        """The same with the start tokens that leave something of a length to scale, where there is a choice."""
+        """These settings without the start-token choices that would cover the whole ``length``.
+
+        A single choice is kept, so that a later check can refuse it by name.
+        """
         if len(self.start_tokens) == 1:
             return self
         return self.model_copy(
@@ -148,21 +157,24 @@ class SearchSettings(LongFactorSearch):
 
 
 class SearchConfig(Settings):
-    """One search: on which model, for which length, on which text, and how."""
+    """Configuration of one search: model, target length, text and search settings."""
 
-    model: str = Field(description="A checkpoint's folder, a Hub id, or embedded.")
+    model: str = Field(description="Checkpoint: a folder, a Hub id, or embedded.")
     target_length: Length = Field(
-        description="Tokens to search for: 2048, 32k, 1M; up to the original length of a longrope checkpoint its "
-        "short factors."
+        description="Target length in tokens: 2048, 32k, 1M. Up to the original length of a longrope checkpoint, the "
+        "search finds its short factors."
     )
-    text: str = Field("embedded:validation", description="Documents: as for ropewalk data pack.")
+    text: str = Field(
+        "embedded:validation", description="Source of the text: a path or dataset, as for ropewalk data pack."
+    )
     settings: SearchSettings = SearchSettings()
     out: FilePath | None = Field(
-        None, description="The factor table (.json); a log grows beside it. Nothing is written if not given."
+        None,
+        description="File for the factor table (.json), with a log next to it; default: write nothing.",
     )
-    resume: bool = Field(False, description="Go on with the log beside the table.")
+    resume: bool = Field(False, description="Resume from the log next to the factor table.")
 
     @property
     def log(self) -> Path | None:
-        """Where losses are kept, line by line."""
+        """The log of losses, a JSON Lines file; None if nothing is written."""
         return None if self.out is None else self.out.with_suffix(".jsonl")

@@ -59,14 +59,12 @@ class Space:
             )
         tokens = self.start_tokens
         if not tokens or min(tokens) < 0 or any(b <= a for a, b in pairwise(tokens)):
-            raise RopewalkError(
-                f"start tokens must be some numbers of 0 or more, ascending, got {list(tokens)}"
-            )
+            raise RopewalkError(f"start tokens must be ascending numbers, each 0 or more, got {list(tokens)}")
 
     @property
     def levels(self) -> int:
         """How many values one factor can have."""
-        # What 1.25 · s misses by rounding is given back before the floor.
+        # 1.25 · s can fall just below a grid value in float64; the tolerance undoes that before the floor.
         return math.floor((self.largest - SMALLEST) * STEPS_PER_UNIT + 1e-6) + 1
 
     def value(self, level: int) -> float:
@@ -97,7 +95,7 @@ class Space:
         """
         if len(factors) != self.pairs:
             raise RopewalkError(
-                f"the search is over {self.pairs} rescale factors, one a rotary pair, got {len(factors)}"
+                f"the search needs {self.pairs} rescale factors, one per rotary pair, got {len(factors)}"
             )
         if not all(map(math.isfinite, factors)):
             raise RopewalkError(f"rescale factors must be finite numbers, got {list(factors)}")

@@ -253,14 +253,16 @@ def test_corpus_wide_lengths_draw_as_if_there_were_one_source(
 
 def advised(message: str, settings: MixtureSettings) -> dict[str, list[dict[str, Any]]]:
     """Each piece of a refusal's advice, and the changes of settings that a reader would make for it."""
-    reason, advice = message.split("; what fits is ")
+    reason, advice = message.split("; choose ")
     changes: dict[str, list[dict[str, Any]]] = {}
     for piece in advice.replace(", or ", ", ").split(", "):
         if piece == "shortage cap":
             found = [{"shortage": "cap"}]
         elif piece == "per corpus (lengths over all sources together)":
             found = [{"per": "corpus"}]
-        elif piece == "long_factor (which leaves such documents as they are)":
+        elif (
+            piece == "long_factor instead of long_share (it does not require long documents in every source)"
+        ):
             found = [{"long_factor": 1, "long_share": None}]
         elif piece == "a share of 0 for these lengths":
             assert settings.length_shares is not None
@@ -300,8 +302,8 @@ def test_every_piece_of_advice_fits_by_itself(
     if message is None:
         assert mixed(lengths, ids, settings).report.shortages == ()
         return
-    if "what fits is" not in message:
-        assert re.search(r"no token to make up a share|leave no token|; choose other lengths$", message)
+    if "; choose " not in message or message.endswith("; choose other lengths"):
+        assert re.search(r"no tokens for its share|select no tokens|; choose other lengths$", message)
         return
     for piece, changes in advised(message, settings).items():
         for change in changes:
@@ -314,23 +316,21 @@ def test_what_fits_is_the_most_that_fits() -> None:
     base = MixtureSettings(long_from=1000, long_factor=50, max_epochs=2)
     with pytest.raises(
         RopewalkError,
-        match=r"; what fits is a total of up to 4160 tokens, max_epochs from 2\.885, or shortage cap$",
+        match=r"; choose a total of up to 4160 tokens, max_epochs from 2\.885, or shortage cap$",
     ):
         mixed(lengths, ids, base)
     assert mixed(lengths, ids, changed(base, tokens=4160)).report.shortages == ()
     for more in ({"tokens": 4165}, {"max_epochs": 2.88}):
-        with pytest.raises(RopewalkError, match=r"what fits is"):
+        with pytest.raises(RopewalkError, match=r"; choose "):
             mixed(lengths, ids, changed(base, **more))
     # The cell that would repeat most decides, whichever source it is of.
-    with pytest.raises(
-        RopewalkError, match=r"source 'wiki' .* what fits is a total of up to 975 tokens, max"
-    ):
+    with pytest.raises(RopewalkError, match=r"source 'wiki' .* choose a total of up to 975 tokens, max"):
         mixed([100] * 4, [0, 1, 1, 1], MixtureSettings(weights={"wiki": 4}, max_epochs=3))
 
 
 def test_what_no_setting_takes_is_not_offered() -> None:
     # Ten million epochs, where max_epochs goes up to one million.
-    with pytest.raises(RopewalkError, match=r"what fits is a total of up to 400 tokens, or shortage cap$"):
+    with pytest.raises(RopewalkError, match=r"choose a total of up to 400 tokens, or shortage cap$"):
         mixed([100], [0], MixtureSettings(tokens=10**9))
 
 
@@ -343,8 +343,9 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
     lengths, ids, settings = long_books_and_short_notes()
     with pytest.raises(
         RopewalkError,
-        match=r"^source 'arxiv' has no document of fewer than 10 tokens, and 160 tokens of such are asked for; "
-        r"what fits is per corpus \(lengths over all sources together\), or shortage cap$",
+        match=r"^source 'arxiv' has no document of fewer than 10 tokens, "
+        r"and the mixture requests 160 tokens of that length; "
+        r"choose per corpus \(lengths over all sources together\), or shortage cap$",
     ):
         mixed(lengths, ids, settings)
     report = mixed(lengths, ids, changed(settings, per="corpus")).report
@@ -353,13 +354,15 @@ def test_lengths_that_a_source_lacks_are_had_per_corpus() -> None:
     assert report.total.long_asked == 0.5
     assert [cell.asked for cell in report.cells if cell.available] == [900, 540, 360]
     # With fewer books the corpus has not enough either.
-    with pytest.raises(RopewalkError, match=r"of such are asked for; what fits is shortage cap$"):
+    with pytest.raises(RopewalkError, match=r"of that length; choose shortage cap$"):
         mixed(lengths[3:], ids[3:], changed(settings, max_epochs=2))
-    with pytest.raises(RopewalkError, match=r"'wiki' has no document of fewer than 10 .*is shortage cap$"):
+    with pytest.raises(
+        RopewalkError, match=r"'wiki' has no document of fewer than 10 .*choose shortage cap$"
+    ):
         mixed(lengths[4:], ids[4:], changed(settings, max_epochs=9))
     with pytest.raises(
         RopewalkError,
-        match=r"of 100 tokens or more, .* fits is a share of 0 for these lengths, or shortage cap$",
+        match=r"of 100 tokens or more, .* choose a share of 0 for these lengths, or shortage cap$",
     ):
         mixed(
             [50] * 10 + [5] * 100,
@@ -373,7 +376,8 @@ def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
     report = mixed(lengths, ids, changed(settings, shortage="cap")).report
     assert [cell.drawn for cell in report.cells] == [0, 0, 400, 0, 150, 0, 100, 0, 0]
     assert report.shortages[0] == (
-        "Source 'arxiv' has no document of fewer than 10 tokens, and 160 tokens of such are asked for; they are "
+        "Source 'arxiv' has no document of fewer than 10 tokens, and the mixture requests 160 "
+        "tokens of that length; these tokens are "
         "missing."
     )
     assert len(report.shortages) == 6
@@ -387,7 +391,8 @@ def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
     corpus = changed(settings, shortage="cap", per="corpus")
     report = mixed(lengths[4:], ids[4:], corpus).report
     assert report.shortages == (
-        "The corpus has no document of 100 tokens or more, and 500 tokens of such are asked for; they are missing.",
+        "The corpus has no document of 100 tokens or more, and the mixture requests 500 tokens of "
+        "that length; these tokens are missing.",
     )
     assert (report.total.long_asked, report.tokens_asked, report.tokens_achieved) == (0.5, 1000, 500)
     assert all(source.share_achieved for source in report.sources[1:])
@@ -396,11 +401,13 @@ def test_lengths_that_a_source_lacks_are_a_shortage_under_a_cap() -> None:
 def test_a_cap_that_leaves_nothing_is_refused() -> None:
     settings = MixtureSettings(length_shares=((0, 0), (10, 1)), tokens=50, shortage="cap")
     with pytest.raises(
-        RopewalkError, match=r"none of the 50 tokens asked for can be had, as no document is of a length"
+        RopewalkError,
+        match=r"none of the 50 requested tokens are available, because no document has a requested length",
     ):
         mixed([5] * 20, [0] * 20, settings)
     with pytest.raises(
-        RopewalkError, match=r"of 10 tokens or more, and 50 tokens of such are asked for; choose other"
+        RopewalkError,
+        match=r"of 10 tokens or more, and the mixture requests 50 tokens of that length; choose other",
     ):
         mixed([5] * 20, [0] * 20, changed(settings, shortage="refuse"))
 
@@ -494,8 +501,9 @@ def test_a_cap_reads_no_more_and_makes_nothing_up() -> None:
     report = mixed(lengths, ids, settings).report
     assert [(cell.asked, cell.drawn) for cell in report.cells[:2]] == [(600, 600), (5400, 4000)]
     assert report.shortages == (
-        "Source 'arxiv' has 2 documents of 1,000 tokens or more with 2,000 tokens, and 5,400 are asked for, so "
-        "that each would be read 2.7 times on average where max_epochs is 2; they are read 2 times, and about "
+        "Source 'arxiv' has 2 documents of 1,000 tokens or more with 2,000 tokens, but the mixture requests "
+        "5,400: each would be read 2.7 times on average, and max_epochs is 2; the documents are read 2 times, and "
+        "about "
         "1,400 tokens are missing.",
     )
     assert explain(report)[1] == report.shortages[0]
@@ -506,8 +514,8 @@ def test_as_is_hands_on_every_document_in_order() -> None:
     assert mixture.documents.tolist() == [0, 1, 2]
     assert mixture.documents.dtype == np.int64
     assert explain(mixture.report) == [
-        "The mixture is the corpus as it is: 3 documents with 8 tokens, each read once, in the order of the corpus.",
-        "Of these, 1 document without a token.",
+        "The mixture is the unchanged corpus: 3 documents with 8 tokens, each read once, in the order of the corpus.",
+        "Without any tokens: 1 document.",
     ]
     assert [source.share_asked for source in mixture.report.sources] == [None] * 3
     assert mixed([], [], MixtureSettings()).documents.tolist() == []
@@ -558,20 +566,24 @@ def test_settings_survive_json(settings: MixtureSettings) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"weights": {"blogs": 1}}, r"weights name an unknown source 'blogs'; there are arxiv, wiki, books"),
-        ({"shares": {"blogs": 1}}, r"shares name an unknown source 'blogs'"),
-        ({"shares": {"arxiv": 1}}, r"leave out source 'wiki'; name every source .* give 0 to leave one out"),
-        ({"shares": {"arxiv": 1, "wiki": 1, "books": 2}}, r"'books' has no token to make up a share of 0\.5"),
-        ({"weights": {"arxiv": 0, "wiki": 0}}, r"leave no token"),
+        (
+            {"weights": {"blogs": 1}},
+            r"weights name the unknown source 'blogs'; the sources are arxiv, wiki, books",
+        ),
+        ({"shares": {"blogs": 1}}, r"shares name the unknown source 'blogs'"),
+        ({"shares": {"arxiv": 1}}, r"do not name source 'wiki'; name every source .* with 0 to exclude one"),
+        ({"shares": {"arxiv": 1, "wiki": 1, "books": 2}}, r"'books' has no tokens for its share of 0\.5"),
+        ({"weights": {"arxiv": 0, "wiki": 0}}, r"select no tokens"),
         (
             {"long_from": 100, "long_share": 0.5},
-            r"source 'wiki' has no document of 100 tokens or more, and 5 tokens of such are asked for; .*long_factor",
+            r"source 'wiki' has no document of 100 tokens or more, and the mixture requests 5 tokens of that length; "
+            r".*long_factor",
         ),
         (
             {"length_shares": ((0, 1), (20, 1), (60, 1))},
-            r"'arxiv' has no document of 20 to 59 tokens, and 45 tokens .*; what fits is shortage cap$",
+            r"'arxiv' has no document of 20 to 59 tokens, and the mixture requests 45 tokens .*; choose shortage cap$",
         ),
-        ({"tokens": 600}, r"read 4\.167 times on average where max_epochs is 4; .* or shortage cap"),
+        ({"tokens": 600}, r"read 4\.167 times on average, and max_epochs is 4; .* or shortage cap"),
     ],
 )
 def test_what_a_corpus_cannot_give_is_refused(values: dict[str, Any], message: str) -> None:
@@ -590,11 +602,11 @@ def test_a_source_of_short_documents_alone_takes_a_factor_as_it_is() -> None:
     ("lengths", "ids", "sources", "message"),
     [
         ([1, 2], [0], ["a"], r"got shapes \(2,\) and \(1,\)"),
-        ([[1]], [[0]], ["a"], r"two lists of one length"),
+        ([[1]], [[0]], ["a"], r"1-dimensional and equally long"),
         ([-1], [0], ["a"], r"lengths must be 0 or more, got -1"),
-        ([1], [1], ["a"], r"source id 1 names none of 1 sources"),
-        ([1], [-1], ["a"], r"source id -1 names none"),
-        ([1], [0], ["a", "a"], r"each source must be named once, got a, a"),
+        ([1], [1], ["a"], r"source ids must be from 0 to 0, got 1"),
+        ([1], [-1], ["a"], r"source ids must be from 0 to 0, got -1"),
+        ([1], [0], ["a", "a"], r"source names must be unique, got a, a"),
     ],
 )
 def test_candidates_that_do_not_fit_are_refused(
@@ -606,5 +618,5 @@ def test_candidates_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize("lengths", [[], [0, 0]])
 def test_a_mixture_of_no_tokens_is_refused(lengths: list[int]) -> None:
-    with pytest.raises(RopewalkError, match=r"no document has a token"):
+    with pytest.raises(RopewalkError, match=r"every document is empty"):
         mixed(lengths, [0] * len(lengths), MixtureSettings(shuffle=True))

@@ -54,7 +54,7 @@ def test_folder_is_read_in_order_and_skips_binary_and_hidden(tmp_path: Path) -> 
 def test_folder_without_documents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\0")
     (tmp_path / ".b").write_bytes(b"x")
-    with pytest.raises(RopewalkError, match=r"\(1 binary files, 1 hidden files or folders passed over\)"):
+    with pytest.raises(RopewalkError, match=r"\(1 binary files, 1 hidden files or folders skipped\)"):
         read(tmp_path)
     with pytest.raises(RopewalkError, match="give at least one"):
         list(read_documents([]))
@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_place_and_passed_over_in_
     path = tmp_path / "a.txt"
     for content, message in (
         (b"abc\xff", "not UTF-8: byte 0xff at offset 3"),
-        (b"ab\0c", "holds a NUL at offset 2"),
+        (b"ab\0c", "contains a NUL byte at offset 2"),
     ):
         path.write_bytes(content)
         with pytest.raises(RopewalkError, match=message):

@@ -43,5 +43,5 @@ def test_hugging_face_name_carries_configuration_and_split(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("path", ["hf:", "hf:owner/name@", "hf:owner/name:"])
 def test_incomplete_dataset_names_are_refused(path: str) -> None:
-    with pytest.raises(RopewalkError, match="names no dataset"):
+    with pytest.raises(RopewalkError, match="is not a dataset name"):
         read(path)

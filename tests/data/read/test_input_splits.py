@@ -190,19 +190,17 @@ def test_a_stretch_of_a_file_that_became_shorter_is_refused(tmp_path: Path, smal
     path.write_bytes(lines(["x" * 90] * 3))
     first, second, last = plan_input_splits([SourceSpec(path=str(path))])[:3]
     path.write_bytes(lines(["x" * 20]) * 2)
-    with pytest.raises(
-        RopewalkError, match=r"ends at byte 66 and was longer when it was divided; begin again"
-    ):
+    with pytest.raises(RopewalkError, match=r"ends at byte 66, but was longer when it was split; run again"):
         list(read_input_split(first))
     for split in (second, last):
-        with pytest.raises(RopewalkError, match=r"ends at byte 66 and was longer"):
+        with pytest.raises(RopewalkError, match=r"ends at byte 66, but was longer"):
             list(read_input_split(split))
     path = tmp_path / "b.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 9}), path, row_group_size=3)
     last = plan_input_splits([SourceSpec(path=str(path))])[-1]
     assert (last.start, last.stop) == (2, None)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 3}), path, row_group_size=3)
-    with pytest.raises(RopewalkError, match="has 1 row groups and had more when it was divided"):
+    with pytest.raises(RopewalkError, match="has 1 row groups, but had more when it was split"):
         list(read_input_split(last))
 
 
@@ -232,7 +230,7 @@ def test_a_dataset_is_cut_into_its_shards(dataset: Path) -> None:
         for skip in range(len(records) + 2):
             assert list(read_input_split(split, skip)) == records[skip:]
     (dataset / "part-3.jsonl").write_bytes(lines(["new"]))
-    with pytest.raises(RopewalkError, match="has 4 shards and had 3 before; begin again"):
+    with pytest.raises(RopewalkError, match="has 4 shards, but had 3 before; run again"):
         list(read_input_split(planned[1]))
 
 
@@ -281,9 +279,7 @@ def test_sources_without_anything_to_read_are_refused(tmp_path: Path) -> None:
         plan_input_splits([])
     (tmp_path / ".hidden").write_bytes(b"x")
     for limit in (None, 3):
-        with pytest.raises(
-            RopewalkError, match=r"no documents in .* \(1 hidden files or folders passed over\)"
-        ):
+        with pytest.raises(RopewalkError, match=r"no documents in .* \(1 hidden files or folders skipped\)"):
             plan_input_splits([SourceSpec(path=str(tmp_path), max_documents=limit)])
     with pytest.raises(RopewalkError, match=r"there is no file or folder .*none"):
         plan_input_splits([SourceSpec(path=str(tmp_path / "none"))])

@@ -84,7 +84,7 @@ FAULTS = {
     "broken JSON line": ("a.jsonl", jsonl(["x"]) + b'{"text": "y"\n', r"a\.jsonl:2: broken JSON line"),
     "endless nesting": ("a.jsonl", b"[" * 200_000, r"a\.jsonl:1: broken JSON line"),
     "huge integer": ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", r":1: broken JSON line"),
-    "a list": ("a.jsonl", b"[1]\n", "expected one JSON object a line, got a list"),
+    "a list": ("a.jsonl", b"[1]\n", "expected one JSON object per line, got a list"),
     "no text field": (
         "a.jsonl",
         b'{"body": "x", "url": 1}',
@@ -108,7 +108,7 @@ FAULTS = {
     "archive": ("a.tar.gz", b"x", r"unsupported suffix '\.tar\.gz'"),
     "no suffix": ("blob", b"\0", "has no suffix and is not UTF-8"),
     "empty file": ("a.jsonl", b"", r"no documents in .*a\.jsonl$"),
-    "blank": ("a.txt", b" \n", r"no documents in .*\(1 empty documents passed over\)"),
+    "blank": ("a.txt", b" \n", r"no documents in .*\(1 empty documents skipped\)"),
 }
 
 
@@ -128,13 +128,13 @@ def test_what_is_given_twice_is_refused(tmp_path: Path) -> None:
     link, hard = tmp_path / "link.jsonl", tmp_path / "hard.jsonl"
     link.symlink_to(path)
     hard.hardlink_to(path)
-    own = "to read it more often, give its source a weight"
+    own = "to read it more than once, give its source a weight"
     for specs, message in (
         ([path, path], rf"x\.jsonl is given twice; {own}"),
         ([corpus, path], rf"x\.jsonl is given twice; {own}"),
         ([path, corpus], rf"x\.jsonl is given twice; {own}"),
-        ([path, link], rf"link\.jsonl is given twice \(it is .*x\.jsonl\); {own}"),
-        ([corpus, hard], rf"hard\.jsonl is given twice \(it is .*x\.jsonl\); {own}"),
+        ([path, link], rf"link\.jsonl is given twice \(it is the same as .*x\.jsonl\); {own}"),
+        ([corpus, hard], rf"hard\.jsonl is given twice \(it is the same as .*x\.jsonl\); {own}"),
         (["hf:a/b", "hf:a/b@train"], rf"hf:a/b@train is given twice; {own}"),
         (["embedded:all", "embedded"], "embedded is given twice"),
         (["embedded:validation", "embedded:all"], "embedded:all is given twice"),
@@ -162,5 +162,5 @@ def test_files_without_a_document_may_be_there_twice(tmp_path: Path) -> None:
     refuse_duplicates([SourceSpec(path=str(tmp_path))])
     (tmp_path / "notes").write_bytes(b"text")
     (tmp_path / "same").symlink_to(tmp_path / "notes")
-    with pytest.raises(RopewalkError, match=r"same is given twice \(it is .*notes\)"):
+    with pytest.raises(RopewalkError, match=r"same is given twice \(it is the same as .*notes\)"):
         refuse_duplicates([SourceSpec(path=str(tmp_path))])

@@ -90,14 +90,14 @@ def span(start: Any, end: Any) -> dict[str, Any]:
     [
         (
             [span(0, 2), span(1, 5)],
-            r"x:1: source\[1\] begins at token 1, before token 2, where the one before",
+            r"x:1: source\[1\] begins at token 1, but the previous document ends at token 2",
         ),
-        ([span(2, 5), span(0, 2)], r"x:1: tokens 0 to 2 lie in no document"),
+        ([span(2, 5), span(0, 2)], r"x:1: tokens 0 to 2 belong to no document"),
         (
             [span(0, 2), span(3, 5)],
-            r"x:1: tokens 2 to 3 lie in no document; 'source' must name all tokens, or none",
+            r"x:1: tokens 2 to 3 belong to no document; 'source' must cover all tokens, or be empty",
         ),
-        ([span(0, 4)], r"x:1: tokens 4 to 5 lie in no document"),
+        ([span(0, 4)], r"x:1: tokens 4 to 5 belong to no document"),
         ([span(0, 6)], r"x:1: source\[0\] spans tokens 0 to 6 of a record of 5"),
         ([span(-1, 5)], r"source\[0\] spans tokens -1 to 5"),
         ([span(0, 5), span(5, 4)], r"source\[1\] spans tokens 5 to 4"),
@@ -108,7 +108,7 @@ def span(start: Any, end: Any) -> dict[str, Any]:
         ([span("0", 5)], r"'start', got a string"),
         ([3], r"source\[0\] must be an object with start and end, got a number"),
         ([{**span(0, 5), "source": ["a"]}], r"the field 'source' of source\[0\] must be a name, got a list"),
-        ([{**span(0, 5), "source": "\ud800"}], r"of source\[0\] holds a lone surrogate"),
+        ([{**span(0, 5), "source": "\ud800"}], r"of source\[0\] contains a lone surrogate"),
     ],
 )
 def test_wrong_boundaries_are_refused(spans: list[Any], message: str) -> None:
@@ -229,7 +229,7 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path) -> None:
         assert {name for name, _ in read(path, source_field=None)} == {
             "dataset" if "hf:" in str(path) else "a"
         }
-    with pytest.raises(RopewalkError, match="holds token ids, and texts are read here"):
+    with pytest.raises(RopewalkError, match="contains token ids, but this command needs text"):
         list(read_documents([SourceSpec(path=str(jsonl))]))
 
 

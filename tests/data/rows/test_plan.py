@@ -236,7 +236,7 @@ def test_sequential_by_hand() -> None:
     ("lengths", "room", "packing", "remainder", "message"),
     [
         (np.array([1]), 0, "best_fit", "pad", r"room for 1 token or more, got 0"),
-        (np.array([2, -1]), 4, "best_fit", "pad", r"0 tokens or more, got -1 at 1"),
+        (np.array([2, -1]), 4, "best_fit", "pad", r"lengths must be 0 or more, got -1 at index 1"),
         (np.array([2.0]), 4, "best_fit", "pad", r"array of integers, got float64 of shape \(1,\)"),
         (np.array([[2]]), 4, "best_fit", "pad", r"array of integers, got int64 of shape \(1, 1\)"),
         (

@@ -79,7 +79,7 @@ def test_a_tokenizer_without_bos_gets_eos_as_anchor_and_no_document_bos() -> Non
     with pytest.raises(RopewalkError, match="no BOS token"):
         packed(numbered([2]), PackingSettings(context=4, pattern="full", bos="document"), qwen)
     for pattern in ("full", "intra_document"):
-        with pytest.raises(RopewalkError, match="no BOS token to begin rows with"):
+        with pytest.raises(RopewalkError, match="no BOS token to start a row with"):
             packed(numbered([2]), PackingSettings(context=4, pattern=pattern, bos="row"), qwen)
     with pytest.raises(RopewalkError, match="no EOS token"):
         packed(numbered([2]), PackingSettings(context=4), SpecialTokens(1, None, 1))

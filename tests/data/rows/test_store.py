@@ -128,7 +128,7 @@ def test_an_interrupted_run_is_taken_up(corpus: Path, tokenizer: PreTrainedToken
     with pytest.raises(KeyboardInterrupt):
         prepare(corpus, tokenizer, progress=interrupt)
     assert folders(corpus) == []
-    with pytest.raises(RopewalkError, match=r"holds no packed rows"):
+    with pytest.raises(RopewalkError, match=r"contains no packed rows"):
         open_rows(corpus.parent / "packed")
     rows = prepare(corpus, tokenizer)
     assert open_rows(corpus.parent / "packed").folder == rows.folder
@@ -150,7 +150,7 @@ def test_a_file_that_grows_meanwhile_is_refused(corpus: Path, tokenizer: PreTrai
         with corpus.open("a") as file:
             file.write('{"text": "more"}\n')
 
-    with pytest.raises(RopewalkError, match="changed while it was being packed"):
+    with pytest.raises(RopewalkError, match="changed during packing"):
         prepare(corpus, tokenizer, progress=grow)
     assert folders(corpus) == []
 
@@ -173,10 +173,10 @@ def test_impossible_places_and_corpora_are_refused(
         prepare(corpus, tokenizer, cache_dir=corpus / "below")
     with pytest.raises(RopewalkError, match="inside the source"):
         prepare(tmp_path, tokenizer, cache_dir=tmp_path / "packed")
-    with pytest.raises(RopewalkError, match=r"not one row is full: .* and a row takes 1048576"):
+    with pytest.raises(RopewalkError, match=r"the documents do not fill one row: .* and a row takes 1048576"):
         prepare(corpus, tokenizer, PackingSettings(context=1 << 20))
     prepare(corpus, tokenizer)
-    with pytest.raises(RopewalkError, match="packed already"):
+    with pytest.raises(RopewalkError, match="contains packed rows; give the original documents"):
         prepare(tmp_path / "packed", tokenizer, cache_dir=tmp_path / "elsewhere")
 
 

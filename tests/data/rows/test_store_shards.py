@@ -40,7 +40,7 @@ def test_shards_in_one_folder_are_one_run(
         assert isinstance(result, Part) == (number < machines - 1)
         if isinstance(result, Part):
             assert result.total == len(alone)
-            with pytest.raises(RopewalkError, match=r"are not complete; run the same command again"):
+            with pytest.raises(RopewalkError, match=r"are incomplete; run the same command again"):
                 open_rows(tmp_path / "shared")
     assert tree(tmp_path / "shared") == tree(tmp_path / "alone")
 
@@ -70,13 +70,13 @@ def test_a_folder_of_another_job_is_refused_by_the_setting(
     with (corpus_folder / "0.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
     with pytest.raises(
-        RopewalkError, match=r"holds rows made of other files, or of files that have changed since"
+        RopewalkError, match=r"holds rows made from other files, or from files that have changed since"
     ):
         job(corpus_folder, tokenizer).pack(out)
     assert isinstance(complete, PackedRows)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(RopewalkError, match=r"holds something else; give a new or empty folder"):
+    with pytest.raises(RopewalkError, match=r"contains other files; give a new or empty folder"):
         job(corpus_folder, tokenizer).pack(tmp_path / "full")
     assert tree(tmp_path / "full") == {"thesis.txt": b"mine"}
 
@@ -139,7 +139,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(
         process.communicate()
     assert deaths >= 3
     process = begin(out)
-    assert process.communicate()[1] in ("", "These rows were packed before; nothing was done.\n")
+    assert process.communicate()[1] in ("", "These rows are already packed; nothing to do.\n")
     assert process.returncode == 0
     assert tree(out) == expected
 
@@ -203,7 +203,7 @@ def test_two_jobs_at_once_in_one_folder_never_mix(
 def test_a_job_that_fails_before_a_row_is_there_leaves_the_folder_to_others(
     corpus_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    with pytest.raises(RopewalkError, match=r"not one row is full"):
+    with pytest.raises(RopewalkError, match=r"the documents do not fill one row"):
         job(corpus_folder, tokenizer, PackingSettings(context=1 << 20)).pack(tmp_path / "out")
     assert isinstance(job(corpus_folder, tokenizer).pack(tmp_path / "out"), PackedRows)
     job(corpus_folder, tokenizer).pack(tmp_path / "whole")
@@ -227,7 +227,7 @@ def test_a_file_that_changes_and_comes_back_is_read_again(
         patch.setattr(corpus_module.tokenise_splits, "__kwdefaults__", {
             **(corpus_module.tokenise_splits.__kwdefaults__ or {}), "read": poisoned
         })  # fmt: skip
-        with pytest.raises(RopewalkError, match=r"changed while it was being packed"):
+        with pytest.raises(RopewalkError, match=r"changed during packing"):
             job(corpus_folder, tokenizer).pack(tmp_path / "out", **options)
     path.write_bytes(content)
     job(corpus_folder, tokenizer).pack(tmp_path / "out", **options)
@@ -250,7 +250,7 @@ def test_neither_rows_nor_tokens_are_kept_among_the_documents(
     corpus_folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     for out, tokens in ((corpus_folder / "rows", None), (tmp_path / "out", corpus_folder / "tokens")):
-        with pytest.raises(RopewalkError, match=r"cannot be kept in .*, inside the source"):
+        with pytest.raises(RopewalkError, match=r"the output folder .* lies inside the source"):
             job(corpus_folder, tokenizer).pack(out, tokens=tokens)
     assert {path.name for path in corpus_folder.iterdir()} == {f"{n}.jsonl" for n in range(4)}
 
@@ -299,6 +299,6 @@ def test_a_tag_is_tokenised_by_what_the_identity_is_of(
     corpus_folder: Path, tokenizer_folder: str, tmp_path: Path
 ) -> None:
     tagged = changed(SHARD_SETTINGS, tag="<s>{source}: ")
-    with pytest.raises(RopewalkError, match=r"holds a BOS or EOS token for the source 'a'"):
+    with pytest.raises(RopewalkError, match=r"contains a BOS or EOS token for the source 'a'"):
         job(corpus_folder, tokenizer_folder, tagged).pack(tmp_path / "out")
     job(corpus_folder, tokenizer_folder, changed(SHARD_SETTINGS, tag="{source}: ")).pack(tmp_path / "out")

@@ -23,7 +23,7 @@ def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFa
     for damaged in (content[: len(content) // 2], content[:10], b""):
         table.unlink()
         table.write_bytes(damaged)
-        with pytest.raises(RopewalkError, match=r"rows-00000\.arrow has \d+ bytes where its manifest says"):
+        with pytest.raises(RopewalkError, match=r"rows-00000\.arrow has \d+ bytes, but its manifest says"):
             prepare(corpus, tokenizer)
     table.unlink()
     with pytest.raises(RopewalkError, match=r"rows-00000\.arrow is missing"):
@@ -44,7 +44,7 @@ def test_damaged_folders_are_told(corpus: Path, tokenizer: PreTrainedTokenizerFa
         path.write_text(json.dumps(manifest | change))
         with pytest.raises(RopewalkError, match=message):
             open_rows(table.parent)
-    with pytest.raises(RopewalkError, match="holds no packed rows"):
+    with pytest.raises(RopewalkError, match="contains no packed rows"):
         open_rows(tmp_path / "nowhere")
 
 
@@ -73,18 +73,18 @@ def test_parts_in_folders_of_their_own_merge_to_one_run(
     names = [{path.name for path in part.glob("rows-*.arrow")} for part in parts]
     assert set.union(*names) == {path.name for path in (tmp_path / "alone").glob("rows-*.arrow")}
     assert sum(map(len, names)) == len(set.union(*names)), "each file is written by one machine"
-    with pytest.raises(RopewalkError, match=r"rows-\d+\.arrow .*in none of the parts"):
+    with pytest.raises(RopewalkError, match=r"rows-\d+\.arrow .*missing from all given folders"):
         merge_parts(parts[:2], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     merged = merge_parts([parts[1], parts[2], parts[0]], tmp_path / "merged")
     assert tree(tmp_path / "merged") == tree(tmp_path / "alone")
     assert len(merged) == len(alone)
-    with pytest.raises(RopewalkError, match=r"holds something already"):
+    with pytest.raises(RopewalkError, match=r"is not empty; give a new folder"):
         merge_parts(parts, tmp_path / "merged")
     merge_parts([parts[0], tmp_path / "alone"], tmp_path / "with a complete one")
     assert tree(tmp_path / "with a complete one") == tree(tmp_path / "alone")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RopewalkError, match=r"holds no finished part of rows"):
+    with pytest.raises(RopewalkError, match=r"contains no finished shard of rows"):
         merge_parts([parts[0], tmp_path / "empty"], tmp_path / "again")
     other = tmp_path / "other"
     job(corpus_folder, tokenizer, changed(SHARD_SETTINGS, context=65)).pack(other, shard=(0, 3))
@@ -168,7 +168,7 @@ def test_a_part_with_a_damaged_plan_is_told(
     with pytest.raises(RopewalkError, match=r"damaged|belongs to other rows"):
         merge_parts([part], tmp_path / "merged")
     plan.write_text("[]")
-    with pytest.raises(RopewalkError, match=r"holds no JSON object"):
+    with pytest.raises(RopewalkError, match=r"contains no JSON object"):
         merge_parts([part], tmp_path / "merged")
 
 

@@ -65,7 +65,7 @@ def test_a_table_holds_every_record_of_every_batch_as_plain_arrow_reads_it(
 def test_a_file_that_is_damaged_or_of_other_records_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.arrow"
     write_table(path, {"ids": INT32_LIST}, [{"ids": [[1, 2], [3]]}])
-    with pytest.raises(RopewalkError, match=r"rows\.arrow holds 2 records where its manifest says 3"):
+    with pytest.raises(RopewalkError, match=r"rows\.arrow has 2 records, but its manifest says 3"):
         open_table(path, 3)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RopewalkError, match=r"cannot read .*rows\.arrow.*delete it and pack again"):

@@ -356,7 +356,7 @@ def test_a_source_without_documents_is_refused(
 ) -> None:
     inputs = [[text("a document")], [text(" "), BINARY], [BLANK_LINE, text("")], [text("\n")]]
     splits = [split(0, "good.jsonl"), split(1, "bad"), split(2, "bad"), split(3, "good.jsonl")]
-    message = r"^no documents in bad \(2 empty documents, 1 binary files passed over\)$"
+    message = r"^no documents in bad \(2 empty documents, 1 binary files skipped\)$"
     for _ in range(2):
         with pytest.raises(RopewalkError, match=message):
             tokenise_splits(
@@ -378,7 +378,7 @@ def test_bad_requests_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     for wrong in (-1, 258):
         foreign = Reader([[Record((tokens(0, 257, wrong, 7),))]])
         with pytest.raises(
-            RopewalkError, match=rf"source 'tokens' holds token id {wrong}, .* ids from 0 to 257"
+            RopewalkError, match=rf"source 'tokens' contains token id {wrong}, .* ids from 0 to 257"
         ):
             tokenise_splits([split(0)], tokenizer, tmp_path / "foreign", read=foreign)
     (tmp_path / "file").touch()

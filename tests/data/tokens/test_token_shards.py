@@ -203,7 +203,7 @@ def test_a_block_of_another_format_is_refused(tmp_path: Path, monkeypatch: pytes
     (shard,) = write(tmp_path, [ROWS])
     monkeypatch.undo()
     with pytest.raises(
-        RopewalkError, match=r"00000\.arrow has format 99, and this release reads 2; delete it"
+        RopewalkError, match=r"00000\.arrow has format 99, but this release reads 2; delete it"
     ):
         open_shard(shard.path)
 
@@ -213,11 +213,15 @@ def test_a_block_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
     shards = write(tmp_path / "one", [ROWS, ROWS])
     shards[0].path.rename(tmp_path / "kept")
     shards[1].path.rename(shards[0].path)
-    with pytest.raises(RopewalkError, match=r"00000\.arrow is shard 1 of one, in a wrong place; delete it"):
+    with pytest.raises(
+        RopewalkError, match=r"00000\.arrow contains shard 1 of one, so its name is wrong; delete it"
+    ):
         committed_shards(tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "kept").rename(tmp_path / "two" / "00000.arrow")
-    with pytest.raises(RopewalkError, match=r"00000\.arrow is shard 0 of one, in a wrong place; delete it"):
+    with pytest.raises(
+        RopewalkError, match=r"00000\.arrow contains shard 0 of one, so its name is wrong; delete it"
+    ):
         committed_shards(tmp_path / "two")
 
 
@@ -291,6 +295,6 @@ def test_a_record_too_large_for_a_block_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(token_shards, "_MOST_TOKENS", 6)
     assert len(write(tmp_path / "a", [[([1] * 6, "a", 0, 6)]])) == 1
     with pytest.raises(
-        RopewalkError, match=r"a record of source 'a' reaches 7 tokens; one may hold at most 6"
+        RopewalkError, match=r"a record of source 'a' reaches 7 tokens, more than the limit of 6"
     ):
         write(tmp_path / "b", [[([1] * 6, "a", 0, 6), ([1], "a", 0, 1)]])

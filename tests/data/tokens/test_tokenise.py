@@ -84,7 +84,7 @@ def test_tokenised_documents_pass_through_in_their_places(
 @pytest.mark.parametrize("wrong", [-1, 258, 2**31 - 1])
 def test_ids_beyond_the_vocabulary_are_refused(tokenizer: PreTrainedTokenizerFast, wrong: int) -> None:
     foreign = TokenisedDocument(np.array([0, 257, wrong], np.int32), "books")
-    message = rf"source 'books' holds token id {wrong}, .* vocabulary of 258 tokens has ids from 0 to 257"
+    message = rf"source 'books' contains token id {wrong}, .* ids from 0 to 257 .258 tokens."
     with pytest.raises(RopewalkError, match=message):
         list(tokenise([DOCUMENTS[0], foreign], tokenizer))
 
@@ -187,7 +187,7 @@ def test_anchor_is_bos_or_else_eos() -> None:
     assert special_ids(full) == SpecialTokens(full.bos_token_id, full.eos_token_id, full.bos_token_id)
     qwen = make_tokenizer(bos=None)
     assert special_ids(qwen) == SpecialTokens(None, qwen.eos_token_id, qwen.eos_token_id)
-    with pytest.raises(RopewalkError, match="neither a bos nor an eos"):
+    with pytest.raises(RopewalkError, match="neither a BOS nor an EOS"):
         special_ids(make_tokenizer(bos=None, eos=None))
 
 

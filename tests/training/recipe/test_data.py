@@ -178,7 +178,7 @@ def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
             {"sources": ["a"], "interleave": {"parts": [1]}},
             r"data\.interleave\.parts\.0 must be 2 or more, got 1$",
         ),
-        ({"sources": ["a"], "tag": "{title}"}, r"only \{source\} is known"),
+        ({"sources": ["a"], "tag": "{title}"}, r"only \{source\} is allowed"),
     ],
 )
 def test_contradictions_are_refused_where_the_recipe_is_read(

@@ -114,10 +114,10 @@ def test_a_table_trains_as_its_numbers_do_and_is_kept_for_the_resumed_run(longro
     [
         ({"start_tokens": 4}, r"f\.json has start_tokens 4, which have no place .*start tokens 0"),
         ({"target_length": 127}, r"f\.json is for 127 tokens, and the stage has a context of 128"),
-        ({"model": {"rope_theta": 5e5}}, "rope_theta 500000 .*, and this one has 10000"),
+        ({"model": {"rope_theta": 5e5}}, "rope_theta 500000 .*, but this model has 10000"),
         ({"model": {"original_max_position_embeddings": 64}}, "original_max_position_embeddings 64"),
         ({"model": {"rotary_dim": 2}, "long_factor": (1.0,)}, "rotary_dim 2 "),
-        ({"long_factor": None, "short_factor": LONG}, "short factors alone"),
+        ({"long_factor": None, "short_factor": LONG}, "only short factors"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(longrope_values, tmp_path, changed, message):
@@ -172,7 +172,7 @@ BASE = "model: m\noutput: o\ndata: {sources: [a]}\nstages: [{context: 8k, steps:
         ),
         (
             "{method: longrope, search: {budget: 14}}",
-            "a budget of 14 forwards does not pay for the 3 candidates .*give 15",
+            "a budget of 14 forward passes is too small for the 3 initial candidates .*give 15",
         ),
         ("{method: longrope, search: {budget: 29, short_penalty: 1}}", "budget of 29 .*give 30"),
         ("{method: longrope, search: {largest: 0.5}}", "largest"),
@@ -236,7 +236,7 @@ def search_stages(values, *ropes):
 
 def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
     search = {"method": "longrope", "search": {}}
-    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search: the checkpoint is yarn-scaled"):
+    with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search: the checkpoint uses yarn scaling"):
         resolve(search_stages(longrope_values, "yarn", search))
     of_model = {"method": "longrope", "search": {"weights": "checkpoint"}}
     with pytest.raises(RopewalkError, match=r"stages\.1\.rope\.search\.weights: .* choose current"):
@@ -249,7 +249,7 @@ def test_a_search_on_top_of_other_scalings_is_refused(longrope_values):
 def test_a_search_with_too_few_documents_is_refused_before_anything_is_trained(longrope_values):
     values = with_rope(longrope_values, search={"documents": 50, "budget": 150})
     with pytest.raises(
-        RopewalkError, match=r"stage 1: the text fills .* wants 50; .*data\.validation_documents"
+        RopewalkError, match=r"stage 1: the text fills .* needs 50; .*data\.validation_documents"
     ):
         extend(recipe_of(values))
     assert not (Path(values["output"]) / "recipe.yaml").exists()

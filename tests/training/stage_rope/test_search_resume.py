@@ -153,13 +153,13 @@ def test_a_search_is_described_with_its_cautions(own):
     poor = table.model_copy(update={"held_out": table.held_out.model_copy(update={"baselines": better})})
     unknown = table.model_copy(update={"held_out": None})
     described = [describe_search(search_summary(each, "f.json")) for each in (good, poor, unknown)]
-    assert ["Mind: " in text for text in described] == [False, True, True]
-    assert "Mind: on held-out rows" in described[1]
-    assert "Mind: nothing was held out" in described[2]
+    assert ["Note: " in text for text in described] == [False, True, True]
+    assert "Note: on held-out rows" in described[1]
+    assert "Note: no text was held out" in described[2]
     assert not any(text.endswith(".") or ".." in text for text in described)
     old = search_summary(poor, "f.json")
     del old["cautions"]
-    assert "Mind" not in describe_search(old)
+    assert "Note: " not in describe_search(old)
 
 
 def test_a_run_with_more_steps_searches_its_short_factors_again(own):

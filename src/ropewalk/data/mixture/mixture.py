@@ -1,6 +1,6 @@
-"""The mixture: which documents are read, how often and in which order; from lengths and sources alone.
+"""Choose which documents to read, how often and in which order, from their lengths and sources alone.
 
-Upsampling long documents inside each source is UpSampledMix, "per-source length upsampling" (Fu et al.,
+Upsampling long documents within each source is "per-source length upsampling" (Fu et al.,
 arXiv:2402.10171). Its published mix moves the sources' shares of tokens somewhat (C4 26.50 to 19.53 %,
 CommonCrawl 53.42 to 58.14 %, StackExchange 3.18 to 1.64 %); here ``per="source"`` keeps each share, and
 ``per="corpus"`` draws by length alone, so that the shares follow.
@@ -28,7 +28,7 @@ from ropewalk.data.mixture.report import (
 from ropewalk.data.settings import MixtureSettings
 from ropewalk.errors import RopewalkError
 
-# Third word of the seed, so that no other use of the same seed meets the same random words.
+# Third word of the seed: keeps this random stream apart from other uses of the same seed.
 _SUBSETS, _ORDER = 0x6D697831, 0x6D697832
 # Some units in the last place of numbers up to 10,000, so that 0.4 is not rounded up to 0.4001.
 _NOISE = 1e-11
@@ -39,8 +39,8 @@ class Mixture:
     """Documents in reading order.
 
     Attributes:
-        documents: int64, indices into the lengths; a repeated document's index comes several times.
-        report: what it consists of, beside what was asked for.
+        documents: int64, indices into the lengths; a repeated document appears several times.
+        report: the achieved mixture compared with the requested one.
     """
 
     documents: NDArray[np.int64]
@@ -49,13 +49,13 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What is wanted of whom, groups being the sources, or the corpus alone.
+    """Tokens requested from each group; a group is a source, or the whole corpus.
 
     Attributes:
         sources: the groups' names; None for the corpus.
-        documents, pool: int64 ``[groups, bins]``, documents and the tokens they hold.
-        budgets: float64 ``[groups]``, tokens wanted of each group.
-        wanted: float64 ``[groups, bins]``, tokens wanted of each bin.
+        documents, pool: int64 ``[groups, bins]``, available documents and their tokens.
+        budgets: float64 ``[groups]``, tokens requested from each group.
+        wanted: float64 ``[groups, bins]``, tokens requested from each bin.
     """
 
     sources: tuple[str, ...] | None
@@ -65,7 +65,7 @@ class Demand:
     wanted: NDArray[np.float64]
 
     def name(self, group: int) -> str:
-        """The group as a sentence calls it."""
+        """The group's name for use in a sentence."""
         return "the corpus" if self.sources is None else f"source {self.sources[group]!r}"
 
 
@@ -77,23 +77,23 @@ def mix(
 ) -> Mixture:
     """Choose documents and their order.
 
-    The documents of one source and one bin of lengths are a cell. A cell that is asked for ``e`` epochs (its
-    tokens asked over its tokens available) gives ``floor(e)`` whole copies, and for the fraction those that
-    come first in a random permutation, up to the document at which the tokens are nearest to those wanted;
-    none is drawn more than ``ceil(e)`` times. What a cell misses by is carried to the next shorter one of its
-    source (of the corpus, with ``per="corpus"``). Tokens asked of a cell are rounded to a whole number.
+    A cell is the set of documents of one source and one length bin. If ``e`` epochs are requested from a cell
+    (requested over available tokens), each document is drawn ``floor(e)`` times. The fractional part comes from
+    the first documents of a random permutation, up to the document that brings the total nearest to the request.
+    No document is drawn more than ``ceil(e)`` times. The difference is carried to the next shorter cell of the
+    same source (of the corpus with ``per="corpus"``). Requested tokens are rounded to a whole number.
 
     Args:
-        lengths: int64 ``[n]``, own tokens of each candidate. A document without a token is never drawn,
-            except that a mixture as is hands it on.
+        lengths: int64 ``[n]``, own tokens of each candidate. An empty document is never drawn, except by a mixture
+            that keeps the corpus unchanged.
         source_ids: int32 ``[n]``, index of each candidate's source in ``sources``.
-        sources: the names, each once.
-        settings: what is asked for.
+        sources: unique source names.
+        settings: the requested mixture.
 
     Raises:
-        RopewalkError: if the arguments do not fit each other, a source is unknown or not named, or documents
-            are asked for that there are none of, or more often than ``max_epochs``; with ``shortage="cap"``
-            only if there are none of any length asked for.
+        RopewalkError: if the arguments are inconsistent, a source is unknown or missing, a requested bin has no
+            documents, or a bin would exceed ``max_epochs``; with ``shortage="cap"`` only if every requested bin is
+            empty.
     """
     _check_candidates(lengths, source_ids, sources)
     starts = settings.starts
@@ -146,7 +146,7 @@ def _plan(
 ) -> tuple[Request, NDArray[np.int64]]:
     """The request, and the tokens to draw, capped: int64 ``[groups, bins]``, a group a source or the corpus."""
     if not available.any():
-        raise RopewalkError("no document has a token, and a mixture needs one at least")
+        raise RopewalkError("every document is empty; a mixture needs at least one token")
     demand = _demand(available, documents, sources, settings)
     asked, limits = _asked_and_limits(demand, settings)
     excessive = np.argwhere(asked > limits)
@@ -158,14 +158,14 @@ def _plan(
             )
         if not capped.any():
             raise RopewalkError(
-                f"none of the {round(float(demand.budgets.sum())):,} tokens asked for can be had, as no document "
-                "is of a length that is asked for; ask for others"
+                f"none of the {round(float(demand.budgets.sum())):,} requested tokens are available, because no "
+                "document has a requested length; choose other lengths"
             )
     corpus = demand.sources is None
     request = Request(
         sources=tuple(sources),
         starts=settings.starts,
-        # What is asked of all falls on each source by what it has.
+        # A request to the whole corpus is divided among sources in proportion to their available tokens.
         asked=np.rint(asked / np.maximum(demand.pool, 1) * available if corpus else asked).astype(np.int64),
         by_length=asked.sum(0).astype(np.int64),
         total=round(float(demand.budgets.sum())),
@@ -198,8 +198,8 @@ def _demand(
 def _asked_and_limits(
     demand: Demand, settings: MixtureSettings
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Whole tokens asked of each cell, and the most that it may give; 0 where there are no documents."""
-    # Rounded up, so that a float's last digit never decides; whole epochs stay exact.
+    """Whole tokens requested from each cell, and the most that it may provide; 0 if it has no documents."""
+    # Round limits up: float64 rounding noise in the request must not cause a refusal.
     return np.rint(demand.wanted), np.ceil(settings.max_epochs * demand.pool)
 
 
@@ -209,7 +209,7 @@ def _fits(
     sources: Sequence[str],
     settings: MixtureSettings,
 ) -> bool:
-    """Whether settings with the same bins are not refused."""
+    """Whether the corpus can provide the mixture of other settings with the same bins."""
     demand = _demand(available, documents, sources, settings)
     asked, limits = _asked_and_limits(demand, settings)
     if settings.shortage == "cap":
@@ -228,12 +228,12 @@ def _total_from(settings: MixtureSettings) -> TotalFrom:
 def _budgets(
     tokens: NDArray[np.int64], sources: Sequence[str], settings: MixtureSettings
 ) -> NDArray[np.float64]:
-    """Tokens asked of each group, of which it has ``tokens``; float64, not yet whole."""
+    """Tokens requested from each group, which has ``tokens`` available; float64, not yet rounded."""
     for name, named in (("weights", settings.weights), ("shares", settings.shares)):
         unknown = sorted(set(named or ()) - set(sources))
         if unknown:
             raise RopewalkError(
-                f"{name} name an unknown source {unknown[0]!r}; there are {', '.join(sources)}"
+                f"{name} name the unknown source {unknown[0]!r}; the sources are {', '.join(sources)}"
             )
     if settings.shares is not None:
         return _budgets_of_shares(tokens, sources, settings.shares, settings.tokens)
@@ -242,7 +242,7 @@ def _budgets(
         proportions *= [settings.weights.get(source, 1.0) for source in sources]
         if not proportions.any():
             raise RopewalkError(
-                f"weights {settings.weights} leave no token; give a source with tokens one above 0"
+                f"weights {settings.weights} select no tokens; give a non-empty source a weight above 0"
             )
     return proportions if settings.tokens is None else proportions * settings.tokens / proportions.sum()
 
@@ -253,14 +253,14 @@ def _budgets_of_shares(
     missing = [source for source in sources if source not in named]
     if missing:
         raise RopewalkError(
-            f"shares leave out source {missing[0]!r}; name every source ({', '.join(sources)}); give 0 to leave one out"
+            f"shares do not name source {missing[0]!r}; name every source ({', '.join(sources)}), with 0 to exclude one"
         )
     shares = np.array([named[source] for source in sources])
     shares /= shares.sum()
     for source, share, there in zip(sources, shares, tokens, strict=True):
         if share > 0 and there == 0:
             raise RopewalkError(
-                f"source {source!r} has no token to make up a share of {share:.4g}; give it 0"
+                f"source {source!r} has no tokens for its share of {share:.4g}; set its share to 0"
             )
     if total is None:
         taken = shares > 0
@@ -269,7 +269,7 @@ def _budgets_of_shares(
 
 
 def _length_targets(pool: NDArray[np.int64], settings: MixtureSettings) -> NDArray[np.float64]:
-    """The share of each bin in its group's tokens, float64, ``[groups, bins]`` or ``[bins]`` for all alike."""
+    """Each bin's share of its group's tokens; float64, ``[groups, bins]``, or ``[bins]`` if all groups agree."""
     if settings.length_shares is not None:
         shares = np.array([share for _, share in settings.length_shares])
         shares /= shares.sum()
@@ -277,7 +277,7 @@ def _length_targets(pool: NDArray[np.int64], settings: MixtureSettings) -> NDArr
         shares = np.array([1 - settings.long_share, settings.long_share])
     elif settings.long_factor is not None:
         drawn = pool * np.array([1.0, settings.long_factor])
-        # A group without a token has no budget either, and any shares will do.
+        # An empty group has no budget, so its shares do not matter; avoid dividing 0 by 0.
         shares = drawn / np.where(drawn.any(1), drawn.sum(1), 1.0)[:, None]
     else:
         shares = np.ones(1)
@@ -291,13 +291,13 @@ def _draw(
     wanted: NDArray[np.int64],
     seed: int,
 ) -> NDArray[np.int64]:
-    """Documents whose tokens make up ``wanted``, in no order that matters.
+    """Draw documents whose tokens add up to ``wanted``; the caller shuffles the result.
 
     Args:
-        lengths: int64 ``[n]``.
-        units: ``[n]``, ``group * bins + bin`` of each candidate, a greater one where it is never drawn.
-        pool, wanted: int64 ``[groups, bins]``, tokens that there are and tokens to draw.
-        seed: of the random permutations.
+        lengths: int64 ``[n]``, tokens of each candidate.
+        units: ``[n]``, ``group * bins + bin`` of each candidate; a larger number marks one never to draw.
+        pool, wanted: int64 ``[groups, bins]``, available tokens and tokens to draw.
+        seed: seed of the random permutations.
     """
     groups, bins = pool.shape
     order = np.argsort(units, kind="stable")
@@ -323,14 +323,14 @@ def _draw(
 def _draw_cell(
     members: NDArray[np.int64], lengths: NDArray[np.int64], goal: int, there: int, seed: int, unit: int
 ) -> NDArray[np.int64]:
-    """Whole copies of ``members``, which hold ``there`` tokens, and a random few: ``goal`` tokens, or nearest."""
+    """Whole copies of ``members`` (``there`` tokens) plus a random subset, as close to ``goal`` tokens as possible."""
     copies, rest = divmod(goal, there)
     whole = np.tile(members, copies)
     if rest == 0:
         return whole
     shuffled = members[np.argsort(_words(seed, unit, _SUBSETS, len(members)), kind="stable")]
     running = np.cumsum(lengths[shuffled])
-    # The first that reaches the rest; it stays out where the tokens before it are as near.
+    # The first document that reaches the rest; leave it out if stopping before it is at least as close.
     last = int(np.searchsorted(running, rest))
     below = int(running[last - 1]) if last else 0
     taken = last + (int(running[last]) - rest < rest - below)
@@ -346,40 +346,43 @@ def _check_candidates(
 ) -> None:
     if lengths.ndim != 1 or lengths.shape != source_ids.shape:
         raise RopewalkError(
-            f"lengths and source ids must be two lists of one length, got shapes {lengths.shape} and {source_ids.shape}"
+            f"lengths and source ids must be 1-dimensional and equally long, got shapes {lengths.shape} and "
+            f"{source_ids.shape}"
         )
     if len(set(sources)) != len(sources):
-        raise RopewalkError(f"each source must be named once, got {', '.join(sources)}")
+        raise RopewalkError(f"source names must be unique, got {', '.join(sources)}")
     if not len(lengths):
         return
     if lengths.min() < 0:
         raise RopewalkError(f"lengths must be 0 or more, got {lengths.min()}")
     for extreme in (source_ids.min(), source_ids.max()):
         if not 0 <= extreme < len(sources):
-            raise RopewalkError(f"source id {extreme} names none of {len(sources)} sources, counted from 0")
+            raise RopewalkError(f"source ids must be from 0 to {len(sources) - 1}, got {extreme}")
 
 
 def _shortage(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
-    """What is missing of a cell that was capped at ``max_epochs``, or is empty."""
+    """A sentence that reports the tokens missing from a cell that is empty or was capped at ``max_epochs``."""
     if not demand.pool[group, b]:
         nothing = _nothing(demand, settings, group, b)
-        return f"{nothing[0].upper()}{nothing[1:]}; they are missing."
+        return f"{nothing[0].upper()}{nothing[1:]}; these tokens are missing."
     missing = round(float(demand.wanted[group, b]) - settings.max_epochs * int(demand.pool[group, b]))
     excess = _excess(demand, settings, group, b)
     times = "once" if settings.max_epochs == 1 else f"{settings.max_epochs:g} times"
     return (
-        f"{excess[0].upper()}{excess[1:]}; they are read {times}, and about "
+        f"{excess[0].upper()}{excess[1:]}; the documents are read {times}, and about "
         f"{counted(missing, 'token')} are missing."
     )
 
 
 def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureSettings], bool]) -> str:
-    """Why the first cell without a document, or else the one that would repeat most, cannot be had; and what can.
+    """Explain why the corpus cannot provide the mixture, and suggest settings that it can provide.
+
+    The message is about the first empty cell, or if none is empty, the cell that would repeat most.
 
     Args:
-        demand: what is wanted, which is more than there is.
-        settings: as asked for.
-        fits: whether the corpus gives what other settings of the same bins ask for.
+        demand: the requested tokens, more than are available.
+        settings: the requested settings.
+        fits: whether the corpus can provide the mixture of other settings with the same bins.
     """
     empty = np.argwhere((np.rint(demand.wanted) > 0) & (demand.pool == 0)).tolist()
     if empty:
@@ -400,15 +403,11 @@ def _refusal(demand: Demand, settings: MixtureSettings, fits: Callable[[MixtureS
     if not possible:
         return f"{reason}; choose other lengths"
     *others, last = possible
-    return (
-        f"{reason}; what fits is {', '.join(others)}, or {last}"
-        if others
-        else f"{reason}; what fits is {last}"
-    )
+    return f"{reason}; choose {', '.join(others)}, or {last}" if others else f"{reason}; choose {last}"
 
 
 def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> dict[str, dict[str, Any]]:
-    """Changes of settings, by their words, that may help where a group has no document of bin ``b``."""
+    """Setting changes that may help if a group has no document in bin ``b``, by their description."""
     changes: dict[str, dict[str, Any]] = {}
     if settings.length_shares is not None:
         others = [
@@ -417,7 +416,9 @@ def _instead_of_nothing(demand: Demand, settings: MixtureSettings, b: int) -> di
         changes["a share of 0 for these lengths"] = {"length_shares": others}
     if settings.long_share is not None:
         as_they_are = {"long_share": None, "long_factor": 1}
-        changes["long_factor (which leaves such documents as they are)"] = as_they_are
+        changes["long_factor instead of long_share (it does not require long documents in every source)"] = (
+            as_they_are
+        )
     if settings.per == "source" and bool(demand.pool[:, b].any()):
         changes["per corpus (lengths over all sources together)"] = {"per": "corpus"}
     return changes
@@ -429,14 +430,14 @@ def _is_possible(
     try:
         return fits(MixtureSettings(**{**dict(settings), **change}))
     except (RopewalkError, ValidationError):
-        # Out of range, or at odds with another setting.
+        # The changed setting is out of range or conflicts with another one.
         return False
 
 
 def _nothing(demand: Demand, settings: MixtureSettings, group: int, b: int) -> str:
     return (
         f"{demand.name(group)} has no document{_bin_in_words(settings, b)}, and "
-        f"{counted(round(float(demand.wanted[group, b])), 'token')} of such are asked for"
+        f"the mixture requests {counted(round(float(demand.wanted[group, b])), 'token')} of that length"
     )
 
 
@@ -444,8 +445,8 @@ def _excess(demand: Demand, settings: MixtureSettings, group: int, b: int) -> st
     wanted, there = float(demand.wanted[group, b]), int(demand.pool[group, b])
     return (
         f"{demand.name(group)} has {counted(int(demand.documents[group, b]), 'document')}"
-        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, and {round(wanted):,} are asked for, so that "
-        f"each would be read {_rounded_up(wanted / there)} times on average where max_epochs is "
+        f"{_bin_in_words(settings, b)} with {counted(there, 'token')}, but the mixture requests {round(wanted):,}: "
+        f"each would be read {_rounded_up(wanted / there)} times on average, and max_epochs is "
         f"{settings.max_epochs:g}"
     )
 
@@ -456,6 +457,6 @@ def _bin_in_words(settings: MixtureSettings, b: int) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """Four significant digits, rounded so that a bound still holds, but for the last digits of float64."""
+    """Four significant digits, rounded up so that the number remains a valid bound despite float64 noise."""
     scale = 10.0 ** (3 - math.floor(math.log10(value)))
     return f"{math.ceil(value * scale - _NOISE) / scale:.15g}"

@@ -1,4 +1,4 @@
-"""A mixture in figures and sentences: what came out beside what was asked for."""
+"""Report of a mixture in numbers and sentences: the achieved mixture compared with the requested one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
-# With more cells than these the sentences are of the whole; the figures of each are in the report.
+# With more cells than this, sentences describe only the whole mixture; the report still has every cell.
 _MOST_CELLS_IN_WORDS = 6
 
 
@@ -23,7 +23,7 @@ class Cell:
         first, end: the lengths; an end of None is open.
         documents: documents there are, of one token or more.
         available: tokens they hold.
-        asked: tokens asked for, before any cap, to the whole token.
+        asked: tokens requested before any cap, rounded to a whole number.
         drawn: tokens drawn.
         epochs_asked: ``asked / available``, how often each is read on average; 0 where there is no token.
         most_read: how many times the most repeated document is read.
@@ -69,9 +69,8 @@ class MixtureReport:
 
     Attributes:
         tokens_available: own tokens of all candidate documents.
-        tokens_asked: own tokens that the mixture was to have, before any cap, be it that they were asked for
-            or that they follow from the rest.
-        tokens_achieved: own tokens that it has.
+        tokens_asked: own tokens requested before any cap, either directly or as a result of the other settings.
+        tokens_achieved: own tokens of the mixture.
         documents: documents in reading order, a repeated one as often as it is read.
         distinct_documents: different documents among them.
         repeated_documents: documents read twice or more.
@@ -253,18 +252,18 @@ def counted(number: int, thing: str) -> str:
 
 
 def explain(report: MixtureReport) -> list[str]:
-    """The report in sentences, one fact each, the most important first; of each source and bin if they are few."""
+    """The report in sentences, most important first; sources and bins are described only if they are few."""
     empty = counted(report.empty_documents, "document")
     if report.as_is:
         sentences = [
-            f"The mixture is the corpus as it is: {counted(report.documents, 'document')} with "
+            f"The mixture is the unchanged corpus: {counted(report.documents, 'document')} with "
             f"{counted(report.tokens_achieved, 'token')}, each read once, in the order of the corpus."
         ]
-        without = [f"Of these, {empty} without a token."] if report.empty_documents else []
+        without = [f"Without any tokens: {empty}."] if report.empty_documents else []
         return sentences + without
     sentences = [_whole(report), *report.shortages, _repetition(report)]
     if report.empty_documents:
-        sentences.append(f"Left out for want of a single token: {empty}.")
+        sentences.append(f"Left out because they have no tokens: {empty}.")
     if report.long_from is not None:
         sentences.append(_long_sentence("all tokens", report.long_from, report.total))
     if len(report.cells) > _MOST_CELLS_IN_WORDS:
@@ -276,7 +275,7 @@ def explain(report: MixtureReport) -> list[str]:
         )
         if report.long_from is not None and source.long_achieved is not None:
             sentences.append(_long_sentence(f"source {source.source!r}", report.long_from, source))
-    # An empty cell has nothing to say but what it lacks, which is among the shortages.
+    # Empty cells are already reported among the shortages.
     return sentences + [
         _cell_sentence(cell) for cell in report.cells if cell.documents and cell.asked != cell.available
     ]
@@ -286,10 +285,10 @@ def _whole(report: MixtureReport) -> str:
     has = f"The mixture has {counted(report.tokens_achieved, 'token')}"
     available, asked = f"{report.tokens_available:,}", f"{report.tokens_asked:,}"
     if report.total_from == "tokens":
-        return f"{has} where {asked} were asked for and the corpus has {available}."
+        return f"{has}; {asked} were requested, and the corpus has {available}."
     if report.total_from == "corpus":
-        return f"{has} where the corpus has {available}; no other total was asked for."
-    return f"{has} where {asked} follow from the {report.total_from} and the corpus has {available}."
+        return f"{has}; the corpus has {available}, and no other total was requested."
+    return f"{has}; {asked} follow from the {report.total_from}, and the corpus has {available}."
 
 
 def _repetition(report: MixtureReport) -> str:
@@ -297,14 +296,14 @@ def _repetition(report: MixtureReport) -> str:
     if not report.repeated_documents:
         return f"{drawn}, none of them twice."
     return (
-        f"{drawn}, {report.distinct_documents:,} different ones, of which {report.repeated_documents:,} repeat, "
-        f"{report.most_read} times at most."
+        f"{drawn}: {report.distinct_documents:,} distinct documents, of which {report.repeated_documents:,} are "
+        f"repeated, at most {report.most_read} times."
     )
 
 
 def _of_three(before: float | None, asked: float | None, achieved: float | None) -> str:
     achieved_text = "none" if achieved is None else _percent(achieved)
-    notes = [f"asked {_percent(asked)}"] if asked is not None else []
+    notes = [f"requested {_percent(asked)}"] if asked is not None else []
     notes += [f"before {_percent(before)}"] if before is not None else []
     return f"{achieved_text} ({', '.join(notes)})" if notes else achieved_text
 
@@ -320,10 +319,10 @@ def _long_sentence(whole: str, long_from: int, values: Proportions) -> str:
 
 def _cell_sentence(cell: Cell) -> str:
     documents = f"{counted(cell.documents, 'document')}{lengths_in_words(cell.first, cell.end)}"
-    asked = f"asked {cell.epochs_asked:.3g}"
+    asked = f"requested {cell.epochs_asked:.3g}"
     if not cell.drawn:
-        return f"Source {cell.source!r} has {documents}, of which none is read ({asked})."
+        return f"Source {cell.source!r} has {documents}; none is read ({asked})."
     return (
         f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({asked}), "
-        f"none more than {counted(cell.most_read, 'time')}."
+        f"at most {counted(cell.most_read, 'time')} each."
     )

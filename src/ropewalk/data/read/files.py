@@ -1,4 +1,4 @@
-"""Files as the readers see them: kinds by suffix, sources' files in order, decompressed bytes, strict UTF-8."""
+"""File access for the readers: file kinds by suffix, the files of a source in order, decompression, strict UTF-8."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TEXT = PROSE | SOURCE_CODE
 SNIFFED_BYTES = 8192
 _BOM = "\ufeff"
 _CHUNK = 1 << 17
-# A chunk of a very repetitive file comes out a thousand times larger.
+# Small, because a chunk of a very repetitive file can decompress to a thousand times its size.
 _ZSTD_CHUNK = 1 << 14
 # zstd --long=31, as large corpora are compressed, needs a window of 2 GiB; smaller files allocate less.
 _MAX_ZSTD_WINDOW = 1 << 31
@@ -103,7 +103,7 @@ def file_kind(path: Path, in_folder: bool) -> Kind:
     if suffix in PARQUET and not compression:
         return "parquet"
     if suffix == ".json":
-        # In a folder, a .json file is most often a configuration, and so a text like any other.
+        # In a folder, a .json file is usually a configuration file, which reads as plain text.
         return "json" if in_folder and not compression else "lines"
     if suffix in TEXT:
         return "text"
@@ -196,7 +196,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb", _CHUNK) as file:
             if compression and not os.fstat(file.fileno()).st_size:
-                # Both decompressors take it for one of no content, but even that has a header.
+                # Both decompressors accept an empty file, but even compressed empty content has a header.
                 raise EOFError("the compressed file is empty")
             if compression == ".gz":
                 with gzip.open(file) as stream:
@@ -275,7 +275,7 @@ def read_text(path: Path) -> str:
     nul = content.find(b"\0")
     text = decode(content, path)
     if nul >= 0:
-        raise RopewalkError(f"{path} is not text: it holds a NUL at offset {nul}; UTF-8 text has none")
+        raise RopewalkError(f"{path} is not UTF-8 text: it contains a NUL byte at offset {nul}")
     return text
 
 

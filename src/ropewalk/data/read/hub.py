@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub (or of a local folder): streamed, by shards, without running their code."""
+"""Stream datasets from the Hugging Face Hub (or a local folder) shard by shard, without running their code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_hugging_face(path: str) -> tuple[str, str | None, str]:
     repository, at, split = path.removeprefix(HUGGING_FACE).partition("@")
     repository, colon, config = repository.partition(":")
     if not repository or (at and not split) or (colon and not config):
-        raise RopewalkError(f"{path!r} names no dataset; write hf:owner/name[:config][@split]")
+        raise RopewalkError(f"{path!r} is not a dataset name; write hf:owner/name[:config][@split]")
     return repository, config or None, split or "train"
 
 
@@ -65,7 +65,7 @@ def read_hugging_face(
             number, shards = shard
             if stream.num_shards != shards:
                 raise RopewalkError(
-                    f"{spec.path} has {stream.num_shards} shards and had {shards} before; begin again"
+                    f"{spec.path} has {stream.num_shards} shards, but had {shards} before; run again"
                 )
             stream = stream.shard(num_shards=shards, index=number, contiguous=True)
             place = f"{spec.path}:shard {number}"
@@ -162,7 +162,7 @@ def hub_reachable(seconds: float = SECONDS) -> bool:
         error.close()
         return True
     except urllib.error.URLError as error:
-        # Python's certificates may be others than those of the hub's client, which is to decide by itself.
+        # The Hub client may use other certificates than Python; let it decide by itself.
         return isinstance(error.reason, ssl.SSLError)
     except OSError:
         return False

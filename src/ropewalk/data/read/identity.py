@@ -1,4 +1,4 @@
-"""What packed rows depend on, as plain values and one digest: the key of their folder."""
+"""Identity of the inputs of packed rows, as plain values and a digest that keys their folder."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _in_threads(
 ) -> list[_Result]:
     if len(paths) < 2:
         return [work(spec, path) for path in paths]
-    # hashlib and reading let go of the interpreter's lock, so threads keep several disks or cores busy.
+    # hashlib and file reads release the GIL, so threads keep several disks or cores busy.
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(work, repeat(spec), paths))
 

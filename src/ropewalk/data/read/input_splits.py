@@ -1,4 +1,4 @@
-"""Input splits: stretches of the sources that can be read by themselves, the unit that machines share work by."""
+"""Input splits: parts of the sources that can be read independently, the unit in which machines share work."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
                 continue
             first = seen[key]
             raise RopewalkError(
-                f"{path or spec.path} is given twice{'' if first == path else f' (it is {first})'}; "
-                "to read it more often, give its source a weight"
+                f"{path or spec.path} is given twice{'' if first == path else f' (it is the same as {first})'}; "
+                "to read it more than once, give its source a weight"
             )
 
 
@@ -165,7 +165,7 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         hidden = list_folder(existing_path(spec.path)).hidden
         raise RopewalkError(
             f"no documents in {spec.path}"
-            + (f" ({hidden} hidden files or folders passed over)" if hidden else "")
+            + (f" ({hidden} hidden files or folders skipped)" if hidden else "")
         )
     named = named_identity(spec)
     paths = list(dict.fromkeys(path for split in splits for path in split.files))
@@ -242,7 +242,7 @@ def _records(split: InputSplit, skip: int) -> Iterator[Record]:
     stem = _stem(spec)
     for path in split.files:
         kind = _kind(path, spec)
-        # Only texts are put together in one split, so a skip that reaches into lines or rows is all theirs.
+        # A split holds either several text files or one file of records, so `skip` counts one kind of record.
         if kind == "lines":
             yield from read_json_lines(path, spec, stem, split.start, split.stop, skip)
         elif kind == "parquet":
@@ -258,7 +258,9 @@ def _text_record(path: Path, kind: str, spec: SourceSpec, stem: str) -> Record:
     if text is not None:
         return Record((Document(text, spec.name or stem, str(path)),))
     if not _in_folder(path, spec):
-        raise RopewalkError(f"{path} has no suffix and is not UTF-8 text")
+        raise RopewalkError(
+            f"{path} has no suffix and is not UTF-8 text; give a text, JSON Lines or Parquet file"
+        )
     return Record((), binary=True)
 
 

@@ -1,4 +1,4 @@
-"""read_documents: every kind of source as one stream of documents, in an order that never changes."""
+"""read_documents: stream the documents of any kind of source in a deterministic order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def read_documents(specs: Sequence[SourceSpec], counts: ReadingCounts | None = N
     """
     for spec, document in _stream(specs, counts):
         if isinstance(document, TokenisedDocument):
-            raise RopewalkError(f"{spec.path} holds token ids, and texts are read here")
+            raise RopewalkError(
+                f"{spec.path} contains token ids, but this command needs text; give a text source"
+            )
         yield document
 
 
@@ -93,5 +95,5 @@ def no_documents(spec: SourceSpec, counts: ReadingCounts) -> RopewalkError:
         (counts.hidden_entries, "hidden files or folders"),
     )
     told = [f"{count} {what}" for count, what in parts if count]
-    passed_over = f" ({', '.join(told)} passed over)" if told else ""
+    passed_over = f" ({', '.join(told)} skipped)" if told else ""
     return RopewalkError(f"no documents in {spec.path}{passed_over}")

@@ -1,4 +1,4 @@
-"""Records with named fields to documents, and the files that hold them: JSON lines and Parquet tables."""
+"""Read documents from records with named fields, in JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_characters(text: str, origin: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RopewalkError(
-            f"{origin}: the text holds a lone surrogate {text[error.start]!r} at character {error.start}"
+            f"{origin}: the text contains a lone surrogate {text[error.start]!r} at character {error.start}"
         ) from error
 
 
@@ -109,9 +109,7 @@ def read_json_lines(
                 yield _located_record(record, path, offset, number, begin)
             offset += len(line)
         if stop is not None and offset < stop:
-            raise RopewalkError(
-                f"{path} ends at byte {offset} and was longer when it was divided; begin again"
-            )
+            raise RopewalkError(f"{path} ends at byte {offset}, but was longer when it was split; run again")
 
 
 def read_parquet(
@@ -138,12 +136,12 @@ def read_parquet(
             columns = _columns(path, spec, file.schema_arrow.names)
             if file.num_row_groups < (start if stop is None else stop):
                 raise RopewalkError(
-                    f"{path} has {file.num_row_groups} row groups and had more when it was divided; begin again"
+                    f"{path} has {file.num_row_groups} row groups, but had more when it was split; run again"
                 )
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
             if sum(rows) != file.metadata.num_rows:
                 raise RopewalkError(
-                    f"{path} is damaged: its footer counts {file.metadata.num_rows} rows, and {sum(rows)} by row groups"
+                    f"{path} is damaged: its footer counts {file.metadata.num_rows} rows, but its groups {sum(rows)}"
                 )
             row = sum(rows[:start])
             first = row + skip
@@ -221,10 +219,12 @@ def _line_record(line: bytes, path: Path, spec: SourceSpec, stem: str, offset: i
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         # ValueError, not only JSONDecodeError: an integer of 5000 digits raises the former.
-        hint = " (it holds a NUL, as UTF-16 does; UTF-8 is read)" if "\0" in text else ""
+        hint = (
+            " (it contains a NUL character, as UTF-16 files do; convert it to UTF-8)" if "\0" in text else ""
+        )
         raise RopewalkError(f"{origin}: broken JSON line: {error}{hint}") from error
     if not isinstance(record, dict):
-        raise RopewalkError(f"{origin}: expected one JSON object a line, got {kind_name(record)}")
+        raise RopewalkError(f"{origin}: expected one JSON object per line, got {kind_name(record)}")
     return Record(record_documents(record, spec, stem, origin))
 
 
@@ -232,8 +232,8 @@ def _first_line(stream: BinaryIO, path: Path, start: int, stop: int | None) -> i
     """Go to the first line that begins at ``start`` or later, or past ``stop``; its first byte's offset."""
     size = os.fstat(stream.fileno()).st_size
     if size <= start:
-        raise RopewalkError(f"{path} ends at byte {size} and was longer when it was divided; begin again")
-    # From the byte before: where that ends a line, the next line begins at start itself.
+        raise RopewalkError(f"{path} ends at byte {size}, but was longer when it was split; run again")
+    # Start one byte early: if that byte ends a line, the next line begins at start itself.
     offset = stream.seek(start - 1)
     while stop is None or offset < stop:
         piece = stream.readline(_PIECE)
@@ -281,7 +281,9 @@ def _group_rows(
             yield row, record
             row += 1
     if row != end:
-        raise RopewalkError(f"{path}: row group {number} ends at row {row}, and its footer says {end}")
+        raise RopewalkError(
+            f"{path} is damaged: row group {number} ends at row {row}, but the footer says {end}"
+        )
 
 
 def _rows(batch: Any) -> Iterator[dict[str, Any]]:
@@ -358,9 +360,9 @@ def token_documents(
 ) -> tuple[TokenisedDocument, ...]:
     """The documents of one tokenised record.
 
-    Tokens are taken as they are, with any special tokens among them; ``labels`` and ``attention_mask``
-    beside them are ignored, for they follow from the documents. A document that was cut at a record's end
-    is two documents here, as nothing in the record tells.
+    Token ids are read unchanged, including special tokens. ``labels`` and ``attention_mask`` are ignored, because
+    they follow from the documents. A document that was cut at a record's end is read as two documents, because the
+    record does not mark the cut.
 
     Args:
         values: ``[num_tokens]`` ids from 0 to 2**31 - 1, a list or an array of integers.
@@ -388,8 +390,8 @@ def token_documents(
         start, end = _bounds(span, f"{origin}: {SPANS}[{index}]", len(input_ids))
         if start < done:
             raise RopewalkError(
-                f"{origin}: {SPANS}[{index}] begins at token {start}, before token {done}, where the one before "
-                "it ends; documents must be in order and not overlap"
+                f"{origin}: {SPANS}[{index}] begins at token {start}, but the previous document ends at token {done}; "
+                "documents must be in order and must not overlap"
             )
         if start > done:
             raise _outside(origin, done, start)
@@ -408,7 +410,7 @@ def token_ids(values: Any, origin: str) -> NDArray[np.int32]:
             the first offending value and its position.
     """
     if isinstance(values, list):
-        # A look at the types first: numpy would take True for 1 and a list of floats for what it is.
+        # Check types first: numpy would convert True to 1 and truncate floats without an error.
         if not set(map(type, values)) <= {int}:
             index = next(index for index, value in enumerate(values) if type(value) is not int)
             raise _bad_id(origin, index, values[index])
@@ -446,7 +448,7 @@ def _bounds(span: Any, place: str, length: int) -> tuple[int, int]:
     assert isinstance(end, int)
     if not 0 <= start <= end <= length:
         raise RopewalkError(
-            f"{place} spans tokens {start} to {end} of a record of {length}; 0 <= start <= end"
+            f"{place} spans tokens {start} to {end} of a record of {length}; use 0 <= start <= end <= {length}"
         )
     return start, end
 
@@ -469,19 +471,19 @@ def source_name(value: Any, what: str) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RopewalkError(
-            f"{what} must be a name, got {kind_name(value)}; name another source field, or none"
+            f"{what} must be a name, got {kind_name(value)}; choose another source field, or none"
         )
     name = str(value).strip()
     try:
         name.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RopewalkError(f"{what} holds a lone surrogate {name[error.start]!r}") from error
+        raise RopewalkError(f"{what} contains a lone surrogate {name[error.start]!r}") from error
     return name
 
 
 def _outside(origin: str, start: int, end: int) -> RopewalkError:
     return RopewalkError(
-        f"{origin}: tokens {start} to {end} lie in no document; {SPANS!r} must name all tokens, or none"
+        f"{origin}: tokens {start} to {end} belong to no document; {SPANS!r} must cover all tokens, or be empty"
     )
 
 

@@ -1,4 +1,4 @@
-"""Assembling: planned rows become token ids, a stretch of rows at a time; any row by itself gives the same."""
+"""Assemble planned rows into token ids, a range of rows at a time; the range does not change any row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PADDING_SOURCE = ""
 
 
 class Tokens(Protocol):
-    """Where documents' own tokens come from."""
+    """Provides the documents' own tokens."""
 
     def read_tokens(self, number: int, first: int, out: NDArray[np.int32]) -> None:
         """Fill ``out`` with own tokens of document ``number``, from its token ``first`` on."""
@@ -224,7 +224,7 @@ def _copy(
             at, to = spans[piece].tolist()
             skipped = at - int(positions[piece]) + int(starts[piece]) - int(added.bos[items[piece]])
             flat[at:to] = packed.tags[int(sources[piece])][skipped : skipped + to - at]
-    # From here on: the stretch of each piece that is the document's own.
+    # From here on: the part of each piece that is the document's own tokens.
     own_from = np.maximum(starts - prefix, 0)
     counts = np.minimum(starts + lengths - prefix, own) - own_from
     copied = counts > 0
@@ -247,21 +247,21 @@ def _tag_spans(added: AddedTokens, pieces: Pieces, positions: NDArray[np.int64])
 
 
 def refuse_no_rows(packed: Packed, counts: PackingCounts, held_out: int) -> None:
-    """Raise where there is not one row.
+    """Refuse a plan without any row.
 
     Raises:
-        RopewalkError: with how many tokens there are and how many a row takes.
+        RopewalkError: if there is no row; the message gives the available tokens and the row length.
     """
     if packed.num_rows:
         return
     aside = f" ({held_out} more are held out for validation: hold out fewer)" if held_out else ""
     raise RopewalkError(
-        f"not one row is full: {counts.remainder_tokens} training tokens in {counts.documents} documents"
-        f"{aside}, and a row takes {packed.settings.context}; shorten the rows, or fill them up (remainder pad)"
+        f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} documents"
+        f"{aside}, and a row takes {packed.settings.context}; choose shorter rows, or remainder pad"
     )
 
 
-# Third word of the seed, so that no other use of the same seed meets the same random words.
+# Third word of the seed: keeps this random stream apart from other uses of the same seed.
 _PURPOSE = 0x696E746C
 
 
@@ -306,14 +306,14 @@ def interleave(segment_lengths: Sequence[int], settings: InterleaveSettings, row
     if row < 0:
         raise RopewalkError(f"row must be 0 or more, got {row}")
     random = np.random.Philox(np.random.SeedSequence([settings.seed, row, _PURPOSE]))
-    # As many words for each document whatever becomes of it, so that no cut depends on the lengths of others.
+    # Draw equally many words for every document, so that its cuts do not depend on the other documents.
     words = random.random_raw(len(lengths) * max(settings.parts)).reshape(len(lengths), -1)
     parts = [_part_lengths(n, settings, own) for n, own in zip(lengths, words.tolist(), strict=True)]
     sizes = np.array([size for own in parts for size in own], np.int64)
     documents = np.repeat(np.arange(len(parts)), [len(own) for own in parts])
-    # Sorting by random words is uniform unless two of n agree, which has a chance below n² / 2^65.
+    # Sorting by random words is a uniform shuffle unless two words collide (probability below n² / 2^65).
     shuffled = documents[np.argsort(random.random_raw(len(sizes)), kind="stable")]
-    # Each document's places in ascending order take its parts in their order.
+    # Within each document, parts must keep their order: assign them to its positions in ascending order.
     part_at = np.empty(len(sizes), np.int64)
     part_at[np.argsort(shuffled, kind="stable")] = np.arange(len(sizes))
     return _laid_out(sizes, shuffled, part_at)

@@ -1,4 +1,4 @@
-"""What a manifest says of a packing run: counts, shares, where every token went, asked and achieved."""
+"""Contents of a packing run's manifest: counts, shares, a full account of tokens, and the mixture's report."""
 
 from __future__ import annotations
 

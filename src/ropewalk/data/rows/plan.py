@@ -1,4 +1,4 @@
-"""The row plan: which piece of which document lies in which row, decided from lengths alone."""
+"""Plan the rows: assign pieces of documents to rows, from document lengths alone."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def plan_rows(lengths: NDArray[np.int64], room: int, packing: Packing, remainder
     row_starts = np.searchsorted(rows, np.arange(num_rows + 1)).astype(np.int64)
     token_ends = np.concatenate([[0], np.cumsum(pieces.lengths)])
     padding = room - np.diff(token_ends[row_starts])
-    # No row has two pieces of one document, so a piece that begins later in one tells that it is cut.
+    # A row never has two pieces of one document, so any piece with a start above 0 marks a cut document.
     cut = len(np.unique(pieces.items[pieces.starts > 0]))
     plan = RowPlan(row_starts, pieces, padding, pieces.select(slice(0)), cut)
     if remainder == "pad" or not padding.any():
@@ -137,7 +137,9 @@ def _checked(lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
         )
     lengths = lengths.astype(np.int64, copy=False)
     if len(lengths) and lengths.min() < 0:
-        raise RopewalkError(f"a document has 0 tokens or more, got {lengths.min()} at {lengths.argmin()}")
+        raise RopewalkError(
+            f"document lengths must be 0 or more, got {lengths.min()} at index {lengths.argmin()}"
+        )
     return lengths
 
 

@@ -1,4 +1,4 @@
-"""The policy of special tokens: what each document gets (BOS, tag, EOS) and loses before anything is packed."""
+"""Special-token policy: which tokens (BOS, tag, EOS) each document gains and loses before packing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropewalk.data.tokens.tokenise import SpecialTokens
 from ropewalk.errors import RopewalkError
 
 Integers = NDArray[np.signedinteger[Any]]
-"""Narrow integers where they do: there may be many millions of documents."""
+"""Integers as narrow as their values allow, because there may be many millions of documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def add_special_tokens(
     own_bos: Integers = none
     if policy != "none" and special.bos is not None:
         own_bos = (ends.first_ids == special.bos).astype(np.int8)
-    # A document has less than 2**31 tokens: no block of tokens holds more.
+    # int32 is safe: a token shard, and so a document, has fewer than 2**31 tokens.
     own = ends.lengths.astype(np.int32) - own_bos
     there = own > 0
     bos = there & (policy == "document")
@@ -108,13 +108,13 @@ def add_special_tokens(
     if tags and len(prefix) and int(prefix.max()) >= room:
         raise RopewalkError(
             f"a tag of {int(tag_lengths.max())} tokens leaves no room for a document in rows of "
-            f"{settings.context} tokens"
+            f"{settings.context} tokens; choose longer rows or a shorter tag"
         )
     eos = there & (ends.last_ids != special.eos) if settings.eos else none.astype(bool)
     if settings.long_documents == "split":
         return AddedTokens(bos, tag_lengths, own_bos, own, eos, none, none.astype(bool))
     long = prefix + own + eos > room
-    # A truncated document has not ended, so it gets no EOS.
+    # A truncated document lacks its end, so EOS would teach the model to stop in the middle of a text.
     kept = np.where(long, room - prefix if settings.long_documents == "truncate" else 0, own)
     kept = np.minimum(kept, own)
     gone = long & (kept == 0)

@@ -1,4 +1,4 @@
-"""From sources to packed rows on disk: once, resumable, and shared between machines where they like."""
+"""Pack sources into rows on disk; runs are resumable, cached, and can be shared between machines."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         "tokenizer": tokenizer_identity(tokenizer),
         "validation": config.validation.model_dump(),
     }
-    # As it will be read again: tuples are lists in JSON.
+    # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
     depends = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
     return _Job(config, tokenizer, splits, depends)
 
@@ -194,7 +194,7 @@ def _pack(
             progress=progress,
         )
         if inputs_identity(config.sources) != job.depends["inputs"]:
-            raise RopewalkError("a file changed while it was being packed; pack again when it is complete")
+            raise RopewalkError("a file changed during packing; pack again when the file is complete")
         try:
             packed, told, validation = _planned(config, tokenizer, corpus)
         except RopewalkError:
@@ -215,7 +215,7 @@ def _pack(
         finally:
             corpus.close()
     except (OSError, RopewalkError):
-        # Another process may have finished the same rows, and taken the unfinished ones' folder away.
+        # Another process may have finished the same rows and removed the folder of unfinished work.
         if is_packed(folder):
             shutil.rmtree(folder / WORK, ignore_errors=True)
             return open_rows(folder)
@@ -232,7 +232,7 @@ def _planned(
     if not config.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)
         documents = documents[mixture.documents]
-    # Before the plan is there: both take memory by the document.
+    # Compute before planning: both need memory per document, and this memory is free again afterwards.
     lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
     ends = DocumentEnds(
         corpus.lengths[documents],
@@ -254,14 +254,18 @@ def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray
     Raises:
         RopewalkError: if a source's tag gives no token, or a BOS or EOS token.
     """
-    # The backend that documents are tokenised with, and that the tokenizer's identity is of.
+    # Use the same backend as for documents, the one that the tokenizer's identity covers.
     backend, special, tags = backend_tokenizer(tokenizer), special_ids(tokenizer), []
     for source in sources:
         ids = backend.encode(tag.format(source=source), add_special_tokens=False).ids
         if not ids:
-            raise RopewalkError(f"the tag {tag!r} gives no token for the source {source!r}")
+            raise RopewalkError(
+                f"the tag {tag!r} produces no token for the source {source!r}; change the tag"
+            )
         if {special.bos, special.eos} & set(ids):
-            raise RopewalkError(f"the tag {tag!r} holds a BOS or EOS token for the source {source!r}")
+            raise RopewalkError(
+                f"the tag {tag!r} contains a BOS or EOS token for the source {source!r}; change the tag"
+            )
         tags.append(np.array(ids, np.int32))
     return tags
 
@@ -320,12 +324,14 @@ def _batches(packed: Packed, corpus: Corpus, first: int, stop: int) -> Iterator[
 
 
 def _refuse_circles(specs: Sequence[SourceSpec], cache: Path) -> None:
-    """Rows must not become documents of the next run, and so change what the next run depends on."""
+    """Refuse to read packed rows as documents, or to write rows into a source folder."""
     for spec in specs:
         path = Path(spec.path).expanduser()
         if not path.is_dir():
             continue
         if cache.resolve().is_relative_to(path.resolve()):
-            raise RopewalkError(f"packed rows cannot be kept in {cache}, inside the source {spec.path}")
+            raise RopewalkError(
+                f"the output folder {cache} lies inside the source {spec.path}; choose a folder outside it"
+            )
         if is_packed(path) or packed_folders(path):
-            raise RopewalkError(f"{spec.path} holds rows that are packed already, not documents")
+            raise RopewalkError(f"{spec.path} contains packed rows; give the original documents instead")

@@ -1,4 +1,4 @@
-"""A folder of packed rows: how it is read, through a memory map, and how it is written, by one machine or several."""
+"""Read a folder of packed rows through a memory map, and write one from one or several machines."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class PackedRows:
         self.settings = PackingSettings.model_validate(manifest["settings"])
         self._files = [(each["name"], each["rows"]) for each in manifest["row_files"]]
         self._bounds = np.cumsum([0, *(rows for _, rows in self._files)])
-        # Mapped files are file descriptors, of which a process has few.
+        # Limit open files: every memory map uses a file descriptor.
         self._open: OrderedDict[int, pyarrow.Table] = OrderedDict()
         self.validation = ValidationDocuments(
             folder / VALIDATION, manifest["counts"]["split"]["validation_documents"]
@@ -181,14 +181,14 @@ def open_rows(
         if (folder / WORK).is_dir() or is_unfinished(folder):
             raise _not_complete(folder)
         if len(within) != 1:
-            found = f"{len(within)} folders of packed rows; name one" if within else "no packed rows"
-            raise RopewalkError(f"{folder} holds {found}")
+            found = f"{len(within)} folders of packed rows; give one of them" if within else "no packed rows"
+            raise RopewalkError(f"{folder} contains {found}")
         folder = within[0]
     manifest = _manifest(folder)
     assert manifest is not None
     if manifest.get("format_version") != FORMAT_VERSION:
         raise RopewalkError(
-            f"{folder} has format version {manifest.get('format_version')}, this ropewalk reads "
+            f"{folder} has format version {manifest.get('format_version')}, but this version of ropewalk reads "
             f"{FORMAT_VERSION}; pack again"
         )
     try:
@@ -265,7 +265,7 @@ def holds_rows(folder: Path) -> bool:
 
 def _not_complete(folder: Path) -> RopewalkError:
     return RopewalkError(
-        f"the rows in {folder} are not complete; run the same command again, every shard of it, or merge the parts"
+        f"the rows in {folder} are incomplete; run the same command again for every shard, or merge the shards"
     )
 
 
@@ -293,17 +293,18 @@ def _check_files(folder: Path, files: list[dict[str, Any]], verify: bool) -> Non
             raise RopewalkError(f"{path} is missing; delete the folder {folder} and pack again")
         if path.stat().st_size != each["bytes"]:
             raise RopewalkError(
-                f"{path} has {path.stat().st_size} bytes where its manifest says {each['bytes']}; delete the folder "
+                f"{path} has {path.stat().st_size} bytes, but its manifest says {each['bytes']}; delete the folder "
                 f"{folder} and pack again"
             )
     if verify:
-        # Several at a time, since hashing leaves Python's lock.
+        # hashlib releases the GIL, so threads hash several files at once.
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(FileDigest.of, paths))
         for path, each, content in zip(paths, files, found, strict=True):
             if content.sha256 != each["sha256"]:
                 raise RopewalkError(
-                    f"{path} is damaged: its digest is not the manifest's; delete the folder {folder} and pack again"
+                    f"{path} is damaged: its digest differs from the manifest's; delete the folder {folder} and pack "
+                    "again"
                 )
 
 
@@ -332,7 +333,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 JOB, PLAN = "job.json", "plan.json"
 
-# What the same job may have otherwise on another machine; files are compared by their content's digests.
+# Keys that may differ between machines for the same job; the digests of the files establish equal content.
 _MAY_DIFFER = ("digest", "inputs", "versions")
 
 
@@ -365,7 +366,7 @@ def begin(folder: Path, job: dict[str, Any]) -> bool:
         shutil.rmtree(folder / WORK, ignore_errors=True)
         return True
     if folder.exists() and (not folder.is_dir() or not _is_ours(folder)):
-        raise RopewalkError(f"{folder} holds something else; give a new or empty folder for the rows")
+        raise RopewalkError(f"{folder} contains other files; give a new or empty folder for the rows")
     known = folder / WORK / JOB
     with writing(folder):
         (folder / WORK).mkdir(parents=True, exist_ok=True)
@@ -385,7 +386,7 @@ def claim(path: Path, job: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
     try:
-        # A link fails where a file is, as a rename does not.
+        # Link instead of rename: a link fails if the target exists, so only one process can claim the folder.
         os.link(temporary, path)
     except FileExistsError:
         pass
@@ -513,7 +514,7 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
         compared = {key: value for key, value in plans[0].items() if key not in _MAY_DIFFER}
         _refuse_other(part, plan, compared, f"is no part of the same rows as {parts[0]}: it is")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RopewalkError(f"{folder} holds something already; give a new folder for the merged rows")
+        raise RopewalkError(f"{folder} is not empty; give a new folder for the merged rows")
     files = plans[0].pop("row_files")
     writer = RowsWriter(folder, plans[0], files)
     try:
@@ -529,7 +530,9 @@ def merge_parts(parts: Sequence[Path], folder: Path) -> PackedRows:
     missing = [name for name, holder in found.items() if holder is None]
     if missing:
         others = f" and {len(missing) - 1} more files are" if len(missing) > 1 else " is"
-        raise RopewalkError(f"{missing[0]}{others} in none of the parts")
+        raise RopewalkError(
+            f"{missing[0]}{others} missing from all given folders; give the folder of every shard"
+        )
     with locked(folder.parent, file=folder.name):
         remove_left_overs(folder.parent, folder.name)
         with new_folder(folder) as fresh:
@@ -564,13 +567,13 @@ def _plan(part: Path) -> dict[str, Any]:
     complete = is_packed(part)
     path = part / MANIFEST if complete else part / WORK / PLAN
     if not path.is_file():
-        raise RopewalkError(f"{part} holds no finished part of rows; run its shard to the end first")
+        raise RopewalkError(f"{part} contains no finished shard of rows; run its shard to the end first")
     plan = _read(path)
     if plan.get("format") != FORMAT or plan.get("format_version") != FORMAT_VERSION:
         raise RopewalkError(f"{path} is of another version; pack again")
     try:
         if complete:
-            # A part that happens to be everything: of rows so few that they are one file, say.
+            # One shard can be the whole job, if all rows fit into one file.
             plan = {key: value for key, value in plan.items() if key != "validation_file"}
             listed = [(each["name"], each["rows"]) for each in plan["row_files"]]
         else:
@@ -588,7 +591,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RopewalkError(f"cannot read {path}: {error}; delete its folder and pack again") from error
     if not isinstance(value, dict):
-        raise RopewalkError(f"{path} holds no JSON object; delete its folder and pack again")
+        raise RopewalkError(f"{path} contains no JSON object; delete its folder and pack again")
     return value
 
 
@@ -602,11 +605,11 @@ def _refuse_other(folder: Path, there: dict[str, Any], wanted: dict[str, Any], w
         if key == "digest" or _same(there.get(key), value):
             continue
         if key == "inputs":
-            how = "made of other files, or of files that have changed since"
+            how = "made from other files, or from files that have changed since"
         else:
             name, ours, theirs = _first_difference(key, there.get(key), value)
             how = f"with {name} {ours}, not {theirs}"
-        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete it")
+        raise RopewalkError(f"{folder} {what} {how}; give another folder, or delete this one")
 
 
 def _same(there: Any, wanted: Any) -> bool:

@@ -88,7 +88,7 @@ def open_table(path: Path, records: int) -> pyarrow.Table:
         raise RopewalkError(f"cannot read {path}: {error}; delete it and pack again") from error
     if len(table) != records:
         raise RopewalkError(
-            f"{path} holds {len(table)} records where its manifest says {records}; delete it and pack again"
+            f"{path} has {len(table)} records, but its manifest says {records}; delete it and pack again"
         )
     return table
 

@@ -1,4 +1,4 @@
-"""The corpus: tokenised splits on disk as one sequence of documents, indexed in memory."""
+"""The corpus: tokenised splits on disk presented as one sequence of documents, with an index in memory."""
 
 from __future__ import annotations
 
@@ -247,11 +247,11 @@ class _Work:
         """Write a record of a split, or its end; ``texts`` goes on with the ids and hashes of its texts."""
         if record is None:
             if changed(self.splits[folder]):
-                # Else these shards would be taken for the file that has the old identity, should it come back.
+                # Delete the shards: if the old file came back, its identity would match these wrong tokens.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise RopewalkError(
-                    f"a file of {self.splits[folder].spec.path} changed while it was being packed; pack again when "
-                    "it is complete"
+                    f"a file of {self.splits[folder].spec.path} changed during packing; pack again when the file is "
+                    "complete"
                 )
             self.shards[folder] = self._writers.pop(folder).finish()
             self._finished(folder)

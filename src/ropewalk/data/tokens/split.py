@@ -1,4 +1,4 @@
-"""Training and validation documents, told apart by their hashes; and no copy of one on both sides."""
+"""Split documents into training and validation by their hashes, without copies of a document on both sides."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def hold_out(corpus: Corpus, settings: ValidationSettings, special: SpecialToken
     alike = split.training[np.isin(lengths[split.training], lengths[split.validation])]
     copies = np.array([number for number in alike.tolist() if own(number) in held], np.int64)
     training = split.training[~np.isin(split.training, copies)]
-    # Two kinds of one text may both have been chosen; the first in the split's order stays.
+    # A text and its own token ids have different hashes, so both may be chosen; keep the first.
     first: dict[bytes, int] = {}
     for number in split.validation.tolist():
         first.setdefault(own(number), number)

@@ -1,4 +1,4 @@
-"""Token shards: the documents of an input split as token ids on disk, in files that are whole or not there."""
+"""Token shards: the documents of an input split as token ids on disk, in files that are written atomically."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ShardWriter:
         Raises:
             RopewalkError: if a shard is full and cannot be written.
         """
-        # Not as soon as it is full: whether a shard is the last one shows when nothing follows.
+        # Delay writing a full shard until another record follows: the last shard is marked in its header.
         if self._tokens >= SHARD_TOKENS:
             self._write(last=False)
         self._records += 1
@@ -127,7 +127,8 @@ class ShardWriter:
         self._tokens += len(input_ids)
         if self._tokens > _MOST_TOKENS:
             raise RopewalkError(
-                f"a record of source {source!r} reaches {self._tokens} tokens; one may hold at most {_MOST_TOKENS}"
+                f"a record of source {source!r} reaches {self._tokens} tokens, more than the limit of {_MOST_TOKENS}; "
+                "split the record"
             )
         self._ids.append(input_ids)
         self._source_ids.append(self._sources.setdefault(source, len(self._sources)))
@@ -234,11 +235,12 @@ def open_shard(path: Path) -> TokenShard:
         raise damaged from error
     if header.get("format") != FORMAT:
         raise RopewalkError(
-            f"{path} has format {header.get('format')}, and this release reads {FORMAT}; delete it and run again"
+            f"{path} has format {header.get('format')}, but this release reads {FORMAT}; delete it and run again"
         )
     if (header["portion"], f"{header['block']:05}") != (path.parent.name, path.stem):
         raise RopewalkError(
-            f"{path} is shard {header['block']} of {header['portion']}, in a wrong place; delete it and run again"
+            f"{path} contains shard {header['block']} of {header['portion']}, so its name is wrong; delete it and run "
+            "again"
         )
     column = table.column("input_ids")
     ids, offsets = as_numpy(column.values, np.int32), as_numpy(column.offsets, np.int32)
@@ -286,7 +288,7 @@ class TokenFile:
             self._place = column.values.buffers()[1].address - start if len(column.values) else 0
             self._file = FileIO(path)
         except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
-            raise RopewalkError(f"cannot read {path}: {error}; run again to make it anew") from error
+            raise RopewalkError(f"cannot read {path}: {error}; run again to recreate it") from error
 
     def read(self, first: int, out: NDArray[np.int32]) -> None:
         """Fill ``out`` with the ids from number ``first`` on.
@@ -360,7 +362,7 @@ def _commit(shard: TokenShard, ids: NDArray[np.int32]) -> None:
                 _write_file(file, shard, ids)
             return
         except RopewalkError as error:
-            # A process that takes up the same split clears away what looks left over.
+            # Another process that starts the same split deletes temporary files, possibly this one; write it again.
             lost = isinstance(error.__cause__, FileNotFoundError)
             if not lost or attempt == _ATTEMPTS - 1:
                 raise

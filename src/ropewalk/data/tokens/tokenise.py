@@ -1,4 +1,4 @@
-"""Documents to token ids: in worker processes, in order, in bounded memory, without special tokens."""
+"""Tokenise documents in worker processes, in order and in bounded memory, without special tokens."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def load_tokenizer(path_or_name: str) -> Any:
         reason = lines[0] if lines else type(error).__name__
         folder = Path(path)
         if folder.is_dir() and not any(folder.glob("*token*")):
-            reason = "the folder has no tokenizer.json or other file of one"
+            reason = "the folder has no tokenizer.json or other tokenizer file"
         raise RopewalkError(f"cannot load a tokenizer from {path_or_name!r}: {reason}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise RopewalkError(
@@ -115,7 +115,8 @@ def special_ids(tokenizer: Any) -> SpecialTokens:
     anchor = eos if bos is None else bos
     if anchor is None:
         raise RopewalkError(
-            f"the tokenizer {tokenizer.name_or_path!r} has neither a bos nor an eos token to begin a row with"
+            f"the tokenizer {tokenizer.name_or_path!r} has neither a BOS nor an EOS token to start a row with; "
+            "use a tokenizer that has one of them"
         )
     return SpecialTokens(bos, eos, anchor)
 
@@ -164,7 +165,7 @@ def tokenise(
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     vocabulary = len(tokenizer)
     num_documents = num_tokens = 0
-    # Of a text its source alone is kept until its tokens come.
+    # Keep only the source of a text while a worker tokenises it; the text itself would double the memory.
     items = (
         (document if isinstance(document, TokenisedDocument) else document.source, (document,))
         for document in documents
@@ -196,8 +197,8 @@ def check_ids(document: TokenisedDocument, vocabulary: int) -> None:
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
         wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
         raise RopewalkError(
-            f"a tokenised document of source {document.source!r} holds token id {wrong}, and the tokenizer's "
-            f"vocabulary of {vocabulary} tokens has ids from 0 to {vocabulary - 1}; it was tokenised with another"
+            f"a tokenised document of source {document.source!r} contains token id {wrong}, but the tokenizer's "
+            f"vocabulary has ids from 0 to {vocabulary - 1} ({vocabulary} tokens); give the tokenizer that produced it"
         )
 
 
@@ -222,7 +223,7 @@ def encode_batches(
     stream = iter(batches)
     first = list(islice(stream, 2))
     stream = chain(first, stream)
-    # A corpus of one batch is tokenised sooner than a process starts.
+    # Starting a process takes longer than tokenising a single batch.
     alone = workers == 1 or len(first) < 2
     return _in_process(stream, state) if alone else _in_workers(stream, state, workers)
 
@@ -292,10 +293,10 @@ _worker_tokenizer: Tokenizer | None = None
 
 def _start_worker(state: Path) -> None:
     global _worker_tokenizer
-    # A terminal interrupts every process of a command; the parent alone answers, and ends its workers.
+    # Ctrl-C signals every process of a command; only the parent handles it and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # There are as many processes as were asked for; threads inside each would only fight for the cores.
+    # The workers already use all requested cores; tokenizer threads would only compete for them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker_tokenizer = Tokenizer.from_str(state.read_text(encoding="utf-8"))
 
@@ -319,7 +320,7 @@ def _in_workers(
     # Spawned, not forked: the parent may hold threads and locks (torch, tokenizers) that a fork would copy.
     context = multiprocessing.get_context("spawn")
     folder = TemporaryDirectory(prefix="ropewalk-")
-    # In a file: a pipe takes no megabytes, and this process would wait for each worker to come up and read them.
+    # Pass the tokenizer as a file: a pipe would block this process until every worker has read megabytes from it.
     path = Path(folder.name) / "tokenizer.json"
     with writing(path):
         path.write_text(state, encoding="utf-8")
