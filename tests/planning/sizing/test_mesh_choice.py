@@ -44,7 +44,7 @@ def chosen(case, model=SMALL):
     except RopewalkError as error:
         said = str(error)
     assert "\n" not in said
-    assert re.search(r"would do|would not do either|use a multiple of", said)
+    assert re.search(r"; (use|even \d+ ranks would not suffice)", said)
     return None
 
 
@@ -112,23 +112,23 @@ def test_replicas_are_taken_where_they_save_time_alone():
     [
         (
             {"length": 2**20, "rows": 16},
-            r"rows of 1048576 tokens do not fit on 8 ranks: 8 sequence needs an estimated \d+ GB a rank, where 72 of "
-            r"80 may be used; offloaded layer inputs would do",
+            r"sequences of 1048576 tokens do not fit on 8 ranks: 8 sequence needs an estimated \d+ GB per rank, and "
+            r"72 of 80 GB are usable; use offloaded layer inputs$",
         ),
-        ({"length": 2**17, "checkpointing": False}, r"; gradient checkpointing would do$"),
+        ({"length": 2**17, "checkpointing": False}, r"; use gradient checkpointing$"),
         (
             {"length": 2**22, "rows": 4},
-            r"; 64 ranks or 32 ranks with offloaded layer inputs would do$",
+            r"; use 64 ranks or 32 ranks with offloaded layer inputs$",
         ),
-        ({"bytes_per_rank": 10**9}, r"; 65536 ranks would not do either$"),
+        ({"bytes_per_rank": 10**9}, r"; even 65536 ranks would not suffice$"),
         ({"rows": 3, "rows_per_batch": 2}, r"rows_per_step 3 is not a multiple of rows_per_batch 2$"),
         ({"rows": 0}, r"rows_per_step 0 is not a multiple"),
         ({"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0"),
         ({"world": 0}, r"the number of ranks must be 1 or more, got 0"),
         (
             {"world": 8, "length": 4, "rows": 3},
-            r"rows_per_step 3 divides over no mesh of 8 ranks that rows of 4 tokens fit on; use a multiple of 2 for "
-            r"2 shard x 4 sequence$",
+            r"rows_per_step 3 does not divide evenly over any mesh of 8 ranks that fits sequences of 4 tokens; use a "
+            r"multiple of 2 for 2 shard x 4 sequence$",
         ),
     ],
 )
@@ -159,19 +159,19 @@ def test_a_mesh_that_suits_passes():
         (
             MeshShape(sequence=4),
             {},
-            r"parallel 4 sequence makes 4 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+            r"parallel 4 sequence needs 4 ranks, but 8 were started; use 2 shard x 4 sequence$",
         ),
         (
             MeshShape(replicate=3, sequence=4),
             {},
-            r"parallel 3 replicate x 4 sequence makes 12 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+            r"parallel 3 replicate x 4 sequence needs 12 ranks, but 8 were started; use 2 shard x 4 sequence$",
         ),
         (
             MeshShape(ring=3, sequence=4),
             {},
-            r"parallel 3 ring x 4 sequence makes 12 ranks, and 8 were started; 2 shard x 4 sequence would do$",
+            r"parallel 3 ring x 4 sequence needs 12 ranks, but 8 were started; use 2 shard x 4 sequence$",
         ),
-        (MeshShape(shard=2), {"world": 1}, r"makes 2 ranks, and 1 was started; 1 rank would do$"),
+        (MeshShape(shard=2), {"world": 1}, r"needs 2 ranks, but 1 was started; use 1 rank$"),
         (
             MeshShape(sequence=8),
             {"heads": 12},
@@ -180,17 +180,17 @@ def test_a_mesh_that_suits_passes():
         (
             MeshShape(ring=2, sequence=4),
             {"length": 7},
-            r"a row of 7 tokens cannot be cut over 8 ranks \(parallel.ring x parallel.sequence\); use at most 7$",
+            r"a sequence of 7 tokens cannot be split over 8 ranks \(parallel.ring x parallel.sequence\); use at most 7",
         ),
         (
             MeshShape(replicate=2, shard=4),
             {"rows": 20},
-            r"rows_per_step 20 is not a multiple of 8, which is 8 groups of ranks with rows_per_batch 1; use 16 or 24$",
+            r"rows_per_step 20 is not a multiple of 8 \(8 data-parallel groups x rows_per_batch 1\); use 16 or 24$",
         ),
         (
             MeshShape(shard=4, sequence=2),
             {"rows": 6, "rows_per_batch": 2},
-            r"rows_per_step 6 is not a multiple of 8, which is 4 groups of ranks with rows_per_batch 2; use 8$",
+            r"rows_per_step 6 is not a multiple of 8 \(4 data-parallel groups x rows_per_batch 2\); use 8$",
         ),
         (MeshShape(shard=8), {"rows_per_batch": 0}, r"rows_per_batch must be 1 or more, got 0$"),
     ],
@@ -220,7 +220,7 @@ def test_the_proposed_mesh_has_as_many_ranks_as_were_started(mesh, world):
         return
     with pytest.raises(RopewalkError) as caught:
         check_mesh(mesh, world, 12, 10**6, 64, 1)
-    proposed = re.search(r"started; (.*) would do", str(caught.value))[1]
+    proposed = re.search(r"started; use (.*)", str(caught.value))[1]
     degrees = dict(reversed(part.split(" ")) for part in proposed.split(" x ") if part != "1 rank")
     assert MeshShape(**{name: int(degree) for name, degree in degrees.items()}).world_size == world
 
@@ -234,5 +234,5 @@ def test_rows_of_recurrent_layers_stay_whole(case):
 
 def test_rows_of_recurrent_layers_that_do_not_fit_are_refused_with_what_would_do():
     assert choose(rows=1).sequence_degree == 8
-    with pytest.raises(RopewalkError, match="recurrent layers need it whole; "):
+    with pytest.raises(RopewalkError, match="recurrent layers cannot split a sequence over ranks; "):
         choose(replace(LLAMA_8B, rows_divide=False), rows=1)

@@ -75,11 +75,11 @@ def test_what_a_config_leaves_out_is_what_transformers_takes():
         (
             {"num_local_experts": 8, "model_type": "deepseek_v3"},
             r"mixtures of experts of the types dots1, .*qwen3_moe, and this one, with 8 experts, is of type "
-            r"deepseek_v3; give the degrees of parallel one by one",
+            r"deepseek_v3; set each degree of parallel yourself instead of auto",
         ),
-        ({"hidden_size": None}, r"has no hidden_size, which an estimate needs"),
-        ({"num_hidden_layers": 0}, r"layers of a model must be a whole number from 1 on, got 0"),
-        ({"num_attention_heads": [4, 8]}, r"heads of a model must be a whole number from 1 on, got \[4, 8\]"),
+        ({"hidden_size": None}, r"needs hidden_size, which the model's config lacks"),
+        ({"num_hidden_layers": 0}, r"layers of a model must be an integer of at least 1, got 0"),
+        ({"num_attention_heads": [4, 8]}, r"heads of a model must be an integer of at least 1, got \[4, 8\]"),
     ],
 )
 def test_a_config_that_cannot_be_estimated_is_refused(change, message):
@@ -111,7 +111,9 @@ def run(world=8, length=2**17, **changes):
 
 
 def test_rows_that_do_not_divide_are_refused():
-    with pytest.raises(RopewalkError, match=r"rows_per_step 3 is not a multiple of 4, the rows of one pass"):
+    with pytest.raises(
+        RopewalkError, match=r"rows_per_step 3 must be a multiple of 4, the number of sequences in one pass"
+    ):
         estimate_step(run(mesh=MeshShape(shard=2, sequence=2), rows_per_batch=2), 3)
 
 

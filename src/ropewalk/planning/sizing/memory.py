@@ -1,7 +1,7 @@
-"""Memory of one rank by part: what is always there, what one pass keeps, and the moments at which most is held.
+"""Estimate the memory of one rank by part: parameters and optimizer state, activations, and the peaks of a pass.
 
 Each formula counts the tensors that autograd and FSDP2 hold at that moment in transformers' Llama or Mixtral layer with
-the ``varlen`` engine; what the allocator loses and what kernels borrow is left to the margin of the mesh chooser.
+the ``varlen`` engine. Allocator fragmentation and kernel workspaces are left to the margin in ``mesh_choice``.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from ropewalk.planning.sizing.model_shape import MASTER_BYTES, ModelShape, Shard
 COPY_BYTES = 4 * 8 + 2 * MASTER_BYTES
 """Of one copy of a token for an expert: four indices, and its weight before and after the copies are put in order."""
 LOGITS_BYTES = 256 * 2**20
-"""Float32 logits held at once by the chunked loss; a test holds it equal to the loss's own."""
+"""Bytes of float32 logits that the chunked loss holds at once. A test compares it with the loss's own constant."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank.
+    """Memory of one rank in bytes.
 
     Attributes:
-        parameters: this rank's float32 shard.
-        gradients: float32, of the same size.
-        moments: AdamW's two, float32.
-        root: embedding, last norm and head, gathered from the forward to the end of the backward, with the gradient
-            of the head.
-        gathered: the layers that FSDP holds whole, with one gradient and one message of gradients.
-        activations: what the layers keep for the backward; their inputs alone under checkpointing.
-        layer: one layer's own tensors and gradients in its backward, exchanges of heads included.
-        ring: keys and values that one layer has received from a ring, with gradients and copies of those of one
-            exchange.
+        parameters: this rank's float32 shard of the parameters.
+        gradients: float32 gradients of that shard.
+        moments: AdamW's two float32 moments of that shard.
+        root: embedding, final norm and output head, gathered from the forward to the end of the backward, with the
+            gradient of the head.
+        gathered: layers that FSDP has gathered, with one gradient and the buffers of its reduction.
+        activations: tensors that layers save for the backward; only their inputs under checkpointing.
+        layer: tensors and gradients of one layer in its backward, including Ulysses exchanges.
+        ring: keys and values that one layer received from the context-parallel ring, with the gradients and copies of
+            one exchange.
         loss: logits of one chunk with their gradient, and the last hidden states.
-        root_reduction: the root's whole gradient, and its message in float32, at the end of a backward.
-        host: in the CPU's memory: offloaded layer inputs.
+        root_reduction: full gradient of the root and its float32 buffer, at the end of a backward.
+        host: offloaded layer inputs in CPU memory.
     """
 
     parameters: int
@@ -54,7 +54,7 @@ class Memory:
 
     @property
     def states(self) -> int:
-        """What is there at every moment."""
+        """Bytes held throughout training: parameters, gradients and moments."""
         return self.parameters + self.gradients + self.moments
 
     @property
@@ -69,13 +69,13 @@ class Memory:
             + self.ring,
             "the loss": self.states + self.root + self.activations + self.loss,
             "the root's reduction": self.states + self.root + self.root_reduction,
-            # AdamW's update over lists of tensors makes one temporary for each.
+            # AdamW's foreach update makes one temporary per parameter.
             "the update": self.states + self.parameters,
         }
 
     @property
     def peak(self) -> int:
-        """The most at any moment, on the device."""
+        """Largest number of bytes on the device at any moment."""
         return max(self.moments_of_most.values())
 
 
@@ -83,10 +83,10 @@ def estimate_memory(run: ShardedRun) -> Memory:
     """Estimate one rank's memory by part.
 
     Args:
-        run: model, mesh, row length and what is kept.
+        run: model, mesh, sequence length, checkpointing and offload.
 
     Returns:
-        Bytes; parts do not all peak at once, see :attr:`Memory.moments_of_most`.
+        Bytes by part. The parts do not all peak at once, see :attr:`Memory.moments_of_most`.
     """
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
     shard = sum(numel(sizes, ranks) for sizes in shape.units) // ranks * MASTER_BYTES
@@ -94,10 +94,11 @@ def estimate_memory(run: ShardedRun) -> Memory:
     inputs = run.places * shape.hidden * width
     received, exchange = _ring_bytes(run)
     if not run.checkpointing:
+        # Every layer saves its activations, its input and the keys and values it received.
         kept = shape.layers * run.places * (_saved(shape, run.mesh.sequence, width) + shape.hidden * width)
         kept += shape.layers * received
     else:
-        # Offloaded: the one in use, and the one on its way.
+        # With offload, the device holds the input in use and the one being copied.
         kept = inputs * (min(2, shape.layers) if run.offload else shape.layers)
     return Memory(
         parameters=shard,
@@ -115,14 +116,15 @@ def estimate_memory(run: ShardedRun) -> Memory:
 
 
 def _gathered(run: ShardedRun) -> tuple[int, int, int]:
-    """Bytes of the root, of layers, and of the root's reduction at the end.
+    """Bytes of the gathered root, of the gathered layers, and of the root's reduction at the end of the backward.
 
-    Three layers in compute dtype: one in use, the next one's message, and the parameters it is copied into; one
-    gradient in compute dtype, and the float32 messages of two, of which one is on its way.
+    Layers count three times in the compute dtype (the layer in use, the next layer's communication buffer, and the
+    parameters it is copied into), plus one gradient in the compute dtype and two float32 reduction buffers, one of
+    which is in flight.
     """
     shape, ranks, width = run.model, run.mesh.shard_degree, run.compute_bytes
     if run.mesh.world_size == 1:
-        # Nothing is gathered; parameters in a narrower dtype than their masters are a whole copy, as are gradients.
+        # One rank gathers nothing, but mixed precision keeps a full low-precision copy of parameters and gradients.
         return 0, (2 * width * shape.parameters if width < MASTER_BYTES else 0), 0
     layer, root = numel(shape.layer_sizes, ranks), numel(shape.root_sizes, ranks)
     messages = 2 * MASTER_BYTES * layer
@@ -134,24 +136,24 @@ def _gathered(run: ShardedRun) -> tuple[int, int, int]:
 
 
 def _saved(shape: ModelShape, sequence: int, width: int) -> int:
-    """Bytes a token that autograd saves of one layer, its input left out."""
+    """Bytes per token that autograd saves for one layer, without the layer's input."""
     query, kv = _head_widths(shape, sequence)
     return (
         2 * _norm_bytes(shape, width)
-        # Queries, keys and values as exchanged, and gathered into runs; outputs of the kernel and of the exchange.
+        # Queries, keys and values after the exchange and after packing; outputs of the kernel and of the exchange.
         + (2 * (query + 2 * kv) + 2 * query) * width
-        # The log-sum-exp of each head, float32.
+        # Float32 log-sum-exp of each head.
         + 4 * shape.heads
         + _saved_by_mlp(shape, width)
     )
 
 
 def _saved_by_mlp(shape: ModelShape, width: int) -> int:
-    """Bytes a token of a layer's MLP, or of its experts if they save more.
+    """Bytes per token that autograd saves for a layer's MLP, or for its experts if those need more.
 
-    Experts come as transformers' grouped products: a token goes to ``top_k`` of them, as a copy each.
+    Experts run as transformers' grouped matrix products, which copy each token once per expert that it is sent to.
     """
-    # Gate, its activation, up, and their product.
+    # SwiGLU: gate, its activation, up, and their product.
     dense = 4 * shape.intermediate * width if shape.dense_layers else 0
     experts = shape.experts
     if experts is None:
@@ -164,7 +166,7 @@ def _saved_by_mlp(shape: ModelShape, width: int) -> int:
 
 
 def _backward_of_mlp(shape: ModelShape, width: int) -> int:
-    """Bytes a token in the middle of the backward of a layer's MLP or experts, beyond what is saved."""
+    """Bytes per token at the peak of the backward of a layer's MLP or experts, besides the saved tensors."""
     # The product's gradient, and those of the activation and of up; the saved product is free by then.
     dense = 2 * shape.intermediate * width if shape.dense_layers else 0
     experts = shape.experts
@@ -176,14 +178,14 @@ def _backward_of_mlp(shape: ModelShape, width: int) -> int:
 
 
 def _layer_bytes(run: ShardedRun) -> int:
-    """Bytes a token of one layer's backward: of what is saved, too, where it has just been computed again."""
+    """Bytes per token in the backward of one layer, including its recomputed activations under checkpointing."""
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
     query, kv = _head_widths(shape, sequence)
     mlp, free = _backward_of_mlp(shape, width), _saved_by_mlp(shape, width)
-    # Gradients of q, k and v: from the kernel, out of runs, and through the exchange; of the output, before and after.
+    # Gradients of q, k and v from the kernel, after unpacking and after the exchange; of the output before and after.
     exchanges = 3 if sequence > 1 else 2
     attention = (exchanges * (query + 2 * kv) + 2 * query) * width - free
-    # In the kernel: gradients of the output before and after the exchange, and those that it gives.
+    # Inside the kernel: gradients of the output before and after the exchange, and the gradients it returns.
     kernel = (2 * query + query + 2 * kv) * width - free + _flash_bytes(shape, sequence, width)
     stream = 2 * shape.hidden * width
     return (
@@ -192,14 +194,15 @@ def _layer_bytes(run: ShardedRun) -> int:
 
 
 def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
-    """Bytes a token that FlashAttention 2 allocates in its backward beside its results; it takes 16 bits alone.
+    """Bytes per token that FlashAttention 2 allocates in its backward besides its results.
 
-    Float32 sums of the queries' gradients, in rows of whole multiples of 32 or 64, and one float32 a head, both with
-    128 rows more for each document; documents are taken for that long on average at least. Keys' and values' gradients
-    of every query head, where heads share them.
+    It allocates float32 accumulators of the query gradients, with head_dim rounded up to a multiple of 32 or 64, and
+    one float32 per head. Both have 128 more rows per document; the estimate assumes documents of at least 128 tokens
+    on average. With grouped-query attention, it also allocates key and value gradients for every query head.
 
     Source: torch's flash_api.cpp, ``mha_varlen_bwd``: ``dq_accum``, ``softmax_d``, ``dk_expanded``, ``dv_expanded``.
     """
+    # FlashAttention has no float32 kernel, so that dtype never reaches it.
     if width == MASTER_BYTES:
         return 0
     query, kv = _head_widths(shape, sequence)
@@ -210,31 +213,33 @@ def _flash_bytes(shape: ModelShape, sequence: int, width: int) -> int:
 
 
 def _ring_bytes(run: ShardedRun) -> tuple[int, int]:
-    """Bytes of the keys and values that autograd keeps of a layer, and the most that one exchange's backward needs.
+    """Bytes of keys and values that autograd saves for a layer, and the peak of one exchange's backward.
 
-    For one causal document a row in the zigzag cut: a rank's last piece sees up to the whole row, and its first piece
-    has its own copy of what it sees; together that is never more than a row and one piece. Packed documents mostly
-    need less; a long one that is dealt out by cost among short ones may need up to about twice as much.
+    The formula is for one causal document per sequence in the zigzag layout: a rank's last chunk attends to up to the
+    whole sequence, and its first chunk has its own copy of its keys, so both need at most a sequence and one chunk.
+    Packed documents usually need less. A long document balanced by cost among short ones may need about twice as much.
     """
     if run.mesh.ring == 1:
         return 0, 0
     shape, sequence, width = run.model, run.mesh.sequence, run.compute_bytes
     kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
     tokens = run.rows_per_batch * run.row_length
-    # A piece is half of the places of a ring rank.
+    # A chunk is half of the tokens of a ring rank.
     slots = tokens + -(-run.places * sequence // 2)
     key = 2 * shape.head_dim * width
     heads = heads_of_an_exchange(tokens, kv_heads, key)
-    # Their gradients, and in 16 bits FlashAttention's of every query head, where heads share keys. Behind it gradients
-    # of keys and values side by side, those to be sent, and for up to half of the keys the copies and their sums.
+    # Key and value gradients; in 16 bits with grouped-query attention also FlashAttention's for every query head.
+    # After the kernel: concatenated gradients, send buffers, and for up to half of the keys copies and their sums.
     per_key = shape.heads // (kv_heads * sequence)
     kernel = 1 + (per_key if per_key > 1 and width < MASTER_BYTES else 0)
     return slots * kv_heads * key, slots * heads * key * max(kernel, 4)
 
 
 def _loss_bytes(run: ShardedRun) -> int:
-    """Logits, log-probabilities and gradient of a chunk in float32, and logits with gradient in compute dtype; one
-    more gradient of the head; the last norm with the gradients around it."""
+    """Bytes of the loss: one chunk's logits, log-probabilities and gradient, the head's gradient, and the final norm.
+
+    The chunk's tensors exist in float32; in mixed precision, the logits and their gradient also in the compute dtype.
+    """
     shape, width = run.model, run.compute_bytes
     chunk = min(run.places, max(1, LOGITS_BYTES // (MASTER_BYTES * shape.vocab)))
     narrow = 2 * width if width < MASTER_BYTES else 0
@@ -244,10 +249,10 @@ def _loss_bytes(run: ShardedRun) -> int:
 
 
 def _norm_bytes(shape: ModelShape, width: int) -> int:
-    """Bytes a token that RMSNorm saves: the float32 input, the narrow normalised one, and its output."""
+    """Bytes per token that RMSNorm saves: the float32 input, the low-precision normalised input, and the output."""
     return shape.hidden * ((MASTER_BYTES if width < MASTER_BYTES else 0) + 2 * width)
 
 
 def _head_widths(shape: ModelShape, sequence: int) -> tuple[int, int]:
-    """Elements a token of all queries, and of all keys, as often as Ulysses repeats them."""
+    """Elements per token of all query heads, and of all key heads including those that Ulysses replicates."""
     return shape.heads * shape.head_dim, replicated_kv_heads(shape.kv_heads, sequence) * shape.head_dim

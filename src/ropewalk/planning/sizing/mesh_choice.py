@@ -1,4 +1,4 @@
-"""choose_mesh: what ``parallel: auto`` takes; check_mesh: whether a mesh suits ranks, heads and rows."""
+"""Choose the mesh for ``parallel: auto``, and check that a mesh fits the ranks, attention heads and sequences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ropewalk.planning.sizing.model_shape import ShardedRun
 from ropewalk.planning.sizing.time import H100, Cluster, estimate_step
 
 USABLE = 0.9
-"""Share of a device's memory that an estimate may fill; the rest is the allocator's and the kernels'."""
+"""Share of a device's memory that an estimate may fill. The rest is for the allocator and kernel workspaces."""
 WORTH = 0.01
-"""Least share of the expected time that replicas must save."""
+"""Smallest share of the step time that replicas must save to be chosen."""
 MOST_RANKS = 2**16
-"""No more are proposed to someone whose ranks do not suffice."""
+"""Largest number of ranks that an error message suggests."""
 
 
 def check_mesh(
@@ -29,29 +29,29 @@ def check_mesh(
     rows_per_step: int,
     rows_per_batch: int,
 ) -> None:
-    """Raise if a mesh cannot train these rows, before anything loads.
+    """Check that a mesh can train these sequences, before anything loads.
 
     Args:
-        shape: the degrees.
-        world_size: ranks that were started.
-        num_heads: query heads of the model.
-        row_length: tokens.
-        rows_per_step, rows_per_batch: of the stage.
+        shape: degrees of parallelism.
+        world_size: number of ranks that were started.
+        num_heads: number of query heads.
+        row_length: sequence length in tokens.
+        rows_per_step, rows_per_batch: sequences per optimizer step, and per pass of one group of ranks.
 
     Raises:
-        RopewalkError: naming the value that does not suit, and one that would.
+        RopewalkError: if a value does not fit; the message gives the value and one that would fit.
     """
     if shape.world_size != world_size:
         raise RopewalkError(
-            f"parallel {shape} makes {shape.world_size} {_ranks(shape.world_size)}, and {world_size} "
-            f"{'was' if world_size == 1 else 'were'} started; {_fitted(shape, world_size)} would do"
+            f"parallel {shape} needs {shape.world_size} {_ranks(shape.world_size)}, but {world_size} "
+            f"{'was' if world_size == 1 else 'were'} started; use {_fitted(shape, world_size)}"
         )
     check_heads(num_heads, shape.sequence)
     if rows_per_batch < 1:
         raise RopewalkError(f"rows_per_batch must be 1 or more, got {rows_per_batch}")
     if row_length < shape.sequence_degree:
         raise RopewalkError(
-            f"a row of {row_length} tokens cannot be cut over {shape.sequence_degree} ranks (parallel.ring x "
+            f"a sequence of {row_length} tokens cannot be split over {shape.sequence_degree} ranks (parallel.ring x "
             f"parallel.sequence); use at most {row_length}"
         )
     each = shape.data_degree * rows_per_batch
@@ -59,27 +59,27 @@ def check_mesh(
         below, above = rows_per_step // each * each, (max(rows_per_step, 0) // each + 1) * each
         choice = f"{below} or {above}" if below > 0 else f"{above}"
         raise RopewalkError(
-            f"rows_per_step {rows_per_step} is not a multiple of {each}, which is {shape.data_degree} groups of ranks "
-            f"with rows_per_batch {rows_per_batch}; use {choice}"
+            f"rows_per_step {rows_per_step} is not a multiple of {each} ({shape.data_degree} data-parallel groups x "
+            f"rows_per_batch {rows_per_batch}); use {choice}"
         )
 
 
 def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: Cluster = H100) -> MeshShape:
-    """The mesh that cuts rows no finer than it must.
+    """Choose the mesh that splits each sequence over as few ranks as possible.
 
-    The least number of ranks a row whose estimated memory fits in 90 % of a rank's, and for which the rows of a step
-    divide over the groups of ranks. Ulysses comes before the ring, as far as it divides the heads and stays within a
-    node. Parameters are sharded over all ranks, unless groups of whole nodes can hold replicas and a step is expected
-    to take at least 1 % less time then.
+    The number of ranks per sequence is the smallest one whose estimated memory fits in 90 % of a rank's memory and for
+    which the sequences of a step divide evenly over the data-parallel groups. Ulysses is preferred to the ring as far
+    as its degree divides the heads and stays within a node. Parameters are sharded over all ranks, unless replicas on
+    whole nodes fit and save at least 1 % of the expected step time.
 
     Args:
-        run: one pass of the run; its mesh has no meaning yet.
-        rows_per_step: of the stage.
-        world_size: ranks of the run.
-        cluster: how many of them share a node, their memory, and speeds for the choice of hybrid sharding alone.
+        run: model, sequence length and batch of one pass; its mesh is ignored.
+        rows_per_step: sequences per optimizer step.
+        world_size: number of ranks.
+        cluster: ranks per node and their memory; its speeds matter only for hybrid sharding.
 
     Raises:
-        RopewalkError: if no mesh suits, with what would.
+        RopewalkError: if no mesh fits; the message says what would.
     """
     for name, value in (
         ("the number of ranks", world_size),
@@ -107,20 +107,20 @@ def choose_mesh(run: ShardedRun, rows_per_step: int, world_size: int, cluster: C
 
 @dataclass(frozen=True)
 class _Search:
-    """Meshes for a run whose own mesh is not set yet."""
+    """Search over meshes for a run whose own mesh is ignored."""
 
     run: ShardedRun
     rows_per_step: int
     cluster: Cluster
 
     def first(self, world_size: int) -> MeshShape | None:
-        """Without replicas, of the least sequence degree."""
+        """The mesh without replicas that fits with the smallest sequence degree."""
         return next(
             (mesh for mesh in self.meshes(world_size) if self.fits(mesh) and self.divides(mesh)), None
         )
 
     def meshes(self, world_size: int) -> Iterator[MeshShape]:
-        """One for each number of ranks that a row can be cut over, ascending; one rank for recurrent layers."""
+        """One mesh for each number of ranks that a sequence can be split over: only 1 for recurrent layers."""
         most = min(world_size, self.run.row_length) if self.run.model.rows_divide else 1
         for degree in range(1, most + 1):
             if world_size % degree == 0:
@@ -128,13 +128,13 @@ class _Search:
                 yield MeshShape(shard=world_size // degree, ring=degree // sequence, sequence=sequence)
 
     def ulysses_degree(self, degree: int, world_size: int) -> int:
-        """The most of a sequence degree that exchanges heads within a node."""
-        # On several nodes a group that does not divide a node would straddle two.
+        """Largest part of a sequence degree that Ulysses can take within a node."""
+        # On several nodes, a group whose size does not divide a node's would straddle two nodes.
         within = self.cluster.ranks_per_node if world_size > self.cluster.ranks_per_node else world_size
         return math.gcd(degree, self.run.model.heads, within)
 
     def hybrids(self, mesh: MeshShape) -> Iterator[MeshShape]:
-        """Replicas of whole nodes that fit, the fewest first."""
+        """Hybrid-sharding meshes with replicas on whole nodes that fit, fewest replicas first."""
         for replicate in range(2, mesh.shard + 1):
             if (
                 mesh.shard % replicate == 0
@@ -154,50 +154,51 @@ class _Search:
         return self.rows_per_step % (mesh.data_degree * self.run.rows_per_batch) == 0
 
     def refusal(self, world_size: int) -> str:
-        """Why there is none, and what would change that."""
+        """Say why no mesh fits and what to change."""
         meshes = list(self.meshes(world_size))
         whole = (
             ""
             if self.run.model.rows_divide
-            else ", and no rank can take a part of one: recurrent layers need it whole"
+            else ", and recurrent layers cannot split a sequence over ranks"
         )
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:
             mesh = fitting[-1]
             each = mesh.data_degree * self.run.rows_per_batch
             return (
-                f"rows_per_step {self.rows_per_step} divides over no mesh of {world_size} {_ranks(world_size)} that "
-                f"rows of {self.run.row_length} tokens fit on{whole}; use a multiple of {each} for {mesh}"
+                f"rows_per_step {self.rows_per_step} does not divide evenly over any mesh of {world_size} "
+                f"{_ranks(world_size)} that fits sequences of {self.run.row_length} tokens{whole}; use a multiple of "
+                f"{each} for {mesh}"
             )
         mesh = min(meshes, key=self.bytes)
         memory = self.cluster.bytes_per_rank / 1e9
         return (
-            f"rows of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs an "
-            f"estimated {self.bytes(mesh) / 1e9:.0f} GB a rank, where {USABLE * memory:.0f} of "
-            f"{memory:.0f} may be used{whole}; {self.remedy(world_size)}"
+            f"sequences of {self.run.row_length} tokens do not fit on {world_size} {_ranks(world_size)}: {mesh} needs "
+            f"an estimated {self.bytes(mesh) / 1e9:.0f} GB per rank, and {USABLE * memory:.0f} of {memory:.0f} GB are "
+            f"usable{whole}; {self.remedy(world_size)}"
         )
 
     def remedy(self, world_size: int) -> str:
-        """What would do, with the least change first."""
+        """Say what would make the run fit, with the smallest change first."""
         run = self.run
         changes = [(run, "")]
         if not run.checkpointing:
             changes.append((replace(run, checkpointing=True), "gradient checkpointing"))
         if not run.offload:
             changes.append((replace(run, checkpointing=True, offload=True), "offloaded layer inputs"))
-        # As things are only more ranks can help, and they cost more than a change of settings.
+        # Without a change of settings only more ranks can help, and those cost more.
         for changed, name in changes[1:]:
             if replace(self, run=changed).first(world_size) is not None:
-                return f"{name} would do"
+                return f"use {name}"
         ways: dict[int, str] = {}
         for changed, name in changes:
             ranks = replace(self, run=changed).least_ranks(world_size)
             if ranks is not None and all(ranks < other for other in ways):
                 ways[ranks] = f"{ranks} ranks" + (f" with {name}" if name else "")
-        return f"{' or '.join(ways.values())} would do" if ways else f"{MOST_RANKS} ranks would not do either"
+        return f"use {' or '.join(ways.values())}" if ways else f"even {MOST_RANKS} ranks would not suffice"
 
     def least_ranks(self, world_size: int) -> int | None:
-        """The least of twice, four times, ... as many that would do."""
+        """Smallest number of ranks that fits among twice, four times, ... the present number; None if none does."""
         ranks = 2 * world_size
         while ranks <= MOST_RANKS:
             if self.first(ranks) is not None:
@@ -211,8 +212,7 @@ def _ranks(count: int) -> str:
 
 
 def _fitted(shape: MeshShape, world_size: int) -> MeshShape:
-    """A mesh like this one for another number of ranks: the shard degree gives way first, then replicas, then the
-    sequence group."""
+    """Adapt a mesh to another number of ranks, changing the shard degree first, then replicas, then Ulysses."""
     for kept in (shape, replace(shape, replicate=1)):
         others = kept.replicate * kept.sequence_degree
         if world_size % others == 0:

@@ -1,4 +1,4 @@
-"""ModelShape: the numbers of a decoder that memory, communication and time follow from; and a run on a mesh."""
+"""Describe a decoder's dimensions (ModelShape) and a sharded run of it (ShardedRun) for estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropewalk.models.config import RECURRENT, ModelConfig
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 
 MASTER_BYTES = 4
-"""Parameters, gradients and moments of a sharded run are float32."""
+"""Bytes per element of the parameters, gradients and optimizer moments of a sharded run, which are float32."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MIXTURES = (
     "dots1",
@@ -69,8 +69,8 @@ class Experts:
         if config.model_type not in MIXTURES:
             raise RopewalkError(
                 f"memory and time are estimated for dense models and mixtures of experts of the types "
-                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}; give the "
-                "degrees of parallel one by one"
+                f"{', '.join(MIXTURES)}, and this one, with {number} experts, is of type {config.model_type}; set each "
+                "degree of parallel yourself instead of auto"
             )
         width = values.get("moe_intermediate_size") or values["intermediate_size"]
         shared = values.get("shared_expert_intermediate_size") or values.get("shared_intermediate_size") or 0
@@ -117,15 +117,15 @@ class ModelShape:
     """A decoder with a gated MLP or experts, and two norms a layer, no biases: Llama, Mistral, Mixtral and their like.
 
     Attributes:
-        layers: decoder layers.
+        layers: number of decoder layers.
         hidden: width of the residual stream.
-        intermediate: width of the MLP of a layer without experts.
-        heads, kv_heads: query heads, and key/value heads.
-        head_dim: dimensions of a head, of values too.
-        vocab: rows of the embedding.
-        tied: whether the head is the embedding.
-        experts: of the layers that have a mixture of them.
-        rows_divide: whether ranks can share a row; those of recurrent layers do not divide, for their state does not
+        intermediate: width of the MLP in layers without experts.
+        heads, kv_heads: numbers of query heads and of key/value heads.
+        head_dim: dimensions of a query, key or value head.
+        vocab: vocabulary size.
+        tied: whether the output head shares the embedding's weights.
+        experts: the experts of mixture-of-experts layers. None for a dense model.
+        rows_divide: whether a sequence can be split over ranks. False for recurrent layers, whose state does not
             travel between ranks.
     """
 
@@ -144,25 +144,26 @@ class ModelShape:
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise RopewalkError(f"{name} of a model must be a whole number from 1 on, got {value!r}")
+                raise RopewalkError(f"{name} of a model must be an integer of at least 1, got {value!r}")
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelShape:
-        """Read a config; biases and norms of heads, if there are any, are not counted.
+        """Read the dimensions from a config. Biases and per-head norms are not counted.
 
         Args:
-            config: the decoder's.
+            config: the decoder's config.
 
         Raises:
-            RopewalkError: if a number is missing, or the model has experts of another kind than :class:`Experts`.
+            RopewalkError: if a dimension is missing, or the model has experts of a kind that :class:`Experts` does not
+                describe.
         """
         values = config.values
         keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
         missing = [key for key in keys if values.get(key) is None]
         if missing:
             raise RopewalkError(
-                f"the model's config has no {missing[0]}, which an estimate needs; give the degrees of parallel "
-                "one by one"
+                f"the estimate of memory needs {missing[0]}, which the model's config lacks; set each degree of "
+                "parallel yourself instead of auto"
             )
         layers, hidden, intermediate, heads, vocab = (values[key] for key in keys)
         return cls(
@@ -180,7 +181,7 @@ class ModelShape:
 
     @property
     def layer_sizes(self) -> Sizes:
-        """Of one decoder layer, one with experts if there are any: q, k, v, o; the MLP or the experts; two norms."""
+        """Parameter sizes of a decoder layer, with experts if the model has any: q, k, v, o; MLP or experts; norms."""
         return self._layer_sizes(self.experts is not None)
 
     def _layer_sizes(self, with_experts: bool) -> Sizes:
@@ -198,13 +199,13 @@ class ModelShape:
 
     @property
     def root_sizes(self) -> Sizes:
-        """Of all that is no layer: embedding, last norm, and the head where it is not the embedding."""
+        """Parameter sizes outside the layers: embedding, final norm, and the output head unless it is tied."""
         embedding = (self.vocab, self.hidden)
         return (embedding, (self.hidden,)) if self.tied else (embedding, (self.hidden,), embedding)
 
     @property
     def units(self) -> tuple[Sizes, ...]:
-        """FSDP units: the root, then one a layer."""
+        """Parameter sizes of the FSDP units: the root, then one unit per layer."""
         dense = self.dense_layers
         layers = (self._layer_sizes(False),) * dense + (self.layer_sizes,) * (self.layers - dense)
         return (self.root_sizes, *layers)
@@ -220,17 +221,17 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them, tied ones once."""
+        """Number of all parameters. Tied parameters count once."""
         return self.layer_parameters + self.root_parameters
 
     @property
     def head_parameters(self) -> int:
-        """The output head, whether it is the embedding or not."""
+        """Parameters of the output head, tied or not."""
         return self.vocab * self.hidden
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of all layers that a token is multiplied with: no norms, and no experts but its own."""
+        """Parameters of the weight matrices that a token passes in all layers: no norms, and only its own experts."""
         dense = numel(self._layer_sizes(False)) - 2 * self.hidden
         if self.experts is None:
             return self.layers * dense
@@ -239,7 +240,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """What a token passes through: all parameters but those of the experts that it is not sent to."""
+        """Number of parameters active per token: all except those of experts that the token is not sent to."""
         if self.experts is None:
             return self.parameters
         idle = self.experts.number - self.experts.per_token
@@ -247,7 +248,7 @@ class ModelShape:
 
 
 def numel(sizes: Sizes, ranks: int = 1) -> int:
-    """Elements of one FSDP unit, with the padding of first dimensions that are cut and no multiple of the ranks."""
+    """Number of elements of one FSDP unit, including the padding of sharded first dimensions to a multiple of ranks."""
     return sum(
         math.prod(size)
         if sharded_dimension(size, ranks)
@@ -258,19 +259,19 @@ def numel(sizes: Sizes, ranks: int = 1) -> int:
 
 @dataclass(frozen=True)
 class ShardedRun:
-    """What one forward and backward pass of a run holds and does.
+    """Model, mesh and batch of one forward and backward pass.
 
     Attributes:
-        model: its shape.
+        model: dimensions of the model.
         mesh: degrees of parallelism.
-        row_length: tokens.
-        rows_per_batch: rows of one pass.
-        checkpointing: whether layers keep their inputs alone, and are computed again in the backward.
-        offload: whether those inputs wait in the CPU's memory.
-        dtype: of activations and gathered parameters: ``bfloat16``, ``float16`` or ``float32``.
+        row_length: sequence length in tokens.
+        rows_per_batch: sequences per pass.
+        checkpointing: whether layers save only their inputs and are recomputed in the backward.
+        offload: whether those inputs are kept in CPU memory.
+        dtype: dtype of activations and gathered parameters: ``bfloat16``, ``float16`` or ``float32``.
 
     Raises:
-        RopewalkError: for an impossible value.
+        RopewalkError: if a value is out of range, or offload is on without checkpointing.
     """
 
     model: ModelShape
@@ -289,18 +290,20 @@ class ShardedRun:
             raise RopewalkError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         if self.offload and not self.checkpointing:
             raise RopewalkError(
-                "offload moves what checkpointed layers keep, and checkpointing is off; set gradient_checkpointing"
+                "offload moves the inputs that checkpointed layers save, but checkpointing is off; set "
+                "gradient_checkpointing to true"
             )
 
     @property
     def shard_length(self) -> int:
-        """Places of one rank, padding included, where the row is cut as evenly as can be."""
+        """Tokens of one sequence on one rank, padding included. The sequence is cut as evenly as possible."""
+        # Two roundings: a sequence is cut over the ring first, and each part over Ulysses ranks.
         ring_length = -(-self.row_length // self.mesh.ring)
         return -(-ring_length // self.mesh.sequence)
 
     @property
     def places(self) -> int:
-        """Places of one rank in one pass: rows times shard length."""
+        """Tokens of one rank in one pass: sequences times shard length."""
         return self.rows_per_batch * self.shard_length
 
     @property

@@ -1,7 +1,7 @@
-"""Floating-point operations of a step, and the time and share of peak to expect on assumed machines.
+"""Count the floating-point operations of a step, and estimate its time and utilisation on an assumed cluster.
 
-Nothing here is measured. Counts of operations are exact for the model described; times follow from
-:class:`Cluster`, whose figures are assumptions with a source each.
+Nothing here is measured. Operation counts are exact for the given model. Times follow from :class:`Cluster`, whose
+values are assumptions, each with a source.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ def _assumed(value: float, unit: str, meaning: str, source: str) -> Any:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines as assumed: bytes, FLOP/s, bytes/s each way, seconds, and shares; the defaults are nodes of eight NVIDIA
-    H100 SXM. Each field's metadata has its unit, its meaning and where the default comes from.
+    """Assumed hardware, by default nodes of eight NVIDIA H100 SXM.
 
-    An overlap is possible for FSDP and offload, and never for Ulysses and the ring, which attention waits for.
+    Values are in bytes, FLOP/s, bytes/s per direction, seconds, and shares from 0 to 1. The metadata of each field
+    gives the unit for display, the meaning and the source of the default. FSDP and offload transfers may overlap with
+    computation; Ulysses and ring transfers never do, because attention waits for them.
     """
 
-    ranks_per_node: int = _assumed(8, "", "GPUs that NVLink joins", "NVIDIA DGX H100 data sheet, 2022")
+    ranks_per_node: int = _assumed(8, "", "GPUs connected by NVLink", "NVIDIA DGX H100 data sheet, 2022")
     bytes_per_rank: int = _assumed(
         80 * 10**9,
         "GB",
@@ -39,37 +40,40 @@ class Cluster:
     matmul_efficiency: float = _assumed(
         0.55,
         "",
-        "share of the peak in all but attention, norms and other small kernels included",
-        "a guess; Llama 3 405B made 0.38 to 0.43 in all, with tensor, pipeline and context parallelism "
+        "share of the peak outside attention, including norms and other small kernels",
+        "a guess; Llama 3 405B reached 0.38 to 0.43 overall with tensor, pipeline and context parallelism "
         "(arXiv:2407.21783, 2024)",
     )
     attention_efficiency: float = _assumed(
         0.35,
         "",
         "share of the peak in attention",
-        "FlashAttention-2 on H100 according to arXiv:2407.08608, 2024, whose FlashAttention-3 makes up to 0.75",
+        "FlashAttention-2 on H100 according to arXiv:2407.08608, 2024, whose FlashAttention-3 reaches up to 0.75",
     )
     nvlink: float = _assumed(
-        450e9, "GB/s", "each way between GPUs of a node", "NVIDIA H100 data sheet, 2023: 900 both ways"
+        450e9,
+        "GB/s",
+        "per direction between GPUs of a node",
+        "NVIDIA H100 data sheet, 2023: 900 in both directions",
     )
     network: float = _assumed(
-        50e9, "GB/s", "each way of a GPU's own port", "NVIDIA ConnectX-7 data sheet, 2022: 400 Gb/s"
+        50e9, "GB/s", "per direction of each GPU's port", "NVIDIA ConnectX-7 data sheet, 2022: 400 Gb/s"
     )
-    host_link: float = _assumed(64e9, "GB/s", "each way to the CPU's memory", "PCI Express 5.0 x16, 2019")
-    link_efficiency: float = _assumed(0.8, "", "share of those rates that messages reach", "a guess")
+    host_link: float = _assumed(64e9, "GB/s", "per direction to CPU memory", "PCI Express 5.0 x16, 2019")
+    link_efficiency: float = _assumed(0.8, "", "share of those bandwidths that transfers reach", "a guess")
     overlap: float = _assumed(
-        0.8, "", "share of a transfer that computation hides where both may run at once", "a guess"
+        0.8, "", "share of a transfer that computation hides, where both can run at once", "a guess"
     )
     nvlink_latency: float = _assumed(
         3.4e-6,
         "µs",
-        "a step of a collective within a node",
+        "one step of a collective within a node",
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
     network_latency: float = _assumed(
         14e-6,
         "µs",
-        "a step of a collective between nodes",
+        "one step of a collective between nodes",
         "NCCL's own table (tuning.cc, ring, Simple), 2022",
     )
 
@@ -79,12 +83,12 @@ H100 = Cluster()
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of some rows over all ranks.
+    """Floating-point operations of some sequences, summed over all ranks.
 
     Attributes:
         dense: products with parameters, forward and backward.
         attention: products of queries, keys and values over visible pairs, forward and backward.
-        hardware_dense, hardware_attention: what is computed, recomputation included.
+        hardware_dense, hardware_attention: operations that are executed, including recomputation.
     """
 
     dense: int
@@ -94,17 +98,17 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """What the mathematics asks for: the share of peak is counted from it."""
+        """Operations without recomputation, from which model FLOPs utilisation is computed."""
         return self.dense + self.attention
 
 
 def visible_pairs(row_length: int, document_length: int | None = None) -> int:
-    """Pairs of a query and a key that it sees, in a row of causal attention.
+    """Number of query-key pairs that causal attention computes in a sequence.
 
     Args:
-        row_length: tokens.
-        document_length: the row is packed with documents of this length that do not see each other, the last one
-            cut; documents of several lengths with this mean have more pairs. None for one document.
+        row_length: sequence length in tokens.
+        document_length: length of the documents that the sequence is packed with, which do not attend to each other;
+            the last one is cut. Documents of unequal lengths with this mean have more pairs. None for one document.
     """
     length = min(document_length or row_length, row_length)
     whole, rest = divmod(row_length, length)
@@ -118,22 +122,22 @@ def flops(
     checkpointing: bool = True,
     document_length: int | None = None,
 ) -> Flops:
-    """Count the operations of forward and backward; a multiplication and an addition are two.
+    """Count the operations of forward and backward. A multiply-add counts as two operations.
 
-    Dense: 6 a token and matrix parameter, 8 where the forward is computed again (the head's always is, by the chunked
-    loss). Attention: 4·H·D a pair and layer in the forward, twice that in the backward; flash attention computes
-    scores again in the backward, which makes it 10·H·D of hardware, and checkpointing adds the forward once more.
+    Dense layers take 6 operations per token and matrix parameter, or 8 with recomputation; the chunked loss always
+    recomputes the head. Attention takes 4·H·D per pair and layer in the forward and twice that in the backward. Flash
+    attention recomputes the scores, so its backward executes 10·H·D; checkpointing adds another forward.
 
     Args:
-        shape: the model's.
-        row_length: tokens of a row.
-        rows: how many.
-        checkpointing: whether layers are computed again in the backward.
-        document_length: see :func:`visible_pairs`.
+        shape: dimensions of the model.
+        row_length: sequence length in tokens.
+        rows: number of sequences.
+        checkpointing: whether layers are recomputed in the backward.
+        document_length: length of the packed documents, see :func:`visible_pairs`.
     """
     tokens = rows * row_length
     head, layers = shape.head_parameters, shape.layer_matrices
-    # Heads times head_dim is what a pair costs in a layer, twice multiplied and added.
+    # H·D per pair and layer; the factors below count both products (scores and values) and multiply-adds.
     pair = rows * visible_pairs(row_length, document_length) * shape.layers * shape.heads * shape.head_dim
     return Flops(
         dense=6 * tokens * (layers + head),
@@ -145,16 +149,16 @@ def flops(
 
 @dataclass(frozen=True)
 class Estimate:
-    """What to expect of a step, were the assumptions true.
+    """Estimated time of a step under the assumptions of a :class:`Cluster`.
 
     Attributes:
-        tokens: of the step.
-        flops: of the step, over all ranks.
+        tokens: tokens per step.
+        flops: operations per step, summed over all ranks.
         sent: bytes that the busiest rank sends.
-        compute_seconds: of the busiest rank, matrix products and attention.
-        exchange_seconds: Ulysses and the ring, during which nothing is computed.
-        exposed_seconds: what computation does not hide of other transfers.
-        peak_flops: of all ranks together.
+        compute_seconds: time of matrix products and attention on the busiest rank.
+        exchange_seconds: time of Ulysses and ring exchanges, which do not overlap with computation.
+        exposed_seconds: time of FSDP and offload transfers that computation does not hide.
+        peak_flops: peak FLOP/s of all ranks together.
     """
 
     tokens: int
@@ -171,37 +175,38 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all ranks together."""
+        """Throughput of all ranks together."""
         return self.tokens / self.seconds
 
     @property
     def model_flops_utilisation(self) -> float:
-        """Share of the peak that the model's own operations make."""
+        """Model FLOPs utilisation: operations without recomputation as a share of the peak, from 0 to 1."""
         return self.flops.model / (self.seconds * self.peak_flops)
 
 
 def estimate_step(
     run: ShardedRun, rows_per_step: int, cluster: Cluster = H100, document_length: int | None = None
 ) -> Estimate:
-    """Expected time of an optimiser step; the update itself is left out.
+    """Estimate the time of an optimizer step, without the optimizer's own update.
 
-    The work is taken as evenly spread, as the zigzag cut does for one document a row; padding is computed on.
+    Work is assumed to be evenly balanced, as the zigzag layout does for one document per sequence. Padding tokens are
+    computed too.
 
     Args:
-        run: model, mesh and rows of a pass.
-        rows_per_step: a multiple of data degree times rows_per_batch.
-        cluster: what is assumed of the machines.
-        document_length: see :func:`visible_pairs`.
+        run: model, mesh and batch of one pass.
+        rows_per_step: sequences per step, a multiple of the data-parallel degree times rows_per_batch.
+        cluster: assumed hardware.
+        document_length: length of the packed documents, see :func:`visible_pairs`.
 
     Raises:
-        RopewalkError: if rows_per_step is no such multiple.
+        RopewalkError: if rows_per_step is not such a multiple.
     """
     mesh, shape = run.mesh, run.model
     passes, rest = divmod(rows_per_step, mesh.data_degree * run.rows_per_batch)
     if rest or passes < 1:
         raise RopewalkError(
-            f"rows_per_step {rows_per_step} is not a multiple of {mesh.data_degree * run.rows_per_batch}, the rows of "
-            "one pass of all ranks"
+            f"rows_per_step {rows_per_step} must be a multiple of {mesh.data_degree * run.rows_per_batch}, the number "
+            "of sequences in one pass of all ranks"
         )
     work = flops(shape, run.row_length, rows_per_step, run.checkpointing, document_length)
     padded = run.shard_length * mesh.sequence_degree / run.row_length
@@ -225,10 +230,10 @@ def estimate_step(
 def _transfers(
     run: ShardedRun, sent: Communication, passes: int, cluster: Cluster
 ) -> tuple[float, float, float]:
-    """Seconds of FSDP, of the exchanges of Ulysses and the ring, and of offload, each by itself."""
+    """Seconds of FSDP, of Ulysses and ring exchanges, and of offload, each without overlap."""
     mesh, layers, units = run.mesh, passes * run.model.layers, passes * (run.model.layers + 1)
     times = 3 if run.checkpointing else 2
-    # Two gathers of a layer and one of the root, one reduction of each; an all-reduce has twice the steps.
+    # Each layer is gathered twice and the root once, and each unit reduced once; an all-reduce has twice the steps.
     shards = _time(sent.fsdp, 2 * layers + passes + units, 1, mesh.shard_degree, cluster, grouped=True)
     replicas = _time(sent.replicas, 2 * units, mesh.shard_degree, mesh.replicate, cluster, grouped=False)
     ulysses = _time(sent.ulysses, 2 * times * layers, 1, mesh.sequence, cluster, grouped=False)
@@ -239,16 +244,16 @@ def _transfers(
 
 
 def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *, grouped: bool) -> float:
-    """Seconds for bytes that each rank of a group sends, in so many collectives.
+    """Seconds that the collectives of a group of ranks take.
 
     Args:
-        sent: bytes of all of them.
-        messages: how many collectives, each of ``ranks`` - 1 steps.
-        stride: distance of neighbours of the group in rank.
-        ranks: of the group.
-        cluster: the machines.
-        grouped: a collective that passes data on from rank to rank, so that all ports of a node together carry what
-            crosses its border; otherwise each rank sends through its own port.
+        sent: bytes that each rank sends in all collectives together.
+        messages: number of collectives, each of ``ranks`` - 1 steps.
+        stride: difference in rank between neighbours of the group.
+        ranks: size of the group.
+        cluster: assumed hardware.
+        grouped: whether data passes from rank to rank (a ring collective), so that all ports of a node share the
+            traffic between nodes. Otherwise each rank sends through its own port.
     """
     if ranks == 1:
         return 0.0
@@ -263,5 +268,5 @@ def _time(sent: int, messages: int, stride: int, ranks: int, cluster: Cluster, *
 
 
 def _exposed(transfer: float, compute: float, cluster: Cluster) -> float:
-    """What of a transfer adds to the time: what cannot overlap, or what computation is too short to hide."""
+    """Seconds that a transfer adds to the step: the part that cannot overlap, or that outlasts the computation."""
     return max(transfer * (1 - cluster.overlap), transfer - compute)

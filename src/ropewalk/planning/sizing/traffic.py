@@ -1,6 +1,7 @@
-"""Bytes that one rank sends to others: exact, but for packed rows around a ring, which have a bound.
+"""Count the bytes that one rank sends to others.
 
-Reading a rank's own part from memory is not counted.
+Counts are exact, except for packed sequences on a context-parallel ring, where they are an upper bound. Reading a
+rank's own part from memory is not counted.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class Communication:
     """Bytes that the busiest rank sends in a step.
 
     Attributes:
-        fsdp: parameters gathered and gradients reduced over the ranks that parameters are sharded over.
-        replicas: gradients summed over replicas (hybrid sharding).
-        ulysses: queries, keys, values and outputs between ranks that exchange heads.
-        ring: keys and values, and their gradients, between the ranks of a ring.
+        fsdp: parameter all-gathers and gradient reduce-scatters over the shard ranks.
+        replicas: gradient all-reduces over replicas (hybrid sharding).
+        ulysses: queries, keys, values and outputs in the all-to-alls of Ulysses.
+        ring: keys and values, and their gradients, between the ranks of a context-parallel ring.
     """
 
     fsdp: int
@@ -38,17 +39,18 @@ class Communication:
 def step_communication(
     run: ShardedRun, micro_batches: int = 1, document_length: int | None = None
 ) -> Communication:
-    """All that a rank sends in a step of so many passes; each of them gathers and reduces anew.
+    """Count the bytes that a rank sends in a step. Every micro-batch gathers and reduces again.
 
     Args:
-        run: what one pass does.
-        micro_batches: passes of a step.
-        document_length: rows are packed with documents of this length, for which the ring's bytes are a bound. None
-            for one causal document a row.
+        run: model, mesh and batch of one pass.
+        micro_batches: passes per step.
+        document_length: length in tokens of the documents packed into each sequence, for which the ring's bytes are an
+            upper bound. None for one causal document per sequence.
     """
     shape, mesh = run.model, run.mesh
     places, width, again = run.places, run.compute_bytes, run.checkpointing
     if document_length is None:
+        # The first and last rank are the extremes: bytes are linear in the rank.
         ring = max(ring_bytes(shape, mesh, places, width, again, rank) for rank in {0, mesh.ring - 1})
     else:
         ring = packed_ring_bytes(run, document_length)
@@ -61,18 +63,20 @@ def step_communication(
 
 
 def fsdp_bytes(units: Sequence[Sizes], mesh: MeshShape, dtype_bytes: int) -> int:
-    """Sent by a rank in one pass: every layer is gathered in the forward and again in the backward, the root, which
-    is kept in between, once; every gradient is reduced and scattered in float32.
+    """Bytes that a rank sends for FSDP in one pass.
+
+    Layers are gathered in the forward and again in the backward. The root stays gathered in between, so it is gathered
+    once. Gradients are reduce-scattered in float32.
 
     Args:
-        units: sizes of each FSDP unit's parameters, the root first; FSDP2 pads first dimensions to a multiple of the
+        units: parameter sizes of each FSDP unit, the root first. FSDP2 pads first dimensions to a multiple of the
             ranks.
         mesh: parameters are sharded over its ``shard_degree`` ranks.
-        dtype_bytes: of gathered parameters.
+        dtype_bytes: bytes per element of gathered parameters.
 
     Returns:
-        Bytes. A rank sends its shard to each of the others (all-gather), and each of the others its part of the
-        gradient (reduce-scatter).
+        Bytes. In an all-gather, a rank sends its shard to every other rank; in a reduce-scatter, it sends every other
+        rank that rank's part of the gradient.
     """
     ranks = mesh.shard_degree
     root, *layers = (numel(sizes, ranks) // ranks for sizes in units)
@@ -81,24 +85,27 @@ def fsdp_bytes(units: Sequence[Sizes], mesh: MeshShape, dtype_bytes: int) -> int
 
 
 def replica_bytes(units: Sequence[Sizes], mesh: MeshShape) -> int:
-    """Sent by a rank in one pass to sum a shard's float32 gradient over replicas: 2 (R - 1)/R of it, as every
-    all-reduce that moves least, rounded up."""
+    """Bytes that a rank sends in one pass to all-reduce its float32 gradient shard over R replicas.
+
+    A bandwidth-optimal all-reduce sends 2 (R - 1)/R of the shard; the result is rounded up.
+    """
     shard = sum(numel(sizes, mesh.shard_degree) for sizes in units) // mesh.shard_degree
     return -(-2 * (mesh.replicate - 1) * shard * MASTER_BYTES // mesh.replicate)
 
 
 def ulysses_bytes(shape: ModelShape, degree: int, places: int, dtype_bytes: int, checkpointing: bool) -> int:
-    """Sent by a rank in one pass over all layers: q, k and v in one all-to-all, the output in another, in the forward,
-    in the recomputation, and their gradients in the backward.
+    """Bytes that a rank sends for Ulysses in one pass over all layers.
 
-    ``(P - 1)/P · places · (2·H·D + 2·K'·D)`` elements each time, with K' = lcm(K, P) key/value heads.
+    One all-to-all carries q, k and v and another the output: in the forward, in the recomputation, and for the
+    gradients in the backward. Each time they carry ``(P - 1)/P · places · (2·H·D + 2·K'·D)`` elements, with
+    K' = lcm(K, P) key/value heads.
 
     Args:
-        shape: the model's.
-        degree: P, ``parallel.sequence``.
-        places: of one rank, rows times padded shard length.
-        dtype_bytes: of activations.
-        checkpointing: whether the forward of a layer is computed again.
+        shape: dimensions of the model.
+        degree: P, the Ulysses degree ``parallel.sequence``.
+        places: tokens of one rank: sequences times padded shard length.
+        dtype_bytes: bytes per element of activations.
+        checkpointing: whether layers are recomputed in the backward.
 
     Raises:
         EngineError: if P does not divide the heads.
@@ -110,13 +117,13 @@ def ulysses_bytes(shape: ModelShape, degree: int, places: int, dtype_bytes: int,
 
 
 def ring_pieces(ring: int, rank: int) -> tuple[int, int]:
-    """Pieces of keys that a ring rank sends and receives in one pass over a causal document.
+    """Number of key chunks that a ring rank sends and receives in one pass over a causal document.
 
-    The zigzag cut: rank i holds pieces i and 2R - 1 - i of 2R. The first is seen by all others, the second by the
-    ranks below i, whose second pieces stand behind it.
+    In the zigzag layout, rank i holds chunks i and 2R - 1 - i of 2R. All other ranks attend to the first chunk. The
+    ranks below i attend to the second one, because their second chunks come after it.
 
     Returns:
-        Pieces sent: R - 1 + i; received: 2 (R - 1) - i.
+        Chunks sent, R - 1 + i, and chunks received, 2 (R - 1) - i.
     """
     return ring - 1 + rank, 2 * (ring - 1) - rank
 
@@ -124,28 +131,30 @@ def ring_pieces(ring: int, rank: int) -> tuple[int, int]:
 def ring_bytes(
     shape: ModelShape, mesh: MeshShape, places: int, dtype_bytes: int, checkpointing: bool, ring_rank: int
 ) -> int:
-    """Sent by a ring rank in one pass over all layers, for one causal document a row in the zigzag cut, which
-    ``auto`` takes for it: exact where pieces are equal.
+    """Bytes that a ring rank sends in one pass over all layers, for one causal document per sequence.
 
-    Other documents mostly need less, since keys that no query sees are not sent, but not always: a cut by cost may
-    send more. At most every key goes to every other rank, which is 6/5 of what the last rank sends here with
-    checkpointing, and 4/3 without.
+    The layout is zigzag, which ``auto`` chooses for such documents. The count is exact if all chunks have equal size.
+    Packed documents usually need less, because keys that no query attends to are not sent; a layout balanced by cost
+    may need more. The maximum is reached if every key goes to every other rank: 6/5 of what the last rank sends here
+    with checkpointing, and 4/3 without.
 
-    Keys and values go out in the forward and in the recomputation; in the backward the gradients of those received go
-    back, in the same dtype. A piece is half the places of a ring rank, which are ``sequence`` times those of a rank;
-    each of the ``sequence`` ranks sends its K'/P heads of them.
+    Keys and values are sent in the forward and in the recomputation. In the backward, the gradients of received keys
+    and values are returned in the same dtype. A chunk is half the tokens of a ring rank, and a ring rank has
+    ``sequence`` times the tokens of a rank; each of the ``sequence`` ranks sends its K'/P heads.
 
     Args:
-        shape: the model's.
-        mesh: ring and sequence degrees.
-        places: of one rank, rows times padded shard length.
-        dtype_bytes: of keys and values.
-        checkpointing: whether the forward of a layer is computed again.
-        ring_rank: from 0.
+        shape: dimensions of the model.
+        mesh: ring and Ulysses degrees.
+        places: tokens of one rank: sequences times padded shard length.
+        dtype_bytes: bytes per element of keys and values.
+        checkpointing: whether layers are recomputed in the backward.
+        ring_rank: rank within the ring, from 0.
     """
     if mesh.ring == 1:
         return 0
+    # Ulysses replicates key/value heads until its ranks divide them.
     kv_heads = replicated_kv_heads(shape.kv_heads, mesh.sequence)
+    # Keys and values (factor 2) of half the tokens: the two factors stay visible for the rounding up.
     piece = -(-places * kv_heads * 2 * shape.head_dim // 2)
     sent, received = ring_pieces(mesh.ring, ring_rank)
     times = 2 if checkpointing else 1
@@ -153,7 +162,7 @@ def ring_bytes(
 
 
 def ring_exchanges(run: ShardedRun) -> int:
-    """Messages in which a ring rank gets the keys and values of one layer, some heads in each."""
+    """Number of exchanges in which a ring rank receives the keys and values of one layer, some heads in each."""
     shape, sequence = run.model, run.mesh.sequence
     kv_heads = replicated_kv_heads(shape.kv_heads, sequence) // sequence
     key_bytes = 2 * shape.head_dim * run.compute_bytes
@@ -161,15 +170,15 @@ def ring_exchanges(run: ShardedRun) -> int:
 
 
 def packed_ring_bytes(run: ShardedRun, document_length: int) -> int:
-    """The most that a ring rank sends in one pass over rows of equal documents that do not see each other.
+    """Upper bound of the bytes that a ring rank sends in one pass over sequences packed with equal documents.
 
-    The cut is the one that ``auto`` takes for these documents; where in the row they start is not used, so that
-    documents which happen to end where a piece does send no less than others. Documents of various lengths may need
-    another cut: :func:`ropewalk.parallel.ring.traffic.ring_bytes` has the bytes of rows that are there.
+    The layout is the one that ``auto`` chooses for these documents. The bound ignores where documents start, so a
+    document that happens to end at a chunk boundary counts like any other. Documents of unequal lengths may get
+    another layout; :func:`ropewalk.parallel.ring.traffic.ring_bytes` counts the bytes of given sequences.
 
     Args:
-        run: what one pass does.
-        document_length: tokens; one document a row if that is longer than a row.
+        run: model, mesh and batch of one pass.
+        document_length: tokens per document. A length above the sequence length means one document per sequence.
     """
     mesh, shape = run.mesh, run.model
     if mesh.ring == 1:
