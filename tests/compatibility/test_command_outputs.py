@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compatibility.compatibility_cases import command_outputs, differences_from_before
+from tests.compatibility.compatibility_cases import command_outputs, differences_from_before, is_reworded
 
 RENAMED: dict[str, str] = {
     "forced": "teacher_forced",
@@ -189,6 +189,18 @@ def test_a_number_a_key_and_a_type_that_change_are_found():
     ):
         assert len(list(command_outputs.differences(before, now, 1e-3))) == 1
     assert not list(command_outputs.differences(before, {"a": [1, 2.0001], "b": {"c": "x"}}, 1e-3))
+
+
+def test_a_sentence_may_change_its_words_and_not_its_numbers():
+    before = {"reasons": ["Its bound of 1,024 covers 0.5 of 2."], "status": "fits 2"}
+    for now, others in (
+        ({"reasons": ["The bound, 1,024, covers 0.5 of 2."], "status": "fits 2"}, 0),
+        ({"reasons": ["Its bound of 1,025 covers 0.5 of 2."], "status": "fits 2"}, 1),
+        ({"reasons": ["Its bound of 1,024 covers 0.5."], "status": "fits 2"}, 1),
+        ({"reasons": ["Its bound of 1,024 covers 0.5 of 2."], "status": "suits 2"}, 1),
+    ):
+        found = command_outputs.differences(before, now)
+        assert sum(not is_reworded(each) for each in found) == others
 
 
 def test_numbers_that_change_places_change_what_is_kept():

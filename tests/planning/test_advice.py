@@ -21,14 +21,14 @@ def test_llama_3_is_recommended_the_base_that_gradient_used() -> None:
     assert advice.chosen is not None
     assert advice.chosen.rule == "critical-dimension"
     assert advice.action == (
-        "Set rope_theta to 283,461,213 in the end, and train in 2 stages: at 65,536 and then 262,144 tokens."
+        "Set rope_theta to 283,461,213 in the last stage, and train in 2 stages: at 65,536 and then 262,144 tokens."
     )
     assert advice.current_bound == 18437
     said = " ".join(advice.reasons)
     assert "Its context bound of 896,529 tokens covers the target." in said
-    assert "29 of 64 rotary pairs never completed a turn in 8,192 tokens" in said
-    assert "29 would meet angles that training never showed; with the new setting 0 would" in said
-    assert "this base is 11.3 times the median" in said
+    assert "29 of its 64 rotary pairs did not complete a turn within 8,192 tokens" in said
+    assert "29 pairs would reach angles not seen in training (0 with the new setting)" in said
+    assert "the recommended base is 11.3 times the median" in said
     assert sum(pair.new_angles > 0 for pair in advice.exposure_now) == 29
     assert advice.exposure_then is not None
     assert sum(pair.new_angles > 0 for pair in advice.exposure_then) == 0
@@ -52,9 +52,7 @@ def test_narrow_heads_follow_the_law_and_the_bound_is_no_argument() -> None:
     advice = advise(Default(8, 1e4), 512, 2048)
     assert advice.chosen.rule == "critical-dimension"
     assert advice.chosen.method.rope_theta == pytest.approx(182_029, rel=1e-5)
-    assert any(
-        "8 rotary dimensions of this model its context bound is 65 tokens" in r for r in advice.reasons
-    )
+    assert any("this model's 8 rotary dimensions its context bound is 65 tokens" in r for r in advice.reasons)
 
 
 def test_a_model_that_training_refuses_gets_the_reason_and_no_recipe() -> None:
@@ -91,8 +89,8 @@ def test_a_scaled_checkpoint_goes_on_with_its_own_method(method, trained: int, f
 def test_longrope_is_told_to_search() -> None:
     advice = advise(PHI_3, 131072, 262144)
     assert advice.chosen is None
-    assert advice.action.startswith("Search new factors for 262,144 tokens")
-    with pytest.raises(RopewalkError, match="needs factors from a search"):
+    assert advice.action.startswith("Search new rescale factors for 262,144 tokens")
+    with pytest.raises(RopewalkError, match="search new factors with `ropewalk search`"):
         plan_stages(PHI_3, 131072, 262144)
 
 

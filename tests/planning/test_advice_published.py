@@ -86,7 +86,7 @@ def test_the_advice_is_what_the_formulas_ask_for(name: str, target: int) -> None
         assert [window < target for window in {layer.window for layer in config.layers}] == [True]
         advice = advice.lifted
     if method.name == "longrope":
-        assert advice.action.startswith("Search new factors")
+        assert advice.action.startswith("Search new rescale factors")
     elif name in NO_BASE:
         assert {stage.recipe_method for stage in advice.stages} == {"default"}
         assert {stage.method for stage in advice.stages} == {method}
@@ -108,7 +108,7 @@ def test_the_advice_is_what_the_formulas_ask_for(name: str, target: int) -> None
         assert new.factor == pytest.approx(method.factor * target / trained)
         if method.name == "yarn":
             assert new.factor * new.original_max_position_embeddings == pytest.approx(target)
-            assert f"counted from the original {new.original_max_position_embeddings:,} tokens" in " ".join(
+            assert f"relative to the original {new.original_max_position_embeddings:,} tokens" in " ".join(
                 advice.reasons
             )
     if advice.stages:
@@ -145,7 +145,7 @@ def test_windows_everywhere_are_lifted_or_kept(name: str, shape: tuple[int, int]
         assert part in refused
     assert advice.lifted.lift == ("windows",)
     assert not any("context bound" in reason for reason in advice.reasons)
-    assert f"never completed a turn in {window:,} tokens" in " ".join(advice.lifted.reasons)
+    assert f"did not complete a turn within {window:,} tokens" in " ".join(advice.lifted.reasons)
 
 
 @pytest.mark.slow

@@ -65,4 +65,4 @@ def test_a_plan_shows_every_stage_and_ends_with_its_recipe():
         assert f"{stage.context:,}" in said
         assert f"{stage.method.rope_theta:,.10g}" in said
     assert said.rstrip().endswith(result.recipe.rstrip().splitlines()[-1].strip())
-    assert said.startswith("from 8,192 to 65,536 tokens")
+    assert said.startswith("Stages from 8,192 to 65,536 tokens")

@@ -1,6 +1,6 @@
-"""What a target length needs: settings compared, a recommendation in plain words, stages; memory, time and a mesh.
+"""Plan a longer context: compare RoPE settings, recommend one, lay out stages, and estimate memory, time and mesh.
 
-:func:`inspect` says what a checkpoint is and what a length would need, :func:`plan` how to get there.
+:func:`inspect` describes a checkpoint's RoPE and what a target length needs. :func:`plan` returns the training stages.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A recommendation in plain words: what to set for a target length, why, and what it does not promise."""
+"""Recommend RoPE settings and training stages for a target length, with the reasons and the caveats."""
 
 from __future__ import annotations
 
@@ -38,23 +38,24 @@ class Advice:
 
     Attributes:
         trained_length, target_length: tokens.
-        current_bound: context bound of the checkpoint as it is, at the target length, tokens.
-        refusals: why ``ropewalk extend`` does not train the model at that length, each the rest of a sentence on the
-            model; none where it does.
-        first: what to do to the checkpoint before that, each an order without its full stop; nothing for most.
+        current_bound: context bound of the unchanged checkpoint at the target length, tokens.
+        refusals: why ``ropewalk extend`` does not train the model at that length. Each completes a sentence that
+            begins with "it". Empty if the model can be trained.
+        first: changes that the checkpoint needs before training, each an imperative without a full stop. Usually
+            empty.
         lift: limits of the checkpoint's attention that the recipe must lift.
-        lifted: advice on the model without its windows, where every layer has one shorter than the target.
-        chosen: the recommended setting; None where nothing needs to change or nothing can be recommended.
-        recommendation: the decision on the base, for an unscaled checkpoint.
-        stages: how to get there.
-        action: what to do, one sentence.
-        reasons: why, a sentence each.
-        caveats: what the numbers do not promise, a sentence each.
-        published: what published models took at about that length.
-        settings: every rule's setting; none where nothing needs to change, or no base has a meaning.
-        feasible: which bases reach the target by the similarity margin, if that was to be explained.
-        exposure_now: each pair at the target length with the frequencies as they are.
-        exposure_then: the same with the recommended setting.
+        lifted: advice for the model without its attention windows, if every layer's window is shorter than the target.
+        chosen: the recommended setting. None if nothing needs to change or no setting can be recommended.
+        recommendation: how the base was chosen, for an unscaled checkpoint.
+        stages: training stages up to the target length.
+        action: what to do, in one sentence.
+        reasons: why, one sentence each.
+        caveats: what the numbers do not promise, one sentence each.
+        published: bases of published models with about this context length.
+        settings: the setting that each rule gives. Empty if nothing needs to change or the base does not matter.
+        feasible: bases whose similarity margin stays non-negative up to the target. None unless requested.
+        exposure_now: exposure of each rotary pair at the target length with the present frequencies.
+        exposure_then: exposure of each rotary pair with the recommended setting.
     """
 
     trained_length: int
@@ -77,7 +78,7 @@ class Advice:
     exposure_then: Sequence[PairExposure] | None = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; exposures as lists of objects, one a pair."""
+        """JSON values; exposures are lists with one object per rotary pair."""
         then = self.exposure_then
         return {
             "trained_length": self.trained_length,
@@ -101,7 +102,7 @@ class Advice:
         }
 
     def in_short(self) -> dict[str, Any]:
-        """JSON values of what to do alone."""
+        """JSON values of the recommendation, its stages and its reasons alone."""
         return {
             "recommended": None if self.chosen is None else self.chosen.rule,
             "stages": [stage.to_json() for stage in self.stages],
@@ -112,17 +113,17 @@ class Advice:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What advice must know of a checkpoint beyond its RoPE and its length.
+    """Properties of a checkpoint's layers that change the advice.
 
     Attributes:
-        refusals: why the model cannot be trained at the target length, if it cannot: no setting is recommended then.
-        first: as of :class:`Advice`.
-        lift: as of :class:`Advice`.
-        head_dim: dimensions of a head's queries and keys; None where all are rotated.
-        windows: the tokens that every layer is limited to, where lifting the windows is a choice; else None.
-        seen: the largest distance in tokens that attention has seen, where that is less than the trained length.
-        limits_context: whether some layer both has RoPE and sees everything before it.
-        stays: why RoPE is to stay as it is, a clause; None where it is to change.
+        refusals: why the model cannot be trained at the target length. If there are any, no setting is recommended.
+        first: changes that the checkpoint needs before training, each an imperative without a full stop.
+        lift: limits of the checkpoint's attention that the recipe must lift.
+        head_dim: dimensions of a query or key head. None if RoPE rotates all of them.
+        windows: attention window in tokens that limits every layer and that the recipe may lift; None otherwise.
+        seen: largest distance in tokens that attention saw in training. None if that is the trained length.
+        limits_context: whether at least one layer with RoPE attends to the whole context.
+        stays: a clause that says why RoPE must stay unchanged. None if it may change.
     """
 
     refusals: Sequence[str] = ()
@@ -138,18 +139,19 @@ class Checkpoint:
 def advise(
     current: RopeMethod, trained_length: int, target_length: int, checkpoint: Checkpoint | None = None
 ) -> Advice:
-    """Recommend a setting for a target length, as ``ropewalk extend`` takes it where a recipe names none.
+    """Recommend a setting for a target length: the one that ``ropewalk extend`` uses if the recipe names none.
 
-    An unscaled checkpoint gets the base of :func:`ropewalk.rope.theory.recommended_theta`; a scaled one goes on with
-    its own method.
+    An unscaled checkpoint gets the base of :func:`ropewalk.rope.theory.recommended_theta`. A scaled checkpoint keeps
+    its own method and gets a larger factor.
 
     Args:
-        current: the method the checkpoint was trained with.
+        current: RoPE method that the checkpoint was trained with.
         trained_length, target_length: tokens.
-        checkpoint: what its layers say; those of a plain decoder if None.
+        checkpoint: properties of its layers; None for a decoder whose layers all have RoPE and full attention.
     """
     about = checkpoint or Checkpoint()
     trained, seen = current.frequencies(trained_length).inv_freq, about.seen or trained_length
+    # Frequencies may depend on the length (dynamic NTK, longrope), so each length gets its own.
     now = exposure(trained, seen, current.frequencies(target_length).inv_freq, target_length)
     bound = bound_at(current, max(trained_length, target_length))
     fits = target_length <= trained_length
@@ -165,7 +167,7 @@ def advise(
     elif not refusals:
         stages, chosen, recommendation, why = _plan(current, trained_length, target_length, about.head_dim)
     elif about.windows is not None:
-        # Attention has seen no distance beyond the window, whatever length the texts had.
+        # Training showed no distance beyond the window, however long the documents were.
         seen = min(trained_length, about.windows)
         without = Checkpoint(lift=("windows",), head_dim=about.head_dim, seen=seen)
         lifted = advise(current, trained_length, target_length, without)
@@ -197,12 +199,12 @@ def advise(
 
 
 def explained(advice: Advice, rotary_dim: int, progress: Progress | None = None) -> Advice:
-    """The same advice with a map of the bases that reach the target, where settings are compared at all.
+    """Add a map of the bases that reach the target. Advice that compares no settings is returned unchanged.
 
     Args:
-        advice: on the target length.
-        rotary_dim: rotated dimensions of a head.
-        progress: of the map, which takes seconds to half a minute.
+        advice: for the target length.
+        rotary_dim: number of rotated dimensions per head.
+        progress: progress callback; the map takes up to half a minute.
     """
     if not advice.settings:
         return advice
@@ -211,25 +213,25 @@ def explained(advice: Advice, rotary_dim: int, progress: Progress | None = None)
 
 _MOST_DOUBLINGS = 24
 _FAR = 3.0
-"""Factor between the recommended base and published ones from which it is said: the spread of published bases."""
+"""Ratio to the published bases above which the advice mentions the difference: the spread of the published bases."""
 
 _NECESSARY = (
-    "After training, measure retrieval (passkey) at the target length: the theory promises nothing, and a low "
-    "perplexity alone proves nothing."
+    "After training, measure retrieval (passkey) at the target length: the theory gives no guarantee, and a low "
+    "perplexity alone does not show that the model uses the context."
 )
-_STATED = "The trained length is what the config states; a model may have been trained on shorter texts than it states."
+_STATED = "The trained length comes from the config; the model may have been trained on shorter documents."
 
 
 def _plan(
     current: RopeMethod, trained_length: int, target_length: int, head_dim: int | None
 ) -> tuple[list[PlannedStage], Setting | None, Recommendation | None, list[str]]:
-    """Stages, the setting of the last one, the decision behind it, and why."""
+    """Return the stages, the setting of the last stage, how its base was chosen, and the reasons."""
     if isinstance(current, LongRope):
         return [], None, None, []
     try:
         stages = plan_stages(current, trained_length, target_length)
     except RopewalkError as error:
-        return [], None, None, [f"The checkpoint's own method does not go on: {error}."]
+        return [], None, None, [f"The checkpoint's own method cannot be extended: {error}."]
     method = stages[-1].method
     if not is_unscaled(current):
         chosen = setting_of(current.name, current, method, target_length)
@@ -243,61 +245,64 @@ def _plan(
     covered = []
     if covers(current.rotary_dim, current.rope_theta, target_length):
         covered = [
-            f"The present base, {current.rope_theta:,.0f}, covers the target too: a larger one spares the slow pairs "
-            "angles that training never showed, and costs resolution at short distances; compare the two with ropewalk "
-            "rope probe."
+            f"The present base, {current.rope_theta:,.0f}, covers the target too. A larger base keeps the slow pairs "
+            "within the angles seen in training but lowers the resolution at short distances; compare the two with "
+            "`ropewalk rope probe`."
         ]
     practice = _practice(found.rope_theta, target_length)
     return stages, chosen, found, [said, *practice, reach, *covered]
 
 
 def _practice(base: float, target_length: int) -> list[str]:
-    """What published models took at about that length, and whether the recommended base is far from it."""
+    """Compare the recommended base with those of published models of about that context length."""
     near = published_near(target_length)
     if not near:
         return []
     low, high = near[0], near[-1]
     middle = statistics.median(each.new_theta for each in near)
     said = (
-        f"Published models at about {target_length:,} tokens took {low.new_theta:,.0f} ({low.model}) to "
-        f"{high.new_theta:,.0f} ({high.model}); the median of these {len(near)} is {middle:,.0f}"
+        f"Published models for about {target_length:,} tokens use bases from {low.new_theta:,.0f} ({low.model}) to "
+        f"{high.new_theta:,.0f} ({high.model}); the median of {len(near)} is {middle:,.0f}"
     )
     if base > _FAR * high.new_theta:
         said += (
-            f"; this base is {base / high.new_theta:.1f} times the largest of them, so compare it with "
-            f"theta={high.new_theta:g} (ropewalk rope probe)"
+            f"; the recommended base is {base / high.new_theta:.1f} times the largest of them, so compare it with "
+            f"theta={high.new_theta:g} (`ropewalk rope probe`)"
         )
     elif base < low.new_theta / _FAR:
-        said += f"; this base is {low.new_theta / base:.1f} times smaller than the smallest of them"
+        said += f"; the smallest of them is {low.new_theta / base:.1f} times the recommended base"
     elif base > _FAR * middle:
-        said += f"; this base is {base / middle:.1f} times the median, because this checkpoint begins with a large one"
+        said += (
+            f"; the recommended base is {base / middle:.1f} times the median, because this checkpoint starts from a "
+            "large base"
+        )
     return [f"{said}."]
 
 
 def _reach(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str:
-    """The context bound of the recommended base, and what it is worth where it does not cover the target."""
+    """State the context bound of the recommended base and, if it falls short of the target, how much that matters."""
     if chosen.reaches_target:
         return f"Its context bound of {chosen.reach} covers the target."
     return _no_argument(chosen, current, head_dim) or (
-        f"Its context bound is {chosen.reach}: above the smallest base that covers the target, single distances fail "
-        "again (--explain). Published models work beyond their bound."
+        f"Its context bound is {chosen.reach}, although a smaller base covers the target: some larger bases fail at "
+        "single distances (see --explain). Published models work beyond their bound."
     )
 
 
 def _no_argument(chosen: Setting, current: RopeMethod, head_dim: int | None) -> str | None:
-    """Why the context bound of a setting that falls short is no argument against it; None where it is one."""
+    """Say why a context bound below the target does not speak against the setting; None if it does."""
     rotated = current.rotary_dim
     if head_dim is not None and head_dim - rotated >= rotated:
         return (
-            f"The bound of the {rotated} rotated dimensions alone is {chosen.reach}, but the other "
-            f"{head_dim - rotated} of a head compare tokens alike at every distance, so the margin of the whole head "
-            "never becomes negative: the bound is no argument against this setting."
+            f"The context bound of the {rotated} rotated dimensions is {chosen.reach}. It does not speak against this "
+            f"setting: the other {head_dim - rotated} dimensions of a head do not depend on distance, so the margin of "
+            "the whole head never becomes negative."
         )
     if rotated < FLOOR_DIM:
         return (
-            f"With the {rotated} rotary dimensions of this model its context bound is {chosen.reach}. With "
-            f"fewer than {FLOOR_DIM} the bound asks for bases that nobody trains with (docs/theory.md), so it is no "
-            "argument against this one."
+            f"With this model's {rotated} rotary dimensions its context bound is {chosen.reach}. That does not speak "
+            f"against it: below {FLOOR_DIM} rotary dimensions, the bound demands bases far larger than any model is "
+            "trained with (docs/theory.md)."
         )
     return None
 
@@ -305,42 +310,43 @@ def _no_argument(chosen: Setting, current: RopeMethod, head_dim: int | None) -> 
 def _own_method(own: Setting, current: RopeMethod, target_length: int, head_dim: int | None) -> list[str]:
     assert own.method is not None
     why = [
-        f"The checkpoint is {own.rule}-scaled and its weights know those frequencies, so it goes on with {own.rule} "
-        f"and a larger factor{_counted(own.method, current)}."
+        f"The checkpoint was trained with {own.rule} scaling, so it keeps {own.rule} and gets a larger "
+        f"factor{_counted(own.method, current)}."
     ]
     if not own.reaches_target:
         why.append(
             _no_argument(own, current, head_dim)
-            or f"Its context bound of {own.reach} does not cover the target: expect retrieval to weaken "
-            "beyond it."
+            or f"Its context bound of {own.reach} does not cover the target: expect weaker retrieval beyond it."
             + _larger_base(current, target_length)
         )
     return why
 
 
 def _counted(method: RopeMethod, current: RopeMethod) -> str:
-    """The factor and the one that it replaces; it is never on top of that."""
+    """Name the new factor and the one it replaces. Both count from the original length; they do not multiply."""
     factor = getattr(method, "factor", None)
     if factor is None:
         return ""
-    said = f": {factor:g} in place of {getattr(current, 'factor', 1):g}"
+    said = f": {factor:g} instead of {getattr(current, 'factor', 1):g}"
     if method.extended_length() is not None:
-        said += f", both counted from the original {getattr(method, ORIGINAL):,} tokens"
+        said += f", both relative to the original {getattr(method, ORIGINAL):,} tokens"
     before, after = current.frequencies().attention_factor, method.frequencies().attention_factor
-    return said if before == after else f"{said}; its attention factor goes from {before:.4g} to {after:.4g}"
+    return (
+        said if before == after else f"{said}; the attention factor changes from {before:.4g} to {after:.4g}"
+    )
 
 
 def _larger_base(current: RopeMethod, target_length: int) -> str:
-    """A base that covers the target under the present scaling, from a coarse search; empty where there is none."""
+    """Suggest a base that covers the target under the present scaling, from a coarse search; empty if none does."""
     for step in range(1, 4 * _MOST_DOUBLINGS + 1):
-        # Two digits: the search is no finer.
+        # Rounded to two digits because neighbouring steps differ by 19 %.
         base = float(f"{current.rope_theta * 2 ** (step / 4):.1e}")
         method = replace(current, rope_theta=base)
         if context_bound(method.frequencies(target_length).inv_freq, limit=target_length) is None:
             bound = bound_at(method, target_length)
             return (
-                f" With the present scaling a base of {base:,.0f} would cover it (theta={base:g}, bound "
-                f"{tokens_text(bound)}); compare the two with ropewalk rope probe."
+                f" With the present scaling, a base of {base:,.0f} would cover it (theta={base:g}, context bound "
+                f"{tokens_text(bound)}); compare the two with `ropewalk rope probe`."
             )
     return ""
 
@@ -356,7 +362,8 @@ def _action(
 ) -> str:
     if target_length <= trained_length:
         return (
-            f"Change nothing: the model is trained for {trained_length:,} tokens, and {target_length:,} fit."
+            f"Change nothing: the model is trained for {trained_length:,} tokens, and the target of "
+            f"{target_length:,} fits."
         )
     if refusals:
         return f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."
@@ -378,14 +385,14 @@ def _setting_action(
     else:
         training = f"train at {target_length:,} tokens."
     if stays:
-        return f"Leave RoPE as it is, and {training}"
+        return f"Leave RoPE unchanged, and {training}"
     if chosen is None or chosen.method is None:
         if isinstance(current, LongRope):
             return (
-                f"Search new factors for {target_length:,} tokens (ropewalk search): a longrope checkpoint has factors "
-                "for one length, and no formula gives those of another."
+                f"Search new rescale factors for {target_length:,} tokens with `ropewalk search`: the factors of a "
+                "longrope checkpoint hold for one length, and no formula gives those for another."
             )
-        return f"Nothing can be recommended for {target_length:,} tokens."
+        return f"There is no recommendation for {target_length:,} tokens."
     if chosen.rule == CURRENT:
         return f"Keep rope_theta at {chosen.method.rope_theta:,.0f}, and {training}"
     method = chosen.method
@@ -395,7 +402,7 @@ def _setting_action(
         what = (
             f"Set {method.name} with factor {getattr(method, 'factor', 1):g} (base {method.rope_theta:,.0f})"
         )
-    return f"{what}{' in the end,' if len(contexts) > 1 else ''} and {training}"
+    return f"{what}{' in the last stage,' if len(contexts) > 1 else ''} and {training}"
 
 
 def _need(
@@ -407,11 +414,9 @@ def _need(
 ) -> list[str]:
     incomplete = sum(not pair.complete for pair in now)
     new = sum(pair.new_angles > 0 for pair in now)
-    after = (
-        "" if then is None else f"; with the new setting {sum(pair.new_angles > 0 for pair in then)} would"
-    )
+    after = "" if then is None else f" ({sum(pair.new_angles > 0 for pair in then)} with the new setting)"
     return [
-        f"As it is, its context bound is {tokens_text(bound)}; {incomplete} of {len(now)} rotary pairs never "
-        f"completed a turn in {trained:,} tokens, and at {target:,} tokens {new} would meet angles that training "
-        f"never showed{after}.",
+        f"The unchanged checkpoint has a context bound of {tokens_text(bound)}. In training, {incomplete} of its "
+        f"{len(now)} rotary pairs did not complete a turn within {trained:,} tokens; at {target:,} tokens, {new} pairs "
+        f"would reach angles not seen in training{after}.",
     ]

@@ -1,4 +1,4 @@
-"""The theory by itself, without a model: how far a base reaches, which bases reach a length, what a method sets."""
+"""RoPE theory without a model: context bound of a base, bases that reach a length, and frequencies of a method."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from ropewalk.rope.theory import (
 from ropewalk.rope.theory.rules import RECOMMENDED
 
 DISTANCES = "distances"
-"""What a search for bases counts."""
+"""Unit in which the search for bases reports its progress."""
 SHORTEST_HALF = 1024
-"""Tokens of the shortest length that :func:`bases_for_halves` maps, or more."""
+"""Lower limit in tokens of the lengths that :func:`bases_for_halves` maps."""
 
 
 @dataclass(frozen=True)
 class BoundResult(Result):
-    """How far bases reach.
+    """Context bounds of one or more bases.
 
     Attributes:
-        rotary_dim: rotated dimensions of a head.
-        bases: the one that was asked about, then those for comparison.
-        bounds: context bound in tokens by base; None where no violation was found up to ``SEARCH_LIMIT``.
-        margin_there: B(m) at the first distance below zero; None where there is none.
+        rotary_dim: number of rotated dimensions per head.
+        bases: the requested base, then those to compare it with.
+        bounds: context bound in tokens by base. None if no violation was found up to ``SEARCH_LIMIT``.
+        margin_there: B(m) at the first distance where it is negative. None if there is none.
     """
 
     rotary_dim: int
@@ -55,12 +55,12 @@ class BoundResult(Result):
 
     @property
     def rope_theta(self) -> float:
-        """The base that was asked about."""
+        """The requested base."""
         return self.bases[0]
 
     @property
     def first_violation(self) -> int | None:
-        """The first distance at which B(m) is below zero, tokens."""
+        """First distance in tokens at which B(m) is negative."""
         bound = self.bounds[self.rope_theta]
         return None if bound is None else bound + 1
 
@@ -81,10 +81,10 @@ class BoundResult(Result):
 
 
 def bound_of(config: BoundSettings) -> BoundResult:
-    """The context bound of a base: up to which distance a similar token attracts more than a random one.
+    """Compute the context bound of a base: the distance up to which similar tokens get more attention than random ones.
 
     Args:
-        config: the base, and others for comparison.
+        config: the base, and others to compare it with.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -100,11 +100,11 @@ def bound_of(config: BoundSettings) -> BoundResult:
 
 @dataclass(frozen=True)
 class BasesResult(Result):
-    """Which bases reach a length.
+    """Bases that reach a length.
 
     Attributes:
-        found: the map of them.
-        ceiling: the largest base that was looked at.
+        found: intervals of feasible bases.
+        ceiling: largest base searched.
     """
 
     found: FeasibleBases
@@ -112,7 +112,7 @@ class BasesResult(Result):
 
     @property
     def safe_base_near_ceiling(self) -> bool:
-        """Whether the safe base lies so close to the ceiling that holes may follow beyond it."""
+        """Whether the safe base is so close to the ceiling that infeasible bases may follow beyond the ceiling."""
         safe = self.found.safe_base
         return safe is not None and safe > self.ceiling / 10 and self.ceiling > 10
 
@@ -127,11 +127,11 @@ class BasesResult(Result):
 
 
 def bases_for(config: BasesSettings, context: RunContext | None = None) -> BasesResult:
-    """The bases that reach a length: the infimum, every feasible interval, and the safe base above the holes.
+    """Find the bases that reach a length: the infimum, every feasible interval, and the safe base.
 
     Args:
-        config: the length, and up to which base to look.
-        context: its reporter is told of progress.
+        config: the length and the largest base to search.
+        context: run context whose reporter shows progress.
 
     Raises:
         RopewalkError: if an argument is out of range.
@@ -143,18 +143,19 @@ def bases_for(config: BasesSettings, context: RunContext | None = None) -> Bases
 
 
 def bases_for_halves(result: BasesResult, context: RunContext | None = None) -> list[FeasibleBases]:
-    """The same for half the length, a quarter and so on down to ``SHORTEST_HALF``, the shortest first.
+    """Find the bases for half the length, a quarter and so on down to ``SHORTEST_HALF``, shortest first.
 
     Args:
-        result: of the whole length.
-        context: its reporter is told of progress.
+        result: the bases for the whole length.
+        context: run context whose reporter shows progress.
     """
     whole = result.found
     lengths = [whole.length]
+    # Shortest first: the cost grows with the length, so progress appears early.
     while lengths[0] >= 2 * SHORTEST_HALF:
         lengths.insert(0, lengths[0] // 2)
     maps = []
-    with counted(_told(context), "picture", len(lengths), "lengths") as progress:
+    with counted(_told(context), "figure", len(lengths), "lengths") as progress:
         for done, length in enumerate(lengths[:-1]):
             progress(done, len(lengths))
             maps.append(feasible_bases(length, whole.rotary_dim, result.ceiling))
@@ -163,12 +164,12 @@ def bases_for_halves(result: BasesResult, context: RunContext | None = None) -> 
 
 @dataclass(frozen=True)
 class LongerContext(Result):
-    """RoPE for a longer context.
+    """RoPE before and after extending the context.
 
     Attributes:
-        before, after: RoPE of the model, and for the target.
+        before, after: RoPE of the model, and RoPE for the target length.
         trained_length, target_length: tokens.
-        context_bound: of the second, tokens.
+        context_bound: context bound of ``after``, tokens.
     """
 
     before: RopeMethod
@@ -180,12 +181,12 @@ class LongerContext(Result):
 
 @dataclass(frozen=True)
 class ThetaResult(LongerContext):
-    """The base for a longer context by a rule; RoPE is unscaled before and after.
+    """The base that a rule gives for a longer context. RoPE is unscaled before and after.
 
     Attributes:
-        rule: that gave the base; the one that the recommended base follows, where that was asked for.
-        reason: why that one; None where the rule was named.
-        critical_dimension: rotary dimensions that complete a turn within the trained length.
+        rule: the rule that gave the base. For ``recommended``, the rule that the recommendation chose.
+        reason: why the recommendation chose that rule. None if the user named the rule.
+        critical_dimension: number of rotary dimensions that complete a turn within the trained length.
         origin: formula, source and caveat of the rule.
     """
 
@@ -216,14 +217,14 @@ class ThetaResult(LongerContext):
 
 
 def theta_for(config: ThetaSettings, context: RunContext | None = None) -> ThetaResult:
-    """The base for a longer context by a rule, and how far that base reaches.
+    """Compute the base that a rule gives for a longer context, and the context bound of that base.
 
     Args:
         config: unscaled RoPE of the model, lengths, and the rule.
-        context: its reporter is told of progress.
+        context: run context whose reporter shows progress.
 
     Raises:
-        RopewalkError: if there is no such rule, or it has no answer.
+        RopewalkError: if the rule is unknown or gives no base.
     """
     current = Default(config.rotary_dim, config.rope_theta)
     trained_length, target_length, rule = config.from_length, config.to_length, config.rule
@@ -232,6 +233,7 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
     dim, base = current.rotary_dim, current.rope_theta
     with counted(_told(context), f"safe base for {target_length:,} tokens", None, DISTANCES) as progress:
         theta = theta_by_rule(rule, dim, base, trained_length, target_length, config.ceiling, progress)
+    # The result names the rule that the recommendation picked, so that its formula and source can be shown.
     reason = None
     if rule == RECOMMENDED:
         found = recommended_theta(base, trained_length, target_length, dim)
@@ -252,11 +254,11 @@ def theta_for(config: ThetaSettings, context: RunContext | None = None) -> Theta
 
 @dataclass(frozen=True)
 class FrequenciesResult(LongerContext):
-    """The frequencies of a method for a target length.
+    """Frequencies of a RoPE method for a target length.
 
     Attributes:
-        name: of the method, as it was asked for.
-        frequencies: of the second method at the target length.
+        name: method as the user named it.
+        frequencies: frequencies of ``after`` at the target length.
     """
 
     name: str
@@ -277,13 +279,14 @@ class FrequenciesResult(LongerContext):
 
 
 def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
-    """The frequencies of a method for a target length.
+    """Compute the frequencies of a RoPE method for a target length.
 
     Args:
-        config: the method, dynamic NTK included, unscaled RoPE of the model, and lengths.
+        config: the method (also ``dynamic``), unscaled RoPE of the model, and lengths.
 
     Raises:
-        RopewalkError: as :func:`ropewalk.rope.method_for_target`, or if the file of factors cannot be read.
+        RopewalkError: for the reasons of :func:`ropewalk.rope.method_for_target`, or if the file of factors cannot be
+            read.
     """
     name, current = config.method, Default(config.rotary_dim, config.rope_theta)
     trained_length, target_length = config.from_length, config.to_length
@@ -293,7 +296,7 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
     if name == DynamicNtk.name:
         unknown = given.keys() - {"factor"}
         if unknown:
-            raise RopewalkError(f"{min(unknown)} has no meaning for dynamic, which takes factor")
+            raise RopewalkError(f"{min(unknown)} does not apply to the method dynamic; it takes factor")
         factor = config.factor or target_length / trained_length
         after: RopeMethod = DynamicNtk(current.rotary_dim, current.rope_theta, factor, trained_length)
     else:
@@ -304,10 +307,10 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
 
 
 def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The short and the long factors in a JSON file, one a pair.
+    """Read the lists ``short_factor`` and ``long_factor`` from a JSON file, one number per rotary pair.
 
     Raises:
-        RopewalkError: if there are none.
+        RopewalkError: if the file cannot be read or lacks one of the lists.
     """
     try:
         values = parse_json(path.read_text(encoding="utf-8"))
@@ -315,7 +318,7 @@ def factor_lists(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
         raise RopewalkError(f"cannot read {path} as JSON: {error}") from error
     keys = ("short_factor", "long_factor")
     if not isinstance(values, dict) or not all(isinstance(values.get(key), list) for key in keys):
-        raise RopewalkError(f"{path} must hold an object with the lists short_factor and long_factor")
+        raise RopewalkError(f"{path} must contain a JSON object with the lists short_factor and long_factor")
     return tuple(values[keys[0]]), tuple(values[keys[1]])
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's RoPE is, how far it reaches, and what a target length would need; no weights are read."""
+"""Inspect a checkpoint's RoPE, its context bound, and what a target length needs. Reads the config, not weights."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class InspectResult(Result):
     """A checkpoint as its config describes it.
 
     Attributes:
-        config: as read.
-        loaded: what transformers' rotary module holds after a load; None where transformers does not know the model.
-        warnings: what in the config is suspicious.
-        advice: on the target length; None where there is none.
+        config: the parsed config.
+        loaded: buffers of transformers' rotary module after loading. None if transformers does not know the model.
+        warnings: suspicious values in the config, one sentence each.
+        advice: for the target length. None if there is no target.
     """
 
     config: ModelConfig
@@ -41,7 +41,7 @@ class InspectResult(Result):
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the checkpoint, a sentence each."""
+        """Warnings and remarks on the checkpoint, one sentence each."""
         notes = [*self.warnings, *self.config.layer_notes]
         if self.advice is not None:
             notes += [note for note in self.config.planning_notes if note not in notes]
@@ -51,7 +51,7 @@ class InspectResult(Result):
     def methods(self) -> list[dict[str, Any]]:
         """Each RoPE method as JSON values.
 
-        Wavelengths in tokens, ``inv_freq`` in rad/token; frequencies are those at ``max_position_embeddings``.
+        Wavelengths are in tokens and ``inv_freq`` in rad/token, both at ``max_position_embeddings``.
         """
         held = {each.layer_type: each for each in self.loaded or ()}
         length = self.config.max_position_embeddings
@@ -61,7 +61,7 @@ class InspectResult(Result):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; null where the config is silent."""
+        """JSON values; null if the config does not state a value."""
         config = self.config
         stated = config.max_position_embeddings
         return {
@@ -85,11 +85,11 @@ class InspectResult(Result):
 
 
 def inspect(config: InspectSettings, context: RunContext | None = None) -> InspectResult:
-    """Which RoPE a checkpoint has and how far it reaches; for a target length, what to set and why.
+    """Describe a checkpoint's RoPE and its context bound; for a target length, recommend a setting and say why.
 
     Args:
-        config: the checkpoint, and the target length if there is one.
-        context: its reporter is told of progress.
+        config: the checkpoint and an optional target length.
+        context: run context whose reporter shows progress.
 
     Raises:
         RopewalkError: if the checkpoint's config cannot be read, has no RoPE or contradicts itself.
@@ -104,15 +104,16 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
     warnings = list(checkpoint.config_warnings)
     if checkpoint.config_class is None:
         warnings.append(
-            f"transformers does not know the model type {checkpoint.model_type!r}: what the file leaves out "
-            "(a partial rotation, a head's width) is taken as Llama's, and ropewalk extend needs trust_remote_code"
+            f"transformers does not know the model type {checkpoint.model_type!r}: values that config.json omits "
+            "(such as partial_rotary_factor or head_dim) default to Llama's, and ropewalk extend needs "
+            "trust_remote_code"
         )
     loaded = None
     try:
         found = loaded_rope(checkpoint)
         loaded = None if found is None else tuple(found)
     except RopewalkError as error:
-        warnings.append(f"what transformers holds after a load is not known: {error}")
+        warnings.append(f"cannot tell which frequencies transformers uses after loading: {error}")
     advice = None
     if config.target is not None:
         advice = _advice(checkpoint, config.target, config.explain, context or RunContext())
@@ -125,48 +126,49 @@ def _advice(checkpoint: ModelConfig, target: int, explain: bool, context: RunCon
 
 
 def read_checkpoint(model: str, given_length: int | None = None) -> ModelConfig:
-    """The config of a folder, of a path to the file itself, of a model on the Hub, or of the embedded one.
+    """Read the config of a checkpoint.
 
     Args:
-        model: what names it.
-        given_length: trained length in tokens, where the user knows better.
+        model: folder, path of a config.json, Hub id, or ``embedded``.
+        given_length: trained length in tokens that replaces the one in the config.
 
     Raises:
         RopewalkError: as :func:`ropewalk.models.config_file.read_model_config`.
     """
     path = resolve_model(model)
+    # A name that resolves to itself is a folder or a Hub id, which the reader resolves on its own.
     config = read_model_config(model, None if str(path) == model else path)
     return replace(config, given_length=given_length)
 
 
 def trained_length_beside(tokenizer: str | None) -> int | None:
-    """Tokens that the model beside a tokenizer is trained for; None where no model with RoPE lies there.
+    """Trained length in tokens of the model in a tokenizer's folder; None if that folder has no model with RoPE.
 
     Args:
-        tokenizer: a folder, a Hub id, ``embedded``, or None.
+        tokenizer: folder, Hub id, ``embedded``, or None.
     """
     if tokenizer is None or not (Path(resolve_model(tokenizer)) / "config.json").is_file():
         return None
     try:
         return read_checkpoint(resolve_model(tokenizer)).trained_length
     except RopewalkError:
-        # Who asks for a tokenizer needs no model, whatever lies beside it.
+        # A tokenizer is usable without a model, so a broken config beside it is no error here.
         return None
 
 
 def advise_on(
     config: ModelConfig, target: int, explain: bool = False, progress: Progress | None = None
 ) -> Advice:
-    """Advice on a checkpoint, with what ``ropewalk extend`` would refuse of it.
+    """Give advice on a checkpoint, including the reasons for which ``ropewalk extend`` would refuse it.
 
     Args:
-        config: as read.
-        target: tokens.
+        config: the parsed config.
+        target: target length in tokens.
         explain: whether to map the feasible bases, which takes seconds.
-        progress: of the map.
+        progress: progress callback of the map.
 
     Raises:
-        RopewalkError: if it states no length and none is given, or it has no layers with full attention.
+        RopewalkError: if the config states no length and none is given, or no layer has full attention.
     """
     method = config.full_attention_rope
     advice = advise(method, config.trained_length, target, _what_layers_say(config, target))
@@ -181,12 +183,14 @@ def _what_layers_say(config: ModelConfig, target: int) -> Checkpoint:
     if config.rotates_in_windows_alone(target):
         seen = max(layer.window or 0 for layer in config.layers if layer.rotates)
         stays = (
-            f"layers with RoPE see at most {seen:,} tokens, so no distance in them grows; layers that see everything "
-            "have none, and no base limits them: what they do with a longer context is for training to teach"
+            f"layers with RoPE attend to at most {seen:,} tokens, so their distances do not grow; layers with full "
+            "attention have no RoPE, so no base limits them, and training alone adapts them to a longer context"
         )
     return Checkpoint(
         refusals=config.reach_refusals(target, keeps_rope=True),
-        first=[f"set attention_dropout to 0 in config.json (it is {dropout}, which no engine has)"]
+        first=[
+            f"set attention_dropout to 0 in config.json (it is {dropout}, which no attention engine supports)"
+        ]
         if dropout
         else [],
         lift=[limit for limit in config.limits if limit == "dual_chunk_attention"],
@@ -226,7 +230,8 @@ def _described(
 
 
 def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
-    """What transformers holds right after a load: short factors, for a method that depends on the length."""
+    """Describe the buffers of transformers' rotary module right after loading."""
+    # Before the first forward pass, a method that depends on the length holds its factors for short inputs.
     expected = method.frequencies().inv_freq
     same = held.inv_freq.shape == expected.shape
     scale = expected.where(expected > 0, 1)
@@ -241,7 +246,7 @@ def _describe_loaded(method: RopeMethod, held: LoadedRope) -> dict[str, Any]:
 
 
 def _critical_dimension(method: RopeMethod, length: int | None) -> dict[str, int | None]:
-    """With the length it is for, that of the unscaled model; None where the config does not tell it."""
+    """Critical dimension and the unscaled model's length it belongs to; None if the config does not state a length."""
     unscaled = method.unscaled_length(length)
     if unscaled is None or unscaled < SHORTEST_LENGTH:
         return {"critical_dimension": None, "critical_dimension_length": None}

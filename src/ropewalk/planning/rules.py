@@ -1,4 +1,4 @@
-"""What each rule would set for a target length, how far that reaches, and where the rule comes from."""
+"""Compare the rules for setting RoPE: what each sets for a target length, how far that reaches, and its source."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import CURRENT, LOWER_BOUND, RECOMMENDED, RULES
 
 LONGEST_SEARCH = 2**21
-"""Tokens up to which the feasible bases are mapped without being asked for by name."""
+"""Longest target in tokens for which advice maps the feasible bases; ``ropewalk rope base`` maps longer ones."""
 WIDE = 0.1
-"""Relative width from which an interval of feasible bases is no accident."""
+"""Smallest relative width of an interval of feasible bases that is not a numerical coincidence."""
 PUBLISHED_DIM = 128
 """rotary_dim of the models behind the published schedules."""
 
 ORIGINS: dict[str, Origin] = {
     "current": Origin(
-        "the frequencies as they are",
+        "the frequencies unchanged",
         "config.json",
-        "positions beyond the trained length turn the slow pairs to angles that training never showed",
+        "beyond the trained length, the slow pairs reach angles not seen in training",
     ),
     "critical-dimension": Origin(
         "b' = b^(ln(T'/2π) / ln(T/2π))",
         "Liu et al., arXiv:2310.05209, theorem 1; used by Gradient for Llama 3",
-        "keeps the number of pairs that complete a turn; says nothing of the margin B(m), so look at the bound",
+        "keeps the number of pairs that complete a turn; ignores the margin B(m), so check the context bound",
     ),
     "length-floor": Origin(
-        "the least b' with B(m) = Σ cos(m·b'^(-2i/128)) ≥ 0 for all m ≤ T'",
-        "Men et al., arXiv:2405.14591, equation 7; the infimum of what ropewalk rope base maps",
-        "counts the length alone, and larger bases fail again in between: a least demand, not a guarantee",
+        "the smallest b' with B(m) = Σ cos(m·b'^(-2i/128)) ≥ 0 for all m ≤ T'",
+        "Men et al., arXiv:2405.14591, equation 7; the infimum that `ropewalk rope base` prints",
+        "depends on the length alone, and some larger bases fail again: a minimum, not a guarantee",
     ),
     "recommended": Origin(
         "the larger of critical-dimension and length-floor",
-        "compared with what published models took: docs/theory.md",
-        "two thirds of the published bases lie within a factor of 2 of it",
+        "compared with the bases of published models in docs/theory.md",
+        "two thirds of the published bases lie within a factor of 2 of this one",
     ),
     "ntk": Origin(
         "b' = b·(T'/T)^(d/(d-2))",
         "bloc97 (2023); Peng et al., arXiv:2309.00071, equation 16",
-        "made for use without training; with training, larger bases did better (arXiv:2411.13476)",
+        "designed for use without training; with training, larger bases did better (arXiv:2411.13476)",
     ),
     "lower-bound": Origin(
-        "the least b' from which every larger base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
-        "Men et al., arXiv:2405.14591, equation 7; safe base in place of the infimum, see docs/theory.md",
-        "a necessary condition, derived for similar against random keys; it does not say how much training is needed",
+        "the smallest b' above which every base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
+        "Men et al., arXiv:2405.14591, equation 7; the safe base instead of the infimum, see docs/theory.md",
+        "a necessary condition, derived for similar against random keys; says nothing about the training needed",
     ),
 }
-"""Formula, source and caveat of each rule but the schedules; a method says its own."""
+"""Formula, source and caveat of each rule for the base except schedules; methods define their own."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one rule sets.
+    """The setting that one rule gives.
 
     Attributes:
-        rule: as in :func:`ropewalk.rope.candidates`.
-        method: the method, None where the rule does not apply.
-        context_bound: tokens up to which B(m) ≥ 0; ``SEARCH_LIMIT`` where no violation was found up to there.
-        reaches_target: whether that is the target or more; None where the rule does not apply.
+        rule: one of :func:`ropewalk.rope.candidates`.
+        method: RoPE method with its parameters. None if the rule does not apply.
+        context_bound: tokens up to which B(m) ≥ 0; ``SEARCH_LIMIT`` if no violation was found up to that limit.
+        reaches_target: whether the context bound covers the target. None if the rule does not apply.
         reason: why the rule does not apply.
-        formula, source, caveat: where the number comes from and what it leaves out.
+        formula, source, caveat: how the rule computes the setting, who published it, and what it ignores.
     """
 
     rule: str
@@ -78,11 +78,11 @@ class Setting:
 
     @property
     def reach(self) -> str:
-        """The context bound in words; empty where the rule does not apply."""
+        """The context bound as text; empty if the rule does not apply."""
         return "" if self.context_bound is None else tokens_text(self.context_bound)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; the method by name, base and, where it has one, factor."""
+        """JSON values; the method is given as its name, its base and, if it has one, its factor."""
         values = asdict(self)
         method = values.pop("method") and self.method
         return {
@@ -95,29 +95,30 @@ class Setting:
 
 
 def tokens_text(bound: int) -> str:
-    """A context bound in words: the search for it ends somewhere."""
+    """Format a context bound. The search for it stops at ``SEARCH_LIMIT``, so larger bounds are "more than" that."""
     return f"more than {SEARCH_LIMIT:,} tokens" if bound >= SEARCH_LIMIT else f"{bound:,} tokens"
 
 
 def compared() -> tuple[str, ...]:
-    """The rules that are compared: all but the recommended one, which is one of them, and the slow lower-bound."""
+    """The rules that advice compares: all except ``recommended``, which picks one of them, and slow ``lower-bound``."""
     bases = tuple(rule for rule in RULES if rule not in (RECOMMENDED, LOWER_BOUND))
     return (CURRENT, *bases, *compared_methods())
 
 
 def compare_settings(current: RopeMethod, trained_length: int, target_length: int) -> list[Setting]:
-    """The setting of each rule of :func:`compared` for a target length; those that do not apply say why.
+    """Compute the setting of each rule in :func:`compared` for a target length. Rules that do not apply say why.
 
     Args:
-        current: the method the checkpoint was trained with.
-        trained_length, target_length: tokens, the second not shorter.
+        current: RoPE method that the checkpoint was trained with.
+        trained_length, target_length: tokens; the target must not be shorter.
 
     Raises:
-        RopewalkError: if the target is beyond ``SEARCH_LIMIT``.
+        RopewalkError: if the target exceeds ``SEARCH_LIMIT``.
     """
     check_target(target_length)
     settings = []
     for name in compared():
+        # A rule that does not apply is a row of the comparison, not an error.
         try:
             method = candidate(name, current, trained_length, target_length)
         except RopewalkError as error:
@@ -128,18 +129,18 @@ def compare_settings(current: RopeMethod, trained_length: int, target_length: in
 
 
 def check_target(target_length: int) -> None:
-    """Refuse a length up to which no context bound is searched."""
+    """Raise RopewalkError for a target beyond ``SEARCH_LIMIT``, where no context bound can be computed."""
     if target_length > SEARCH_LIMIT:
         raise RopewalkError(f"the target length may be at most {SEARCH_LIMIT} tokens, got {target_length}")
 
 
 def setting_of(rule: str, current: RopeMethod, method: RopeMethod, target_length: int) -> Setting:
-    """A rule's setting with its context bound.
+    """Build a rule's setting with its context bound.
 
     Args:
-        rule: its name.
-        current: the method the checkpoint was trained with.
-        method: what the rule sets.
+        rule: name of the rule.
+        current: RoPE method that the checkpoint was trained with.
+        method: RoPE method that the rule gives.
         target_length: tokens.
     """
     bound = bound_at(method, target_length)
@@ -148,16 +149,16 @@ def setting_of(rule: str, current: RopeMethod, method: RopeMethod, target_length
 
 @dataclass(frozen=True)
 class FeasibleSummary:
-    """Which bases reach a length by the similarity margin, for a model's own rotary dimension.
+    """Bases whose similarity margin stays non-negative up to a length, for a model's own rotary dimension.
 
     Attributes:
-        rotary_dim: rotated dimensions of a head.
-        ceiling: largest base that was looked at.
-        infimum: the smallest one.
-        wide_from: the low end of the first interval at least ``WIDE`` wide (relative).
-        safe_base: from here to the ceiling every base reaches.
-        intervals: how many intervals there are.
-        reason: why there is no map; the other values are None then.
+        rotary_dim: number of rotated dimensions per head.
+        ceiling: largest base searched.
+        infimum: smallest feasible base.
+        wide_from: lower end of the first interval whose relative width is at least ``WIDE``.
+        safe_base: base from which every larger one up to the ceiling is feasible.
+        intervals: number of intervals of feasible bases.
+        reason: why there is no map. The other values are then None.
     """
 
     rotary_dim: int
@@ -172,9 +173,9 @@ class FeasibleSummary:
 def feasible_summary(
     rotary_dim: int, target_length: int, progress: Progress | None = None
 ) -> FeasibleSummary:
-    """Map the feasible bases up to 1e12, in seconds to half a minute; left out above ``LONGEST_SEARCH``."""
+    """Map the feasible bases up to 1e12. Takes up to half a minute; targets above ``LONGEST_SEARCH`` are skipped."""
     if target_length > LONGEST_SEARCH:
-        reason = f"not searched: above {LONGEST_SEARCH:,} tokens that takes many minutes (ropewalk rope base does it)"
+        reason = f"not searched above {LONGEST_SEARCH:,} tokens, which takes many minutes; use `ropewalk rope base`"
         return FeasibleSummary(rotary_dim, SAFE_CEILING, reason=reason)
     found = feasible_bases(target_length, rotary_dim, SAFE_CEILING, progress)
     wide = next((low for low, high in found.feasible if high >= (1 + WIDE) * low), None)
@@ -184,7 +185,7 @@ def feasible_summary(
 
 
 def origin_of(rule: str, current: RopeMethod) -> Origin:
-    """Formula, source and caveat of a rule."""
+    """Return the formula, source and caveat of a rule."""
     if rule in ORIGINS:
         return ORIGINS[rule]
     if rule in compared_methods():
@@ -193,5 +194,5 @@ def origin_of(rule: str, current: RopeMethod) -> Origin:
         return origin
     schedule = SCHEDULES[rule.removeprefix("schedule:")]
     other = isinstance(current, Default) and current.rotary_dim != PUBLISHED_DIM
-    dims = f"; rotary_dim {PUBLISHED_DIM}, this model has {current.rotary_dim}" if other else ""
+    dims = f" with rotary_dim {PUBLISHED_DIM}; this model has {current.rotary_dim}" if other else ""
     return Origin("as published", schedule.source, f"chosen for {schedule.start}{dims}")

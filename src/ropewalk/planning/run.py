@@ -1,4 +1,4 @@
-"""A plan for a longer context: at which lengths to train, with which RoPE, why, and what that takes of a cluster."""
+"""Plan training stages for a longer context, with reasons and, for a given number of GPUs, memory and time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ropewalk.rope import check_candidate
 
 @dataclass(frozen=True)
 class StageSize:
-    """What a stage would take on a cluster, one row a group of ranks in each step.
+    """Estimated memory and time of a stage on a cluster. Each data-parallel group trains on one sequence per step.
 
     Attributes:
-        context: tokens of a row.
-        mesh: how the ranks are arranged.
-        memory: of one rank, bytes.
-        seconds: of a step.
-        rows_per_step: rows of it.
+        context: sequence length in tokens.
+        mesh: degrees of parallelism.
+        memory: memory of one rank, bytes.
+        seconds: time of one step.
+        rows_per_step: sequences per step.
     """
 
     context: int
@@ -41,7 +41,7 @@ class StageSize:
     rows_per_step: int
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; bytes and seconds."""
+        """JSON values; memory in bytes, time in seconds."""
         return {
             "context": self.context,
             "mesh": self.mesh,
@@ -56,12 +56,12 @@ class PlanResult(Result):
     """Stages from a checkpoint to a target length.
 
     Attributes:
-        config: of the checkpoint.
+        config: the checkpoint's config.
         target_length: tokens.
-        notes: what to know of the checkpoint, a sentence each.
-        stages: one after another.
-        advice: on the target length.
-        sizes: what each stage takes; none where no number of processes was given.
+        notes: warnings and remarks on the checkpoint, one sentence each.
+        stages: in training order.
+        advice: for the target length.
+        sizes: memory and time of each stage. Empty if no number of processes was given.
     """
 
     config: ModelConfig
@@ -73,11 +73,11 @@ class PlanResult(Result):
 
     @property
     def recipe(self) -> str:
-        """The ``stages`` of a recipe in YAML."""
+        """The ``stages`` of a recipe as YAML."""
         return recipe_stages(self.stages, self.advice.lift)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; ``sizes`` only where they were asked for."""
+        """JSON values; ``sizes`` only if a number of processes was given."""
         sizes = {"sizes": [size.to_json() for size in self.sizes]} if self.sizes else {}
         return {
             "model": self.config.model,
@@ -93,15 +93,15 @@ class PlanResult(Result):
 
 
 def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
-    """Plan the stages to a longer context.
+    """Plan the training stages for a longer context.
 
     Args:
         config: the checkpoint, the target length and the rule.
-        context: its reporter is told of progress.
+        context: run context whose reporter shows progress.
 
     Raises:
-        RopewalkError: if the model cannot be trained at that length, its scaling has no continuation, or the rule no
-            answer.
+        RopewalkError: if the model cannot be trained at that length, its scaling cannot be extended, or the rule gives
+            no setting.
 
     Example:
         >>> from ropewalk.planning import PlanSettings, plan
@@ -109,6 +109,7 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
         >>> [(stage.context, stage.recipe_method) for stage in found.stages]
         [(1024, 'theta')]
     """
+    # A misspelt rule fails here, before the config is read or downloaded.
     if config.rule is not None:
         check_candidate(config.rule)
     target, told = config.target, (context or RunContext()).told
@@ -123,7 +124,7 @@ def plan(config: PlanSettings, context: RunContext | None = None) -> PlanResult:
         if checkpoint.rotates_in_windows_alone(target):
             if config.rule is not None:
                 refused = checkpoint.reach_refusals(target)
-                raise RopewalkError(f"--rule {config.rule} has no meaning for this model: it {refused[0]}")
+                raise RopewalkError(f"--rule {config.rule} does not apply to this model: it {refused[0]}")
             stages = list(advice.stages)
         else:
             stages = plan_stages(method, checkpoint.trained_length, target, config.rule, progress=progress)

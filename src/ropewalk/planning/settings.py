@@ -1,4 +1,4 @@
-"""What is asked of a checkpoint's RoPE and of RoPE by itself: settings for the commands and the library."""
+"""Settings of ``ropewalk inspect``, ``plan`` and ``rope``, shared by the commands and the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TargetLength = Annotated[
 
 
 class InspectSettings(Settings):
-    """Which checkpoint is looked at, and for which length."""
+    """Settings of :func:`ropewalk.planning.inspect`: the checkpoint and an optional target length."""
 
     model: Annotated[str, Option(argument=True)] = Field(
         description="Checkpoint folder, config.json, Hub id, or embedded (the demo model in the package)."
@@ -37,7 +37,7 @@ class InspectSettings(Settings):
 
 
 class PlanSettings(Settings):
-    """From which checkpoint to which length, and by which rule."""
+    """Settings of :func:`ropewalk.planning.plan`: the checkpoint, the target length and the rule."""
 
     model: Annotated[str, Option(argument=True)] = Field(
         description="Checkpoint folder, config.json, or Hub id."
@@ -56,19 +56,21 @@ class PlanSettings(Settings):
         False, description="Also list the base that each rule gives beside published ones. Takes seconds."
     )
     processes: Annotated[int | None, Option(hidden=True)] = Field(
-        None, ge=1, description="GPUs to size each stage for, H100 in nodes of eight; None sizes nothing."
+        None,
+        ge=1,
+        description="Number of H100 GPUs, in nodes of eight, to estimate memory and time for. Default: no estimate.",
     )
 
 
 class UnscaledRope(Settings):
-    """RoPE as a checkpoint was trained with it."""
+    """Unscaled RoPE that a checkpoint was trained with."""
 
     rope_theta: float = Field(description="RoPE base of the checkpoint.")
     rotary_dim: RotaryDim
 
 
 class ExtendedRope(UnscaledRope):
-    """A checkpoint's RoPE, and the length that it is changed for."""
+    """Unscaled RoPE of a checkpoint, its trained length and the target length."""
 
     from_length: Annotated[Length, Option(name="--from")] = Field(
         description="Trained length in tokens: 8192, 8k."
@@ -77,7 +79,7 @@ class ExtendedRope(UnscaledRope):
 
 
 class BoundSettings(UnscaledRope):
-    """Whose context bound is asked for."""
+    """Settings of ``ropewalk rope bound``: the base whose context bound to compute."""
 
     compare: Annotated[Several[float], Option(metavar="NUMBER,...")] = Field(
         (), description="Comma-separated bases to draw beside it: 1e6,5e5."
@@ -85,7 +87,7 @@ class BoundSettings(UnscaledRope):
 
 
 class BasesSettings(Settings):
-    """Which length bases are to reach."""
+    """Settings of ``ropewalk rope base``: the length that bases must reach."""
 
     length: Length = Field(description="Context length in tokens: 8192, 128k, 1M.")
     rotary_dim: RotaryDim
@@ -93,7 +95,7 @@ class BasesSettings(Settings):
 
 
 class ThetaSettings(ExtendedRope):
-    """By which rule a base is chosen."""
+    """Settings of ``ropewalk rope theta``: the lengths and the rule that chooses a base."""
 
     rule: str = Field(
         "recommended",
@@ -107,7 +109,7 @@ class ThetaSettings(ExtendedRope):
 
 
 class FrequenciesSettings(ExtendedRope):
-    """Which method's frequencies are asked for."""
+    """Settings of ``ropewalk rope frequencies``: the method whose frequencies to compute."""
 
     method: str = Field(
         description="RoPE method: default, theta, linear, ntk, dynamic, yarn, llama3 or longrope."

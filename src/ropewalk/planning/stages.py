@@ -1,4 +1,4 @@
-"""A curriculum: at which contexts to train, and what RoPE each stage gets."""
+"""Plan training stages: the context length and the RoPE setting of each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ropewalk.rope.theory.bases import Progress
 from ropewalk.rope.theory.rules import CURRENT, RECOMMENDED
 
 KEPT = Default.name
-"""A recipe's method that leaves the checkpoint's RoPE as it is."""
+"""Recipe method that keeps the checkpoint's RoPE unchanged."""
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage.
+    """One training stage.
 
     Attributes:
-        context: tokens of a row.
+        context: sequence length in tokens.
         method: RoPE of the stage.
-        recipe_method: what the recipe's ``rope.method`` says for it.
-        context_bound: tokens up to which the method's margin B(m) is 0 or more.
-        reason: why this context and this setting, in plain words.
+        recipe_method: value of ``rope.method`` in the recipe.
+        context_bound: tokens up to which the margin B(m) of the method is non-negative.
+        reason: why the stage has this context and this setting.
     """
 
     context: int
@@ -38,7 +38,7 @@ class PlannedStage:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; ``method`` is the recipe's name for it."""
+        """JSON values; ``method`` is the value of ``rope.method`` in the recipe."""
         return {
             "context": self.context,
             "method": self.recipe_method,
@@ -57,33 +57,34 @@ def plan_stages(
     ceiling: float | None = None,
     progress: Progress | None = None,
 ) -> list[PlannedStage]:
-    """Stages of 4 to 8 times the length before, each with its own setting.
+    """Plan stages that extend the context by 4 to 8 times each, with a RoPE setting per stage.
 
-    Where no rule is given, an unscaled checkpoint gets the recommended base of each stage's length, as ``ropewalk
-    extend`` takes it; one that is scaled by linear, yarn or llama3 goes on with its own method and a larger factor,
-    since its weights know those frequencies.
+    Without a rule, an unscaled checkpoint gets the recommended base for the length of each stage, as in ``ropewalk
+    extend``. A checkpoint scaled by linear, yarn or llama3 keeps its method and gets a larger factor, because it was
+    trained with those frequencies.
 
     Args:
-        current: the method the checkpoint was trained with.
-        trained_length, target_length: tokens, the second larger.
+        current: RoPE method that the checkpoint was trained with.
+        trained_length, target_length: tokens; the target must be longer.
         rule: one of :func:`ropewalk.rope.candidates` or ``theta=5e6``.
-        ceiling, progress: of the rule lower-bound.
+        ceiling, progress: largest base to search and progress callback, for the rule lower-bound.
 
     Raises:
-        RopewalkError: if the checkpoint's scaling has no continuation, or the rule no answer.
+        RopewalkError: if the checkpoint's scaling cannot be extended, or the rule gives no setting.
     """
     if isinstance(current, LongRope):
         raise RopewalkError(
-            "a longrope checkpoint has factors for one length; a longer one needs factors from a search, and no rule "
-            "gives them"
+            "the factors of a longrope checkpoint hold for one length, and no rule gives those for a longer one; "
+            "search new factors with `ropewalk search`"
         )
     contexts = stage_contexts(trained_length, target_length)
     if rule == CURRENT:
-        raise RopewalkError("the rule current changes nothing, so there is no plan to make; leave --rule out")
+        # `current` is a row of comparisons only; planning with it would train without extending.
+        raise RopewalkError("the rule current changes nothing, so there is nothing to plan; omit --rule")
     check_target(target_length)
     name = rule or (RECOMMENDED if is_unscaled(current) else current.name)
     if name == RECOMMENDED and recommended_base(current, trained_length, target_length).rule == CURRENT:
-        # What stays in the end stays on the way: the law asks for less of a shorter stage, and for more than it has.
+        # A base that covers the last stage covers the shorter ones; asking per stage could raise it on the way.
         name = CURRENT
     stages = []
     length = trained_length
@@ -107,28 +108,28 @@ def plan_stages(
 
 
 def kept_stages(current: RopeMethod, trained_length: int, target_length: int) -> list[PlannedStage]:
-    """Stages in which RoPE stays as it is, for models in which no layer's RoPE limits the context.
+    """Plan stages that keep RoPE unchanged, for models in which no layer's RoPE limits the context.
 
     Args:
-        current: the method the checkpoint was trained with.
-        trained_length, target_length: tokens, the second larger.
+        current: RoPE method that the checkpoint was trained with.
+        trained_length, target_length: tokens; the target must be longer.
     """
     stages = []
     length = trained_length
     for context in stage_contexts(trained_length, target_length):
-        reason = f"{_longer(length, context)}; RoPE stays as it is, since no layer with RoPE sees further than before"
+        reason = f"{_longer(length, context)}; RoPE stays unchanged: layers with RoPE attend no further than before"
         stages.append(PlannedStage(context, current, KEPT, bound_at(current, context), reason))
         length = context
     return stages
 
 
 def is_unscaled(method: RopeMethod) -> bool:
-    """Whether a checkpoint with this method gets a new base; a scaled one goes on with its own method."""
+    """Whether a checkpoint with this method gets a new base. A scaled checkpoint keeps its own method."""
     return isinstance(method.plain, Default)
 
 
 def recipe_stages(stages: Sequence[PlannedStage], lift: Sequence[str] = ()) -> str:
-    """The ``stages`` of a recipe in YAML, and what it lifts; steps and rows are left for the user to set."""
+    """Write the ``lift`` and ``stages`` keys of a recipe as YAML. Users set steps and batch sizes themselves."""
     lines = [*([f"lift: [{', '.join(lift)}]"] if lift else []), "stages:"]
     for stage in stages:
         lines.append(f"  - context: {format_length(stage.context)}")
@@ -147,12 +148,12 @@ def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int
     if factor is not None:
         set_to = f"{method.name} with factor {factor:g} and base {method.rope_theta:,.0f}"
     else:
-        set_to = f"base {method.rope_theta:,.0f} by the rule {rule}"
+        set_to = f"base {method.rope_theta:,.0f} from the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"
     return (
-        f"{_longer(before, context)}; {set_to}; its context bound of {tokens_text(bound)} {enough} the stage"
+        f"{_longer(before, context)}; {set_to}; the context bound of {tokens_text(bound)} {enough} the stage"
     )
 
 
 def _longer(before: int, context: int) -> str:
-    return f"{context / before:.3g} times the {before:,} tokens before"
+    return f"{context / before:.3g} times the previous {before:,} tokens"

@@ -1,4 +1,4 @@
-"""How a checkpoint's RoPE and a plan are shown: what to do first, where each number comes from last."""
+"""Show a checkpoint's RoPE, advice and plans: first what to do, then why, last the source of each number."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ropewalk.reporting.tables import Part
 from ropewalk.rope import RopeMethod
 
 BOUND = (
-    "the largest L with B(m) = Σ cos(m·θ_i) ≥ 0 for all whole 0 ≤ m ≤ L",
+    "the largest L with B(m) = Σ cos(m·θ_i) ≥ 0 for all integers 0 ≤ m ≤ L",
     "Men et al., arXiv:2405.14591, section 4",
-    "rotated dimensions only; attention factors and what a model learns are left out",
+    "covers rotated dimensions only; ignores attention factors and what a model learns",
 )
-"""Formula, source and caveat."""
+"""Formula, source and caveat of the context bound."""
 
 
 def describe_inspection(result: InspectResult, config: InspectSettings) -> Iterator[Part]:
-    """The checkpoint's RoPE; or advice on the target length, and with ``explain`` both and all sources."""
+    """The checkpoint's RoPE without a target length; otherwise advice, and with ``explain`` both and all sources."""
     description, advice = result.to_json(), result.advice
     if advice is None:
         yield _table(description)
@@ -45,7 +45,7 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
 
 
 def inspection_figure(result: InspectResult) -> Figure:
-    """The pairs' periods as they are, and as recommended."""
+    """Draw the period of each rotary pair as trained and as recommended."""
     config, advice = result.config, result.advice
     trained = config.trained_length
     target = trained if advice is None else advice.target_length
@@ -64,9 +64,9 @@ def _periods(method: RopeMethod, length: int) -> np.ndarray:
 
 
 def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
-    """The stages, why, and what to write into a recipe."""
+    """The stages, the reasons, and the lines for a recipe."""
     advice, trained, checkpoint = result.advice, result.config.trained_length, result.config
-    table = Table(title=f"from {trained:,} to {result.target_length:,} tokens", title_justify="left")
+    table = Table(title=f"Stages from {trained:,} to {result.target_length:,} tokens", title_justify="left")
     for name in ("context", "method", "rope_theta", "factor"):
         table.add_column(name, justify="right")
     table.add_column("reason")
@@ -87,16 +87,16 @@ def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
         yield Text(f"- {line}")
     for line in (*_default_notes(checkpoint.defaults, checkpoint.config_class), *result.notes):
         yield f"note: {line}"
-    yield Text("\nfor a recipe (steps are yours to choose):\n")
+    yield Text("\nFor a recipe (choose the steps yourself):\n")
     yield from result.recipe.splitlines()
 
 
 def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
-    """The answer with its stages, and at most a screen of reasons.
+    """The recommended action with its stages, and at most a screen of reasons.
 
     Args:
-        advice: on a target length.
-        notes: what to know of the checkpoint itself.
+        advice: advice for a target length.
+        notes: warnings and remarks on the checkpoint.
     """
     yield Text(f"To reach {advice.target_length:,} tokens", "bold")
     yield Text(advice.action)
@@ -106,25 +106,27 @@ def describe_advice(advice: Advice, notes: Sequence[str]) -> Iterator[Part]:
         yield Text("\nIf the windows are lifted", "bold")
         yield Text(advice.lifted.action)
         yield from _recipe(advice.lifted)
-        yield from _list("Why then", advice.lifted.reasons)
+        yield from _list("Why, with the windows lifted", advice.lifted.reasons)
     yield from _list("Note", [*notes, *advice.caveats])
     if advice.settings:
-        yield Text("\n--explain shows every rule's setting, which bases reach the target, and all sources.")
+        yield Text(
+            "\n--explain shows the setting of every rule, the bases that reach the target, and all sources."
+        )
 
 
 def _recipe(advice: Advice) -> Iterator[Part]:
     if advice.stages:
-        yield Text("\nFor a recipe (steps are yours to choose):", "bold")
+        yield Text("\nFor a recipe (choose the steps yourself):", "bold")
         yield from recipe_stages(advice.stages, advice.lift).splitlines()
 
 
 def _details(advice: Advice) -> Iterator[Part]:
-    """Every rule's setting, the bases that reach the target beside published ones, and where each number is from."""
+    """The setting of every rule, the bases that reach the target beside published ones, and all sources."""
     if not advice.settings:
         return
     yield from _bases(advice)
     yield from _settings(advice)
-    yield Text("\nWhere the numbers come from", "bold")
+    yield Text("\nSources", "bold")
     for setting in advice.settings:
         if setting.method is not None:
             yield from _origin(setting.rule, setting.formula, setting.source, setting.caveat)
@@ -132,22 +134,24 @@ def _details(advice: Advice) -> Iterator[Part]:
 
 
 def _bases(advice: Advice) -> Iterator[Part]:
-    """The bases that the rules and the similarity margin give, beside what published models took."""
+    """The bases from the rules and the similarity margin, beside those of published models."""
     found = advice.recommendation
-    table = Table(title=f"\nbases for {advice.target_length:,} tokens", title_justify="left")
-    table.add_column("what")
+    table = Table(title=f"\nBases for {advice.target_length:,} tokens", title_justify="left")
+    table.add_column("source")
     table.add_column("rope_theta", justify="right", no_wrap=True)
     if found is not None:
         table.add_row("critical-dimension law", f"{found.law:,.0f}")
-        table.add_row("length floor: smallest feasible base of 128 rotary dimensions", f"{found.floor:,.0f}")
+        table.add_row(
+            "length floor: smallest feasible base with 128 rotary dimensions", f"{found.floor:,.0f}"
+        )
     feasible = advice.feasible
     if feasible is not None and feasible.reason is None:
-        own = f"of {feasible.rotary_dim} rotary dimensions"
+        own = f"with {feasible.rotary_dim} rotary dimensions"
         many = f"{feasible.intervals:,} intervals"
         table.add_row(f"smallest feasible base {own} ({many})", _base(feasible.infimum, feasible.ceiling))
         wide = f"first feasible interval at least {WIDE:.0%} wide"
         table.add_row(wide, _base(feasible.wide_from, feasible.ceiling))
-        safe = f"safe base: all larger ones up to {feasible.ceiling:g} are feasible"
+        safe = f"safe base: every larger base up to {feasible.ceiling:g} is feasible"
         table.add_row(safe, _base(feasible.safe_base, feasible.ceiling))
     table.add_section()
     for each in advice.published:
@@ -163,11 +167,11 @@ def _base(value: float | None, ceiling: float) -> str:
 
 
 def _settings(advice: Advice) -> Iterator[Part]:
-    table = Table(title=f"\nwhat each rule sets for {advice.target_length:,} tokens", title_justify="left")
+    table = Table(title=f"\nSetting of each rule for {advice.target_length:,} tokens", title_justify="left")
     table.add_column("rule", no_wrap=True)
     table.add_column("setting")
     table.add_column("context bound", justify="right")
-    table.add_column("reaches")
+    table.add_column("covers target")
     recommended = None if advice.chosen is None else advice.chosen.rule
     for setting in advice.settings:
         if setting.method is not None:
@@ -204,27 +208,29 @@ def _setting_text(method: RopeMethod) -> str:
 
 
 def _default_notes(defaults: Mapping[str, Any], config_class: str | None) -> list[str]:
-    """A sentence for each value that the config leaves to its class: never a silent default."""
+    """One sentence for each value that the config omits, so that no default is silent."""
     return [
-        f"config.json does not say {key}; {config_class}'s own default {_summary(value)} is what transformers uses"
+        f"config.json omits {key}; transformers uses {config_class}'s default, {_summary(value)}"
         for key, value in defaults.items()
     ]
 
 
 def _summary(value: object) -> str:
-    """A value of a config in a few characters."""
+    """Format a config value in a few characters."""
     if isinstance(value, tuple):
         return f"{len(value)} factors, {min(value):g} to {max(value):g}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _defaults_in_short(description: Mapping[str, Any]) -> list[str]:
-    """What the config leaves to its class, in one sentence."""
+    """All values that the config omits, in one sentence."""
     defaults = description["defaults"]
     if not defaults:
         return []
     values = ", ".join(f"{key} ({_summary(value)})" for key, value in defaults.items())
-    return [f"config.json leaves to {description['config_class']}'s own defaults: {values}"]
+    return [
+        f"config.json omits values for which transformers uses {description['config_class']}'s defaults: {values}"
+    ]
 
 
 def _table(description: Mapping[str, Any]) -> Table:
@@ -242,10 +248,13 @@ def _rows(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     heads, kv_heads = description["num_attention_heads"], description["num_key_value_heads"]
     return [
         ("model type", _text(description["model_type"])),
-        ("longest input", _tokens(description["max_position_embeddings"])),
+        ("maximum length", _tokens(description["max_position_embeddings"])),
         ("trained length", f"{_tokens(description['trained_length'])}, as stated"),
         ("layers", _text(description["num_hidden_layers"])),
-        ("heads", f"{_text(heads)}, key/value {_text(kv_heads)}, of {description['head_dim']} dimensions"),
+        (
+            "heads",
+            f"{_text(heads)} query, {_text(kv_heads)} key/value, {description['head_dim']} dimensions each",
+        ),
         ("sliding window", _tokens(description["sliding_window"])),
     ]
 
@@ -276,10 +285,10 @@ def _critical_text(method: Mapping[str, Any]) -> str:
 
 def _loaded_text(loaded: Mapping[str, Any] | None) -> str:
     if loaded is None:
-        return "not known"
+        return "unknown"
     difference = loaded["largest_relative_difference"]
     if difference is None:
-        return f"{loaded['dtype']}, of another size than the config says"
+        return f"{loaded['dtype']}, but with a different size than in the config"
     return f"{loaded['dtype']}, within {difference:.1e} of the exact values"
 
 
