@@ -38,8 +38,8 @@ def test_pack_then_stats(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
     arguments = (corpus, "--tokenizer", tokenizer, "--length", "0.0625k", "--out", tmp_path / "out")
     printed, remarks = call("pack", *arguments)
     assert remarks == ""
-    assert "rows of 64 tokens" in printed
-    assert "empty documents passed over" in printed
+    assert "sequences of 64 tokens" in printed
+    assert "empty documents skipped" in printed
     assert printed.splitlines()[-1] == str(tmp_path / "out")
     assert "nothing to do" in call("pack", *arguments)[1]
     printed, _ = call("stats", tmp_path / "out")
@@ -82,8 +82,8 @@ def test_a_mixture_says_what_was_asked_and_what_came_out(
 ) -> None:
     options = ("--length", 8, "--shares", "web=1,corpus=0", "--tag", "word", "--interleave", "--chunk-min", 2)
     printed, _ = call("pack", corpus, "--tokenizer", tokenizer, *options, "--out", tmp_path / "out")
-    assert "tokens of tags added, not trained on" in printed
-    assert "documents that the mixture leaves out" in printed
+    assert "tag tokens added, not trained on" in printed
+    assert "documents left out by the mixture" in printed
     assert "web" in printed
     result = json.loads(
         call("pack", corpus, "--tokenizer", tokenizer, *options, "--out", tmp_path / "out", "--json")[0]
@@ -98,7 +98,7 @@ def test_parts_are_told_and_merged(corpus: Path, tokenizer: str, tmp_path: Path)
     whole = json.loads(call(*arguments, "--out", tmp_path / "whole", "--json")[0])
     parts = [tmp_path / f"part{number}" for number in range(2)]
     printed, _ = call(*arguments, "--out", parts[0], "--shard", "0/2")
-    assert f"of {whole['rows']} rows are there" in printed
+    assert f"of {whole['rows']} sequences are written" in printed
     # So few rows lie in one file, which is the last machine's.
     told = json.loads(call(*arguments, "--out", parts[1], "--shard", "1/2", "--json")[0])
     assert (told["complete"], told["rows"]) == (True, whole["rows"])

@@ -48,14 +48,14 @@ def test_boundaries_tags_anchor_and_padding_are_visible(rows: Path) -> None:
     printed, remarks = call("preview", rows, "--tokens", 5)
     assert remarks == ""
     lines = printed.splitlines()
-    assert lines[2] == "row 0 of 1: 512 tokens, 3 documents, pattern anchor"
+    assert lines[2] == "sequence 0 of 1: 512 tokens, 3 documents, pattern anchor"
     assert lines[3] == "  ⟦«<s>»⟧  anchor, token 0"
     # 2 bytes of tag, 33 of text, EOS.
     assert lines[4] == "■ document 0, web, tokens 1..36 (36)"
     assert lines[5] == "  ⟦T:⟧a↵b … 26 tokens … cccc«</s>»"
     assert lines[6].startswith("■ document 1, ev\\x1bil, tokens 37..")
     assert lines[8].startswith("■ document 2, web, tokens ")
-    assert re.fullmatch(r"□ padding, tokens [\d]+\.\.511 \([\d]+\), never a target", lines[10])
+    assert re.fullmatch(r"□ padding, tokens [\d]+\.\.511 \([\d]+\), not trained on", lines[10])
     assert len(lines) == 11
 
 
@@ -120,7 +120,7 @@ def test_as_many_rows_as_there_are(corpus: Path, tokenizer: Path, tmp_path: Path
     there = len(open_rows(folder))
     for asked in (1, 2, there + 5):
         printed, _ = call("preview", folder, "--rows", asked)
-        assert len(re.findall(r"^row \d+ of", printed, re.MULTILINE)) == min(asked, there)
+        assert len(re.findall(r"^sequence \d+ of", printed, re.MULTILINE)) == min(asked, there)
 
 
 def test_a_document_that_goes_on_says_so(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_a_document_that_goes_on_says_so(corpus: Path, tokenizer: Path, tmp_path
         line for line in printed.splitlines() if line.startswith("■ document") and " tokens 1.." in line
     ]
     assert len(firsts) == len(open_rows(folder)) > 5
-    assert [line.partition(", goes on from row ")[2] for line in firsts] == [
+    assert [line.partition(", continued from sequence ")[2] for line in firsts] == [
         "",
         *map(str, range(len(firsts) - 1)),
     ]
-    assert printed.count("goes on") == len(firsts) - 1
+    assert printed.count("continued from") == len(firsts) - 1
     rows = json.loads(call("preview", folder, "--rows", 2, "--json")[0])["rows"]
     assert [[chunk["continues"] for chunk in row["chunks"]] for row in rows] == [[False], [True, False]]
 
@@ -146,7 +146,7 @@ def test_best_fit_leaves_unsaid_what_numbers_cannot_tell(
     folder = packed(corpus, tokenizer, tmp_path / "rows", "--length", 32, "--packing", "best_fit")
     rows = open_rows(folder)
     assert any(rows.packed(n).numbers[0] == rows.packed(n - 1).numbers[-1] for n in range(1, len(rows)))
-    assert "goes on" not in call("preview", folder, "--rows", 99)[0]
+    assert "continued from" not in call("preview", folder, "--rows", 99)[0]
 
 
 def test_damaged_and_unfinished_rows_are_refused(rows: Path, tmp_path: Path) -> None:

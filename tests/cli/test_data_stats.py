@@ -152,9 +152,9 @@ def test_documents_in_words(corpus: Path, tokenizer: Path) -> None:
     printed, remarks = call("stats", corpus, "--tokenizer", tokenizer)
     assert remarks == ""
     # The model beside the tokenizer is trained for 64 tokens.
-    for words in ("76.9 %", "mixture ratio", "256 to 511", "█", "rows of 64 tokens filled with these"):
+    for words in ("76.9 %", "mixture ratio", "256 to 511", "█", "sequences of 64 tokens packed with these"):
         assert words in printed
-    assert "3 texts are there more than once, 4 times at most" in printed
+    assert "3 texts occur more than once, at most 4 times" in printed
 
 
 def test_attention_is_counted_at_a_length_that_somebody_gave(
@@ -191,14 +191,14 @@ def test_progress_is_drawn_on_a_terminal_alone(
 def test_rows_in_words(rows: Path) -> None:
     printed, _ = call("stats", rows)
     for words in (
-        "Documents packed, by source: whole",
-        "In rows: pieces of documents",
-        "tokens in rows",
+        "Packed documents by source, before cutting",
+        "Document chunks in packed sequences",
+        "share of chunks",
         "256 to 511",
         "Mixture",
-        "asked",
+        "requested",
         "achieved",
-        "documents a row",
+        "documents per sequence",
         "read more than once",
     ):
         assert words in printed
@@ -237,7 +237,7 @@ def test_before_and_after_are_drawn_of_whole_documents(rows: Path, monkeypatch: 
     assert states["before"]["books"].token_ratio == 600 / 780
     assert states["after"]["books"].token_ratio == 0.5
     assert title == "Document lengths before and after the mixture"
-    assert "Documents are whole here; rows of 64 tokens cut them." in caption
+    assert "Lengths are of whole documents, before sequences of 64 tokens cut them." in caption
 
 
 def test_numbers_stay_whole_in_a_narrow_terminal(corpus: Path, tokenizer: Path) -> None:

@@ -101,7 +101,7 @@ def test_out_holds_results_predictions_figures_and_page(
         assert 0.95 * 512 < prediction["prompt_tokens"] + 10 <= 512
         assert prediction["bos_count"] == 1
     printed = capsys.readouterr()
-    assert "Perplexity by position in 2 rows of 512 tokens" in printed.out
+    assert "Perplexity by position in 2 sequences of 512 tokens" in printed.out
     assert "Passkey retrieval" in printed.out
     assert "Effective length by passkey: none" in printed.out
     assert str(out) in printed.out.replace("\n", "")
@@ -248,7 +248,7 @@ def test_two_evaluations_are_compared_sample_by_sample(
     )
     assert (passkey["difference"], passkey["p_value"], passkey["real"]) == (0, 1, False)
     assert run("compare", a, b, "--plot", tmp_path / "differences.png") == 0
-    assert "differences are more than chance" in capsys.readouterr().out
+    assert "differences are significant" in capsys.readouterr().out
     assert (tmp_path / "differences.png").stat().st_size > 1000
     assert run("compare", a, tmp_path) == 2
     assert "has no finished evaluation" in capsys.readouterr().err

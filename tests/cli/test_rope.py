@@ -59,7 +59,7 @@ def test_base(run, length: str) -> None:
     assert said["feasible"][0][0] == said["infimum"]
     assert said["feasible"][-1] == [said["safe_base"], 1e9]
     text = run(f"base --length {length} --rotary-dim 128")
-    assert "35, with holes between them" in text
+    assert "35, with infeasible gaps between them" in text
     assert "the 12 widest of 35" in text
 
 
@@ -69,16 +69,16 @@ def test_other_bases_have_bounds_of_their_own(run) -> None:
 
 
 def test_base_that_no_ceiling_can_help(run) -> None:
-    assert "a single pair turns the same at every base" in run("base --length 8k --rotary-dim 2")
+    assert "a single pair has the same frequency at every base" in run("base --length 8k --rotary-dim 2")
     in_a_hole = run("base --length 1000 --rotary-dim 128 --ceiling 5000")
     said = " ".join(in_a_hole.replace("│", " ").split())
-    assert "none: the ceiling of 5000 lies in a hole" in said
+    assert "none: the ceiling of 5000 is infeasible" in said
     assert "every base reaches" not in said
 
 
 def test_base_says_when_the_ceiling_is_too_low_or_near(run) -> None:
     none = run("base --length 8k --rotary-dim 128 --ceiling 1000")
-    assert "no base up to 1000 reaches 8,192 tokens with rotary_dim 128; raise --ceiling" in none
+    assert "No base up to 1000 reaches 8,192 tokens with rotary_dim 128; raise --ceiling" in none
     near = "base --length 8k --rotary-dim 128 --ceiling 1e6"
     assert as_json(run(near, "--json"))["safe_base_near_ceiling"]
     assert "raise --ceiling" in run(near)
@@ -214,9 +214,7 @@ def test_plan_of_a_scaled_checkpoint_with_a_base_says_the_base_in_the_recipe(run
 def test_plan_tells_what_the_config_left_to_its_class(run) -> None:
     said = as_json(run("plan --to 32k --rule ntk --json", CONFIGS / "llama-2-7b.json"))
     assert said["defaults"] == {"rope_theta": 10000.0}
-    assert "config.json does not say rope_theta" in run(
-        "plan --to 32k --rule ntk", CONFIGS / "llama-2-7b.json"
-    )
+    assert "config.json omits rope_theta" in run("plan --to 32k --rule ntk", CONFIGS / "llama-2-7b.json")
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,17 @@ def test_table_sentence_and_picture(
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert (
-        lines[0] == "Loss before training in 4 rows of 256 tokens, nats a token, with 95 % interval over rows"
+        lines[0]
+        == "Loss before training in nats per token, over 4 sequences of 256 tokens, with 95 % interval over sequences"
     )
     assert "beyond 32" in lines[1]
     assert "…" not in printed.out
     assert {line.split()[0] for line in lines[2:6]} == {"theta=5e6", "current", "schedule:lwm", "ntk"}
     assert "5,000,000" in printed.out
-    (verdict,) = (line for line in lines if " starts best, " in line)
+    (verdict,) = (line for line in lines if " has the lowest loss, " in line)
     assert verdict.startswith(lines[2].split()[0])
-    assert "more than chance" in verdict
-    assert "not which is best after training" in verdict
+    assert "significant across sequences" in verdict
+    assert "does not show which one is best after training" in verdict
     assert picture.stat().st_size > 1000
     assert str(picture) in printed.out
 
@@ -121,8 +122,8 @@ def test_what_has_no_meaning_is_not_run(
     assert {results[2][key] for key in ("loss", "difference", "rope_theta", "context_bound")} == {None}
     assert run(*arguments) == 0
     printed = capsys.readouterr().out
-    assert "ntk was not run: " in printed
-    assert "cannot be said from one row" in printed
+    assert "ntk did not run: " in printed
+    assert "one sequence cannot show whether that is chance" in printed
     assert run(*arguments[:-4], "--rules", "ntk") == 2
     assert "no RoPE setting to probe (ntk: " in capsys.readouterr().err
 

@@ -128,8 +128,8 @@ def test_what_is_printed(search, tmp_path, capsys, monkeypatch):
     assert lines[0] == "Perplexity at 128 tokens, before training"
     assert lines[1].split() == ["RoPE", "2", "search", "rows", "2", "held-out", "rows"]
     assert [line.split("  ")[0] for line in lines[2:6]] == ["factors found (n̂ = 4)", "PI", "NTK", "YaRN"]
-    assert "40 forwards" in printed.out
-    assert "until the budget ended" in printed.out
+    assert "40 forward passes" in printed.out
+    assert "stopped by the budget" in printed.out
     assert "ropewalk extend" not in printed.out
     assert "The RoPE angles of the first 4 tokens stay unscaled" in printed.out
     assert "ropewalk export" not in printed.out
@@ -479,9 +479,9 @@ def test_show_says_what_a_table_is(search, tmp_path, capsys):
     for word in (
         "target        128 tokens",
         "4 pairs, base 10,000, original length 64 tokens",
-        "plain config  no, for its start tokens",
+        "exportable    no, because of the start tokens",
         "The attention factor 1.2 is not the published",
-        "2 held-out rows",
+        "2 held-out sequences",
     ):
         assert word in printed
     assert "<svg" in picture.read_text()

@@ -19,7 +19,7 @@ def test_import_of_a_csv(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "the piece borders of dim_piece_mono" in printed
     assert "csv: factors.csv" in printed
-    assert "plain config  no, for its start tokens" in printed
+    assert "exportable    no, because of the start tokens" in printed
     table = read_factors(out)
     assert (table.long_factor, table.start_tokens) == (tuple(factors), 8)
     assert (table.model.name, table.model.original_max_position_embeddings) == ("embedded", 256)
@@ -30,7 +30,7 @@ def test_import_of_a_config(tmp_path, capsys):
     assert main(["search", "import", str(PHI), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "48 pairs, base 10,000, original length 4,096 tokens" in printed
-    assert "plain config  yes" in printed
+    assert "exportable    yes" in printed
     table = read_factors(out)
     assert len(table.long_factor) == len(table.short_factor) == 48
     assert main(["search", "show", str(out), "--plot", str(tmp_path / "factors.png")]) == 0

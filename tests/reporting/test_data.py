@@ -14,7 +14,7 @@ def test_parts_that_are_missing_are_said_with_what_puts_them_together():
         Path("out"), reused=False, rows=3, total=1200, missing=("rows-00001.arrow",), manifest=None
     )
     said = [str(each) for each in describe_packed(result)]
-    assert said[0].startswith("3 of 1,200 rows are there")
+    assert said[0].startswith("3 of 1,200 sequences are written")
     assert "`ropewalk data merge`" in said[0]
     assert said[-1] == "out"
 
@@ -45,7 +45,7 @@ def test_a_preview_shows_each_span_once_with_its_mark_and_no_text_commands_the_t
     row = RowPreview(anchor=None, chunks=(chunk,))
     result = DataPreview(Path("out"), "a tokenizer", context=96, pattern="full", total=12, rows=(row,))
     said = "\n".join(line.plain for line in preview_lines(result))
-    assert "row 0 of 12: 96 tokens, 1 document, pattern full" in said
+    assert "sequence 0 of 12: 96 tokens, 1 document, pattern full" in said
     assert "chunk 2 of 3" in said
     assert "⟦«<s>»⟧" in said
     assert " … 85 tokens … " in said

@@ -41,9 +41,9 @@ def test_pieces_stand_in_a_table_of_their_own() -> None:
         },
     }
     table = data_tables.pieces_table({**BEFORE, "packed": True, "in_rows": inside})
-    assert "pieces of documents" in table.title
+    assert table.title.startswith("Document chunks in packed sequences")
     assert table.header == (
-        *("source", "pieces", "share of pieces", "tokens in rows", "share", "mean", "median", "longest"),
+        *("source", "chunks", "share of chunks", "tokens", "share", "mean", "median", "longest"),
         *("> 4K", "> 16K"),
     )
     assert table.rows == (
@@ -55,7 +55,9 @@ def test_pieces_stand_in_a_table_of_their_own() -> None:
 
 def test_a_table_of_packed_documents_says_that_they_are_whole() -> None:
     plain, packed = (data_tables.source_table({**BEFORE, "packed": each}) for each in (False, True))
-    assert packed.title.startswith("Documents packed, by source: whole, repeated ones each time")
+    assert packed.title.startswith(
+        "Packed documents by source, before cutting; repeated documents count each time"
+    )
     assert "packed" not in plain.title
     assert packed.header == plain.header
     assert packed.header[1] == "documents"
@@ -85,10 +87,10 @@ def test_attention_in_words() -> None:
     told = data_tables.attention_sentence(report({"a": [32] * 6}))
     # Two documents a row: 2 * 528 of 2080 pairs. The anchor's rows take 63: two documents, then three pieces.
     assert told.startswith(
-        "rows of 64 tokens filled with these documents in order: intra_document computes 50.8 % of full "
-        "attention's pairs, anchor "
+        "In sequences of 64 tokens packed with these documents in order, the pattern intra_document computes 50.8 % of "
+        "the query-key pairs of full attention, and anchor "
     )
-    assert "attention alone is at best 1.97 and " in told
+    assert "Attention is at best 1.97 and " in told
     assert data_tables.attention_sentence({**BEFORE, "attention_share": {}}) == ""
 
 
@@ -98,18 +100,20 @@ def test_repeats_in_words() -> None:
     assert data_tables.repeats_sentence({**BEFORE, "repeats": none}) == ""
     assert data_tables.repeats_sentence({**BEFORE, "repeats": None}) == ""
     assert data_tables.repeats_sentence({**BEFORE, "repeats": one}) == (
-        "1 text is there more than once, 3 times at most; further copies have 20 tokens (10.0 % of all)"
+        "1 text occurs more than once, at most 3 times; the repeated copies have 20 tokens (10.0 % of all)"
     )
     two = {**BEFORE, "packed": True, "repeats": {"documents": 2, "tokens": 100, "most": 4}}
-    assert data_tables.repeats_sentence(two).startswith("2 documents are read more than once, 4 times")
+    assert data_tables.repeats_sentence(two).startswith(
+        "2 documents were read more than once, at most 4 times"
+    )
 
 
 def test_rows_in_words() -> None:
     packed = {**BEFORE, "rows": 1, "documents_per_row": 2.0, "documents_per_row_quantiles": {"0": 2, "1": 2}}
     assert data_tables.rows_sentence(BEFORE) == ""
-    assert data_tables.rows_sentence(packed) == "1 row, 2.0 documents a row"
+    assert data_tables.rows_sentence(packed) == "1 sequence, 2.0 documents per sequence"
     packed |= {"rows": 1200, "documents_per_row": 2.25, "documents_per_row_quantiles": {"0": 1, "1": 8}}
-    assert data_tables.rows_sentence(packed) == "1,200 rows, 2.2 documents a row (1 to 8)"
+    assert data_tables.rows_sentence(packed) == "1,200 sequences, 2.2 documents per sequence (1 to 8)"
 
 
 def test_a_mixture_shows_before_asked_and_achieved() -> None:
@@ -135,10 +139,10 @@ def test_a_mixture_shows_before_asked_and_achieved() -> None:
     assert table.rows[1][-3:] == ("–", "–", "–")
     assert table.rows[2][0] == "all"
     assert table.header[4] == "before, 4k or longer"
-    assert table.notes[0] == "998 tokens of 1,000 asked for; 2,000 before"
+    assert table.notes[0] == "998 tokens of 1,000 requested; 2,000 available"
     assert table.notes[-1] == "books\\x1b is short"
     short = data_tables.mixture_table({**mixture, "long_from": None})
-    assert short.header == ("source", "before", "asked", "achieved")
+    assert short.header == ("source", "before", "requested", "achieved")
     assert len(short.notes) == 2
 
 

@@ -64,12 +64,14 @@ def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
     more = ("kind in memory, dtype bfloat16", "ropewalk 0.1.0, torch 2.13", "2026-11-21", "Exact RoPE", "yes")
     settings = ("Samples123", "Seed77", "Checkpointscheckpoint-40, checkpoint-50")
     assert all(text in read.text.replace("\n", "") for text in settings)
-    for text in (*facts, *more, "niah_multikey_3", "hellaswag", "² not run: SQuAD", "50 % right"):
+    for text in (*facts, *more, "niah_multikey_3", "hellaswag", "² not run: SQuAD", "50 % correct"):
         assert text in read.text
-    assert "Rows of text" not in read.text
+    assert "Sequences" not in read.text
     assert "SECRET" not in read.text
     assert read.tags.count("img") == 1
-    assert dict(read.attributes)["alt"].startswith("Llama: needle. 5 samples a cell;")
+    assert dict(read.attributes)["alt"].startswith(
+        "Llama: needle. Correct answers in percent, over 5 samples per cell."
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_the_end_of_a_prompt_is_shown(tmp_path: Path) -> None:
     prompt = "noise " * 1000 + "What is the key? The key is"
     page = write_evaluation_report(tmp_path, RECORD, [], examples=[example("x", 0.0, prompt=prompt)])
     read = Reader(page.read_text(encoding="utf-8"))
-    assert "Prompt ends… " in read.text.replace("\n", "")
+    assert "End of prompt… " in read.text.replace("\n", "")
     assert "What is the key? The key is" in read.text
     assert "left out" not in read.text
 
@@ -123,16 +125,16 @@ def test_examples_hold_right_and_wrong_answers_and_say_of_how_many() -> None:
     one, two = chosen_examples(answers)
     assert one.title == "ruler vt, 4k tokens: 3 of 40 answers"
     assert [entry["Answer"] for entry in one.entries] == ["right 0", "wrong 5", "wrong 6"]
-    assert [entry["Judged"] for entry in one.entries] == ["right", "wrong", "wrong"]
+    assert [entry["Verdict"] for entry in one.entries] == ["correct", "wrong", "wrong"]
     assert [entry["Sample"] for entry in one.entries] == ["0", "5", "6"]
     assert one.entries[0]["Expected"] == "ABCDE, FGHIJ"
     assert two.title == "passkey, 128k tokens: 1 of 1 answers"
-    assert (two.entries[0]["Answer"], two.entries[0]["Judged"]) == ("(empty)", "not scored")
+    assert (two.entries[0]["Answer"], two.entries[0]["Verdict"]) == ("(empty)", "not scored")
     (right,) = chosen_examples(answers[:5])
     assert [entry["Sample"] for entry in right.entries] == ["0", "1", "2"]
     half = [example("half", 0.5), example("half", 0.9), example("all", 1.0, 2)]
     (mixed,) = chosen_examples(half, most=2)
-    assert [entry["Judged"] for entry in mixed.entries] == ["50 % right", "right"]
+    assert [entry["Verdict"] for entry in mixed.entries] == ["50 % correct", "correct"]
     (single,) = chosen_examples(answers[:40], most=1)
     assert [entry["Answer"] for entry in single.entries] == ["right 0"]
 
@@ -217,8 +219,8 @@ def test_a_benchmark_that_nobody_named_is_shown_by_what_its_results_say() -> Non
     ]
     tables = evaluation_tables({"m": results})
     assert [table.title for table in tables] == [
-        "copying: right answers in percent with 95 % interval",
-        "copying backwards{0}: right answers in percent with 95 % interval",
+        "copying: correct answers in percent with 95 % interval",
+        "copying backwards{0}: correct answers in percent with 95 % interval",
     ]
     assert tables[0].rows[1] == ("8,192", "20", "15.0", "5.2 to 36.0")
     assert stems(results) == ["copying", "copying-backwards{0}"]

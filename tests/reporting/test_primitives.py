@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopewalkError
+from ropewalk.reporting import style
 from ropewalk.reporting.primitives import (
     Area,
     Axis,
     Boxes,
     Figure,
     Fill,
+    HeatMap,
     Line,
+    Look,
     Panel,
     Steps,
     Whiskers,
@@ -49,20 +52,20 @@ def test_marks_are_values_whatever_they_are_made_of() -> None:
     ],
 )
 def test_marks_refuse_numbers_of_different_lengths(make) -> None:
-    with pytest.raises(RopewalkError, match=r"the line: .* are not of one length"):
+    with pytest.raises(RopewalkError, match=r"the line: .* differ in length"):
         make()
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_marks_refuse_infinite_numbers_and_take_gaps(value: float) -> None:
-    with pytest.raises(RopewalkError, match="a mark has a value that is not finite"):
+    with pytest.raises(RopewalkError, match="a mark has an infinite value; use NaN for a missing one"):
         Line([1], [value])
     assert math.isnan(Line([1], [NAN]).y[0])
 
 
 def test_steps_have_one_edge_more_than_values() -> None:
     assert Steps([0, 1, 2], [5, 6]).edges == (0, 1, 2)
-    with pytest.raises(RopewalkError, match="2 steps need one edge more, got 2"):
+    with pytest.raises(RopewalkError, match="2 steps need 3 edges, got 2"):
         Steps([0, 1], [5, 6])
 
 
@@ -73,6 +76,32 @@ def test_whiskers_end_at_their_value_where_rounding_put_an_end_past_it() -> None
 def test_a_figure_says_what_it_shows() -> None:
     assert Figure((), "It falls.", "Loss").alternative() == "Loss. It falls."
     assert Figure((), "", "Loss.").alternative() == "Loss."
+
+
+def test_a_text_alternative_tells_the_values_of_each_series() -> None:
+    lines = (
+        Line([1, 2, 3], [4.0, 9.0, 2.5], name="before"),
+        Steps([0, 1, 2], [NAN, 3.0], name="after"),
+        Line([1, 2], [5, 7], Look(dash="", marker="o"), name="candidates"),
+        # Neither a line nor markers: it carries a label, and nothing is to be seen.
+        Line([1], [1], Look(dash="", marker=""), end="label"),
+        Line([1], [NAN], name="nothing"),
+    )
+    told = Figure((Panel(lines, y=Axis("loss")),), "It falls.").alternative()
+    assert told == (
+        "It falls. loss: before from 4 at the left to 2.5 at the right (lowest 2.5, highest 9); after from 3 at the "
+        "left to 3 at the right; candidates between 5 and 7."
+    )
+    upright = Boxes([0, 1], [1, 2], [0, 0], [0.25, 1], Fill(), "m")
+    share = Axis("share", text=style.percent_text)
+    assert Figure((Panel((upright,), y=share),)).alternative() == "share: m 25 %, 100 %."
+    lying = Boxes([0, 0], [30, 80.5], [0, 1], [1, 2], Fill())
+    rows = Panel((lying,), Axis("score (%)"), row_axis(["a", "b"]))
+    assert Figure((rows,)).alternative() == "score (%): 30, 80.5."
+    # Bands do not start at 0: the caption explains them.
+    assert Figure((Panel((Boxes([0], [1], [2], [3], Fill()),)),)).alternative() == ""
+    cells = HeatMap(((1.0, NAN), (99.0, 50.0)), "even", 0, 100, "%", lambda value: f"{value:.0f} %")
+    assert Figure((Panel((cells,), title="depths"),)).alternative() == "depths: cells from 1 % to 99 %."
 
 
 def test_envelope_keeps_every_extreme() -> None:

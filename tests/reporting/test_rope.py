@@ -20,16 +20,17 @@ def probed(*found: ProbedSetting, refused: tuple[ProbedSetting, ...] = ()) -> Pr
 def test_picture_of_one_row_says_that_it_has_no_interval() -> None:
     for ci95, said in ((NO_INTERVAL, True), ((1.5, 2.5), False)):
         figure = losses_figure(probed(replace(ONE, ci95=ci95)))
-        assert ("one row, which gives no interval" in figure.caption) == said
+        assert ("one sequence, which gives no interval" in figure.caption) == said
 
 
 def test_a_probe_says_why_a_setting_was_not_run_and_which_starts_best() -> None:
     refused = ProbedSetting.not_run("yarn", "it is scaled already")
     second = replace(ONE, name="ntk", difference=0.5, difference_ci95=(0.1, 0.9))
     parts = list(describe_probe(probed(ONE, second, refused=(refused,))))
-    assert "yarn was not run: it is scaled already" in parts
+    assert "yarn did not run: it is scaled already" in parts
     assert str(parts[-1]).startswith(
-        "current starts best, 0.500 nats a token below ntk: more than chance between rows. A low loss"
+        "current has the lowest loss, 0.500 nats per token below ntk; the difference is significant across sequences. "
+        "A low loss"
     )
 
 

@@ -34,9 +34,9 @@ def test_each_base_has_its_bound_and_the_first_violation_its_depth():
     said = shown(describe_bound(result))
     assert "base 10,000, rotary_dim 128: context bound 1,234 tokens" in said
     assert "base 500,000, rotary_dim 128: context bound more than" in said
-    assert "B(1235) = -0.25 is the first below zero" in said
+    assert "B(1235) = -0.25 is the first negative margin" in said
     nowhere = BoundResult(128, (5e5,), {5e5: None}, None)
-    assert "first below zero" not in shown(describe_bound(nowhere))
+    assert "first negative margin" not in shown(describe_bound(nowhere))
 
 
 def test_figures_of_a_bound_have_a_panel_or_a_curve_for_each_base():
@@ -51,7 +51,7 @@ def test_the_widest_intervals_of_bases_are_listed_and_counted():
     found = result.found
     said = shown(describe_bases(result))
     assert f"{found.infimum:,.9g}" in said
-    assert f"{found.safe_base:,.9g}: from there to 1e+06 every base reaches" in said
+    assert f"{found.safe_base:,.9g}: every base from here to 1e+06 is feasible" in said
     many = tuple((float(10 * n), 10.0 * n + 1 + n / 100) for n in range(1, LISTED + 4))
     crowded = replace(result, found=replace(found, feasible=many))
     assert f"the {LISTED} widest of {LISTED + 3}" in " ".join(shown(describe_bases(crowded)).split())
@@ -60,7 +60,7 @@ def test_the_widest_intervals_of_bases_are_listed_and_counted():
 def test_a_length_that_no_base_reaches_says_what_would_help():
     none = bases_for(BasesSettings(length=4096, rotary_dim=128, ceiling=50))
     assert none.found.infimum is None
-    assert "no base up to 50 reaches 4,096 tokens with rotary_dim 128; raise --ceiling" in shown(
+    assert "No base up to 50 reaches 4,096 tokens with rotary_dim 128; raise --ceiling" in shown(
         describe_bases(none)
     )
 

@@ -68,7 +68,7 @@ def test_ruler_has_a_row_a_task_and_a_column_a_length() -> None:
     assert table.header == ("task", "4k", "8k", "16k", "32k", "64k", "128k")
     assert column(table, "task") == [*RULER_TASKS, "overall"]
     assert table.title == (
-        "RULER: right answers in percent with 95 % interval; 100 samples of each task and length"
+        "RULER: correct answers in percent with 95 % interval; 100 samples per task and length"
     )
     assert row(table, "vt")[:2] == ("100 (96–100)", "82.0 (73–89)")
     assert row(table, "qa_2") == ("not run²",) * 6
@@ -149,7 +149,7 @@ def test_needle_by_depth_has_lengths_across_and_depths_down() -> None:
     assert column(total, "samples") == ["20", "20"]
     assert column(by_depth, "depth") == ["0 %", "33.3 %", "66.7 %", "100 %"]
     assert by_depth.header == ("depth", "16k", "32k")
-    assert by_depth.title.endswith("; 5 samples of each depth and length")
+    assert by_depth.title.endswith("; 5 samples per depth and length")
     assert row(by_depth, "0 %") == ("100 (56 to 100)", "100 (56 to 100)")
     skipped = TaskResult.not_run("needle", "generated", 65536, "out of memory")
     odd = needle(LENGTHS[3:4], 3)
@@ -182,7 +182,7 @@ def test_every_suite_is_shown_in_order_and_none_is_lost() -> None:
         "Passkey retrieval",
         "LongEval lines",
         *["Needle"] * 4,
-        "Perplexity by position in 16 rows of 2",
+        "Perplexity by position in 16 sequences of 2",
         "Perplexity of documents",
         "LongPPL",
         "Short context",
@@ -214,7 +214,7 @@ def test_needle_tables_name_the_haystack_that_was_run() -> None:
 def test_no_number_stands_without_its_n() -> None:
     for table in evaluation_tables({"m": every_result()}):
         counted = {"samples", "documents", "tokens"} & set(table.header)
-        assert counted or re.search(r"[\d,]+ samples of each", table.title), table.title
+        assert counted or re.search(r"[\d,]+ samples per", table.title), table.title
 
 
 def test_n_is_said_where_it_differs() -> None:
@@ -274,7 +274,7 @@ def test_means_over_checkpoints_say_how_far_they_lie_apart() -> None:
     table = evaluation_tables({"m": [mean, one]})[-1]
     assert table.title.startswith("Means over 3 checkpoints")
     assert table.notes == ("checkpoints: checkpoint-40, checkpoint-50, checkpoint-60",)
-    assert table.header == ("task", "length", "samples", "unit", "mean", "sd", "lowest to highest")
+    assert table.header == ("task", "length", "samples", "unit", "mean", "std dev", "lowest to highest")
     assert table.rows == (
         ("passkey", "4k", "20", "%", "50.0", "10.0", "40.0 to 60.0"),
         ("ruler overall", "8k", "20", "%", "50.0", "–", "40.0 to 40.0"),
@@ -291,7 +291,7 @@ def test_comparison_says_what_is_real_and_what_was_not_compared() -> None:
     assert table.rows[3] == ("qa_1", "4k", "–", "80.0", "–", "–", "–", "–", "–", "–¹")
     assert table.rows[6][:6] == ("perplexity sliding", "8k", "7", "8.12", "7.84", "-3.4 %")
     assert table.notes[1] == f"¹ not compared: not run in B: {NO_QUESTIONS}"
-    assert "real: adjusted p below 0.05" in table.notes[0]
+    assert "sig.: significant, p below 0.05 after Holm" in table.notes[0]
     lines = printed(table)
     assert max(map(len, lines)) <= 100
     assert "…" not in "".join(lines)
@@ -305,7 +305,7 @@ def test_comparison_of_real_results() -> None:
         return replace(scored("passkey", "passkey", 4096, right, 50, samples_sha256="7"), samples=samples)
 
     table = comparison_table(compare([result(10)], [result(40)]), ("base", "longer"))
-    assert table.title == "longer less base in percentage points, paired by sample, with 95 % interval"
+    assert table.title == "longer minus base in percentage points, paired by sample, 95 % interval"
     (found,) = table.rows
     assert found[:6] == ("passkey", "4k", "50", "20.0", "80.0", "+60.0")
     assert found[-1] == "yes"
@@ -331,7 +331,8 @@ def test_before_and_after_stand_side_by_side() -> None:
     )
     by_position, retrieval = tables
     assert (
-        by_position.title == "Perplexity by position in 16 rows of 2,048 tokens, with 95 % interval over rows"
+        by_position.title
+        == "Perplexity by position in 16 sequences of 2,048 tokens, with 95 % interval over sequences"
     )
     assert by_position.header == ("position", "tokens", "before", "95 %", "after", "95 %")
     assert by_position.rows[1] == ("512 to 1,023", "8,000", "2.79", "2.51 to 3.07", "2.50", "2.25 to 2.75")
@@ -368,7 +369,7 @@ def test_results_without_a_length_have_a_row_of_their_own() -> None:
     (table,) = result_tables({"a": [nowhere, passkey(512, 1, 10)]})
     assert [row[:3] for row in table.rows] == [("512", "10", "10 %"), ("all lengths", "–", "not run¹")]
     (table,) = result_tables({"a": [TaskResult.not_run("perplexity", "perplexity", None, "no text")]})
-    assert table.title == "Perplexity by position, with 95 % interval over rows"
+    assert table.title == "Perplexity by position, with 95 % interval over sequences"
 
 
 def test_other_perplexities_are_not_taken_for_those_by_position() -> None:

@@ -8,11 +8,15 @@ from tests.search.factor_table_cases import searched
 def test_the_table_of_objectives():
     table = objectives_table(searched(objective="needle", short_penalty=0.5))
     assert table.title == (
-        "Needle perplexity at 2,048 tokens, before training; on search rows with 0.5 times what is lost at the trained "
-        "length"
+        "Needle perplexity at 2,048 tokens, before training; on search sequences, plus 0.5 times the loss increase at "
+        "the trained length"
     )
-    assert table.header == ("RoPE", "1 search rows and their beginnings", "1 held-out rows, no penalty")
-    assert objectives_table(searched()).header == ("RoPE", "2 search rows", "1 held-out rows")
+    assert table.header == (
+        "RoPE",
+        "1 search sequences and their beginnings",
+        "1 held-out sequences, no penalty",
+    )
+    assert objectives_table(searched()).header == ("RoPE", "2 search sequences", "1 held-out sequences")
     assert table.rows[0] == ("factors found", "7.0000", "7.5000")
     assert table.rows[1] == ("PI", "∞", "∞")
 

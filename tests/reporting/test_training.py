@@ -29,13 +29,15 @@ def test_tables_hold_both_sides():
 
 
 def test_a_run_that_is_not_finished_has_no_report(tmp_path):
-    with pytest.raises(RopewalkError, match=r"holds no finished run: it has no summary\.json"):
+    with pytest.raises(RopewalkError, match=r"is not the folder of a finished run: it has no summary\.json"):
         write_run_report(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"trained_length": NaN}'])
 def test_a_damaged_summary_says_what_to_do(tmp_path, text):
     (tmp_path / SUMMARY).write_text(text)
-    with pytest.raises(RopewalkError, match=r"is damaged \(.*\); delete it, and --resume writes it again"):
+    with pytest.raises(
+        RopewalkError, match=r"is damaged \(.*\); delete it and run with --resume to write it again"
+    ):
         write_run_report(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [SUMMARY]

@@ -31,7 +31,7 @@ def shown(result):
 
 def test_every_check_is_a_row_with_its_verdict():
     table, _ = shown(RESULT)
-    assert table.title == "of-mine: 4 rows of 1,024 tokens, pattern anchor; 1 rank"
+    assert table.title == "of-mine: 4 sequences of 1,024 tokens, pattern anchor; 1 rank"
     assert table.rows == (
         ("labels", "0", "0", "yes", "0.2"),
         ("ranks", "3.2e-05", "1.0e-07", "NO", "1.0"),

@@ -1,8 +1,8 @@
-"""Showing results: figures, tables for the terminal, and one HTML page. Nothing here computes a result.
+"""Show results as figures, terminal tables and HTML pages. Nothing here computes a result.
 
-The modules that bear the name of a room (``audit``, ``search``, ...) take its results: ``describe_...`` yields what a
-terminal shows of one, ``..._figure`` is a figure of it. Functions of ``figures`` make a
-:class:`~ropewalk.reporting.primitives.Figure` of plain values, and ``draw`` writes it.
+Each module named after a package (``audit``, ``search``, ...) shows that package's results: its ``describe_...``
+functions yield the terminal output, and its ``..._figure`` functions build figures. The functions in ``figures`` build
+a :class:`~ropewalk.reporting.primitives.Figure` from plain values, and ``draw`` writes it to a file.
 matplotlib takes a second to import, so names are imported on first use.
 """
 

@@ -1,4 +1,4 @@
-"""How an audit is shown: its tables and pictures."""
+"""Show an audit: tables, figures and terminal output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropewalk.reporting.primitives import Figure
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable
 
-SHIFTED_NAMES = {"first": "the first token", "others": "all others", "all": "the whole row"}
+SHIFTED_NAMES = {"first": "first token", "others": "all other tokens", "all": "whole sequence"}
 STEP_LABELS = {
     "none": "none",
     "angles": "angles",
@@ -34,13 +34,13 @@ STEP_LABELS = {
     "rest": "rest of the model",
     "all": "all together",
 }
-"""The ablation's steps on an axis."""
+"""Labels of the ablation's operations in figures."""
 
-HEADS = "How far attention drifts in each head, the darker the further; together they are D."
+HEADS = "Attention difference of each head; darker is larger. The sum over all heads is D."
 
 
 def describe_audit(result: AuditResult) -> Iterator[Part]:
-    """What was found, in sentences, then all tables, and what is to be said of the model's RoPE."""
+    """The findings in sentences, all tables, and remarks on the model's RoPE."""
     yield from result.finding
     for table in audit_tables(result.audit):
         yield ""
@@ -49,12 +49,12 @@ def describe_audit(result: AuditResult) -> Iterator[Part]:
 
 
 def audit_tables(found: Audit) -> list[ResultTable]:
-    """Drift, ablation, first-token experiment, mitigations and frequencies, in this order."""
+    """Tables of the drift, ablation, first-token experiment, mitigations and frequencies, in this order."""
     return [_drift(found), _ablation(found), _first_token(found), _mitigations(found), _rope(found)]
 
 
 def series_name(dtype: str, angles: str, parameters: str) -> str:
-    """What a curve of the drift is called in tables and pictures."""
+    """Name of a drift curve in tables and figures."""
     name = dtype + (", exact angles" if angles == "exact" else "")
     return f"{name}, random weights" if parameters == "random" else name
 
@@ -67,7 +67,7 @@ def _drift(found: Audit) -> ResultTable:
         rows.setdefault(name, {})[drift.delta1] = _figure(drift.D)
     delta2 = found.drift[0].delta2
     return ResultTable(
-        f"D between a shift and {delta2:,}: how the attention that tokens receive changes, summed over tokens, "
+        f"Attention difference D between a shift of Δ₁ (columns) and one of {delta2:,} tokens, summed over tokens, "
         f"heads and layers; mean over {_rows(found.samples)}",
         ("arithmetic", *(f"{shift:,}" for shift in shifts)),
         tuple((name, *(cells[shift] for shift in shifts)) for name, cells in rows.items()),
@@ -79,8 +79,14 @@ def _ablation(found: Audit) -> ResultTable:
     near, steps = shifts[0], list(dict.fromkeys(row.step for row in found.ablation))
     by = {(row.step, row.delta1): row for row in found.ablation}
     return ResultTable(
-        f"Each step in {found.dtype} by itself, everything else in float64; {_rows(found.ablation_samples)}",
-        ("step", *(f"D at {shift:,}" for shift in shifts), "logit error", "logit difference", "KL (nats)"),
+        f"Ablation: one operation in {found.dtype}, everything else in float64; {_rows(found.ablation_samples)}",
+        (
+            "operation",
+            *(f"D at {shift:,}" for shift in shifts),
+            "logit error",
+            "logit difference",
+            "KL (nats)",
+        ),
         tuple(
             (
                 STEP_NAMES[step],
@@ -97,9 +103,8 @@ def _ablation(found: Audit) -> ResultTable:
 def _first_token(found: Audit) -> ResultTable:
     one = found.first_token[0]
     return ResultTable(
-        f"Tokens moved from {one.delta1:,} to {one.delta2:,} in {found.dtype}, what float64 changes too being the "
-        "true effect; then only these tokens rounded while the whole row moves, and the share that explains",
-        ("tokens", "D moved", "in float64", "by arithmetic", "D rounded", "share", "logits rounded", "share"),
+        f"Tokens shifted from {one.delta1:,} to {one.delta2:,} in {found.dtype} and in float64 (the true effect)",
+        ("tokens", "D shifted", "in float64", "by rounding", "D rounded", "share", "logits rounded", "share"),
         tuple(
             (
                 SHIFTED_NAMES[effect.shifted],
@@ -113,6 +118,9 @@ def _first_token(found: Audit) -> ResultTable:
             )
             for effect in found.first_token
         ),
+        notes=(
+            "rounded: the whole sequence shifts and only these tokens are rounded; share: relative to rounding all",
+        ),
     )
 
 
@@ -124,14 +132,14 @@ def _mitigations(found: Audit) -> ResultTable:
     for mitigation in found.mitigations:
         if mitigation.reason is not None:
             by_reason.setdefault(mitigation.reason, []).append(mitigation.name)
-    # The same for all needs no names.
+    # A reason that applies to all mitigations needs no names.
     reasons = [
         reason if len(names) == len(found.mitigations) else f"{', '.join(names)}: {reason}"
         for reason, names in by_reason.items()
     ]
     far = found.far != found.near
     return ResultTable(
-        f"What mitigates {found.dtype}; time and memory of a forward pass over fused attention"
+        f"Mitigations in {found.dtype}; time and memory of a forward pass relative to fused attention"
         + (f" ({'; '.join(reasons)})" if reasons else ""),
         (
             "mitigation",
@@ -161,7 +169,7 @@ def _rope(found: Audit) -> ResultTable:
     position = found.rope[0].position
     config = {stage.layer_type: stage for stage in found.rope if stage.stage == "config"}
     return ResultTable(
-        f"RoPE that the model runs with, against its config; angles up to position {position:,}",
+        f"Difference between the RoPE that the model runs and its config; angles up to position {position:,}",
         ("stage", "inv_freq in", "cos and sin in", "frequency error", "angle error (rad)"),
         tuple(
             (
@@ -178,7 +186,7 @@ def _rope(found: Audit) -> ResultTable:
 
 
 def _figure(value: float) -> str:
-    """Three significant digits; NaN says that arithmetic overflowed."""
+    """Format with three significant digits. NaN means that the arithmetic overflowed."""
     if math.isnan(value):
         return "not finite"
     return "0" if value == 0 else f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"
@@ -189,17 +197,17 @@ def _percent(value: float) -> str:
 
 
 def _rows(count: int) -> str:
-    return f"{count} row{'s' if count > 1 else ''}"
+    return f"{count} sequence{'s' if count > 1 else ''}"
 
 
 def draw_audit(found: Audit, folder: Path, name: str) -> tuple[list[Path], list[str]]:
-    """Draw all pictures of an audit of the model ``name`` into a folder.
+    """Draw all figures of an audit of the model ``name`` into a folder.
 
     Returns:
-        The files in the order to look at them, and a sentence for each picture that could not be drawn: where a dtype
-        overflows there is nothing to see.
+        The files in reading order, and one sentence for each figure that could not be drawn, for example because a
+        dtype overflowed.
     """
-    # Imported here, for matplotlib takes a second.
+    # Imported here because matplotlib takes a second to import.
     from ropewalk.reporting.drawing import draw
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,7 +245,7 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     shifts = list(dict.fromkeys(row.delta1 for row in found.ablation))
     by = {(row.step, row.delta1): row.D for row in found.ablation}
     ablations = [(label, [by[step, shift] for shift in shifts]) for step, label in STEP_LABELS.items()]
-    # What the others are compared with first.
+    # The baseline comes first.
     mitigations = [
         (mitigation.name, mitigation.D, mitigation.far_D, mitigation.time_ratio)
         for mitigation in sorted(
@@ -246,23 +254,23 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
     ]
     return {
         "drift": lambda: drift_figure(
-            _series(found), f"{name}: drift when a row of {tokens} is moved (Δ₂ = {delta2:,})"
+            _series(found), f"{name}: attention drift when a sequence of {tokens} shifts (Δ₂ = {delta2:,})"
         ),
         "samples": lambda: samples_figure(
-            curves, sweep, f"{name}: {low}, row by row, and against other shifts"
+            curves, sweep, f"{name}: {low}, by sequence and by second shift Δ₂"
         ),
         "tokens": lambda: tokens_figure(
-            found.per_token, found.sink.index, f"{name}: {low}, each token's part of D {pair}"
+            found.per_token, found.sink.index, f"{name}: {low}, contribution of each token to D {pair}"
         ),
-        "lengths": lambda: lengths_figure(lengths, f"{name}: differences {pair} against length"),
+        "lengths": lambda: lengths_figure(lengths, f"{name}: differences {pair} by sequence length"),
         "heads": lambda: heads_figure(found.heads, f"{name}: {low}, D of each head {pair}", HEADS),
         "first-token": lambda: first_token_figure(
-            effects, f"{name}: {low}, moving a part of the row from {near:,} to {delta2:,}"
+            effects, f"{name}: {low}, shifting part of the sequence from {near:,} to {delta2:,}"
         ),
         "ablation": lambda: ablation_figure(
             ablations,
             [f"Δ₁ = {shift:,}" for shift in shifts],
-            f"{name}: D of each step in {low} by itself (Δ₂ = {delta2:,})",
+            f"{name}: D with one operation in {low} (Δ₂ = {delta2:,})",
         ),
         "mitigations": lambda: mitigations_figure(
             mitigations,
@@ -272,7 +280,7 @@ def _figures(found: Audit, name: str) -> dict[str, Callable[[], Figure]]:
 
 
 def _series(found: Audit) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Curves of the drift by name, those of the random control in the audited dtype alone: they crowd each other."""
+    """Drift curves by name. The random control is shown only in the audited dtype, because the curves overlap."""
     series: dict[str, list[tuple[int, float, float, float]]] = {}
     for drift in found.drift:
         if drift.parameters == "random" and (drift.dtype, drift.angles) != (found.dtype, "model"):

@@ -1,4 +1,4 @@
-"""How packed rows are shown, and what documents and rows consist of."""
+"""Show packed sequences, statistics of documents and sequences, and previews."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
-"""Of the documents of a row in turn; each also has a header line, so that colour is no more than a help."""
+"""Colours of successive documents in a sequence. Each document also has a header, so no meaning depends on colour."""
 LEGEND = (
-    ("■", "a document, or a chunk of one; □ padding"),
-    ("⟦ ⟧", "never a target: the anchor, a tag"),
+    ("■", "document or chunk of one; □ padding"),
+    ("⟦ ⟧", "not trained on: anchor or tag"),
     ("« »", "special token"),
-    ("↵", "new line; \\x1b and the like: control character"),
+    ("↵", "newline; codes such as \\x1b: control characters"),
 )
 
 
 def describe_packed(result: PackResult) -> Iterator[Part]:
-    """What was packed, from what, and where it lies; or how much of it is there."""
+    """Counts of the packed data and its folder, or progress if shards are missing."""
     if result.manifest is None:
         yield Text(
-            f"{result.rows:,} of {result.total:,} rows are there; other shards have yet to write theirs: into this "
-            "folder, or into others, to be put together by `ropewalk data merge`"
+            f"{result.rows:,} of {result.total:,} sequences are written. Run the other shards into this folder, or "
+            "into other folders that `ropewalk data merge` combines."
         )
     else:
         yield from _packed(result.manifest)
@@ -58,34 +58,35 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
         counts["reading"],
     )
     facts = [
-        (f"rows of {context:,} tokens", packing["rows"]),
+        (f"sequences of {context:,} tokens", packing["rows"]),
         ("documents read", reading["documents"]),
         ("documents held out", split["validation_documents"]),
-        ("documents packed, repeated ones each time", packing["documents"]),
-        ("documents' own tokens", account["tokens_in"]),
-        ("of these in rows or left over at the end", account["own"]),
+        ("documents packed, counting repeats", packing["documents"]),
+        ("tokens of these documents", account["tokens_in"]),
+        ("of which packed or left over at the end", account["own"]),
         ("BOS tokens added", account["bos"]),
         ("EOS tokens added", account["eos"]),
-        ("tokens in rows", account["tokens_packed"]),
-        ("tokens of the incomplete last row, left out", account["tokens_remainder"]),
-        ("documents cut at a row's end", packing["cut_documents"]),
+        ("tokens in sequences", account["tokens_packed"]),
+        ("tokens of the incomplete last sequence, dropped", account["tokens_remainder"]),
+        ("documents cut at the end of a sequence", packing["cut_documents"]),
     ]
     repeats = manifest["corpus"]["repeats"] or {"documents": 0, "tokens": 0}
     remarks = [
         ("documents that occur more than once in the input", repeats["documents"]),
-        ("tokens of their further copies", repeats["tokens"]),
-        ("tokens of tags added, not trained on", account["tags"]),
-        ("tokens of padding added, not trained on", account["padding"]),
-        ("documents that the mixture leaves out", counts["mixture"]["unread_documents"]),
-        ("documents that it repeats", counts["mixture"]["repeated_documents"]),
-        ("documents truncated or skipped as longer than a row", packing["long_documents"]),
+        ("tokens of the repeated copies", repeats["tokens"]),
+        ("tag tokens added, not trained on", account["tags"]),
+        ("padding tokens added, not trained on", account["padding"]),
+        ("documents left out by the mixture", counts["mixture"]["unread_documents"]),
+        ("documents repeated by the mixture", counts["mixture"]["repeated_documents"]),
+        ("documents longer than a sequence, truncated or skipped", packing["long_documents"]),
         ("tokens dropped with them", account["dropped"]),
-        ("documents' own BOS tokens that gave way to ours", account["own_bos"]),
-        ("empty documents passed over", reading["empty_documents"] + packing["empty_documents"]),
-        ("copies of held-out documents, left out", split["withheld_duplicates"]),
-        ("binary files passed over", reading["binary_files"]),
-        ("hidden files and folders passed over", reading["hidden_entries"]),
+        ("BOS tokens of documents replaced by the one added", account["own_bos"]),
+        ("empty documents skipped", reading["empty_documents"] + packing["empty_documents"]),
+        ("copies of held-out documents left out", split["withheld_duplicates"]),
+        ("binary files skipped", reading["binary_files"]),
+        ("hidden files and folders skipped", reading["hidden_entries"]),
     ]
+    # Facts always appear; remarks only if their count is not 0.
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
@@ -102,10 +103,10 @@ def _mixture(report: Mapping[str, Any] | None) -> Iterator[Part]:
 
 
 def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
-    """Tables of sources, lengths, mixture and pieces, and what they amount to.
+    """Tables of sources, lengths, mixture and chunks, with a summary in sentences.
 
     Args:
-        report: as of :class:`~ropewalk.data.run.DataStats`.
+        report: JSON values of :class:`~ropewalk.data.run.DataStats`.
     """
     yield source_table(report)
     if report["histogram"]:
@@ -124,17 +125,19 @@ def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _is_mixed(report: Mapping[str, Any]) -> bool:
-    """Whether a mixture changed anything, so that there is a before and an after."""
+    """Whether a mixture changed the data, so that before and after differ."""
     return report["mixture"] is not None and not report["mixture"]["as_is"]
 
 
 def stats_figure(report: Mapping[str, Any]) -> Figure:
-    """Lengths of documents by source; before and after a mixture that changed them.
+    """Draw document lengths by source, before and after a mixture if it changed them.
 
     Args:
-        report: as of :class:`~ropewalk.data.run.DataStats`.
+        report: JSON values of :class:`~ropewalk.data.run.DataStats`.
     """
-    caption = "Bins from a power of two to the next; bars of one kind add up to 100 % in each panel."
+    caption = (
+        "Bins extend from one power of two to the next. Bars of one style add up to 100 % in each panel."
+    )
     if _is_mixed(report):
         states = {"before": source_lengths(report["corpus"]), "after": source_lengths(report)}
         title = "Document lengths before and after the mixture"
@@ -143,12 +146,14 @@ def stats_figure(report: Mapping[str, Any]) -> Figure:
         states = {"documents": source_lengths(report)}
         title = "Document lengths"
     if report["packed"]:
-        caption += f" Documents are whole here; rows of {report['row_length']:,} tokens cut them."
+        caption += (
+            f" Lengths are of whole documents, before sequences of {report['row_length']:,} tokens cut them."
+        )
     return length_figure(states, title, caption)
 
 
 def preview_lines(result: DataPreview) -> Iterator[Text]:
-    """The lines of a preview, below a legend: the terminal folds them, nothing depends on how wide it is."""
+    """Lines of a preview below a legend. The terminal folds long lines."""
     yield _legend()
     for number, row in enumerate(result.rows):
         yield from _row_lines(result, number, row)
@@ -166,7 +171,7 @@ def _row_lines(result: DataPreview, number: int, row: RowPreview) -> list[Text]:
     lines = [
         Text(),
         Text(
-            f"row {number} of {result.total:,}: {result.context:,} tokens, {documents}, pattern {result.pattern}",
+            f"sequence {number} of {result.total:,}: {result.context:,} tokens, {documents}, pattern {result.pattern}",
             "bold",
         ),
     ]
@@ -184,18 +189,18 @@ def _header(chunk: Chunk, colour: str, row: int) -> Text:
     count = chunk.stop - chunk.start
     where = f"tokens {chunk.start:,}..{chunk.stop - 1:,} ({count:,})"
     if chunk.is_padding:
-        return Text(f"□ padding, {where}, never a target", "dim")
+        return Text(f"□ padding, {where}, not trained on", "dim")
     header = Text(f"■ document {chunk.number:,}, ", f"bold {colour}")
     header.append(f"{shown(chunk.source, 60)}, {where}")
     if chunk.parts > 1:
         header.append(f", chunk {chunk.part} of {chunk.parts}")
     if chunk.continues:
-        header.append(f", goes on from row {row - 1:,}")
+        header.append(f", continued from sequence {row - 1:,}")
     return header
 
 
 def _body(spans: Sequence[Span], colour: str) -> Text:
-    """Spans one after the other in one line, each with its mark; a style never carries a meaning alone."""
+    """Join spans in one line with their marks. No meaning depends on style alone."""
     line = Text("  ")
     for span in spans:
         if span.kind == "left_out":

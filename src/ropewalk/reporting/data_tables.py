@@ -1,6 +1,6 @@
-"""What a corpus or packed rows consist of, as tables and sentences for the terminal.
+"""Describe a corpus or packed sequences as tables and sentences for the terminal.
 
-Every function takes plain values as ``ropewalk data stats --json`` prints them.
+All functions take the values that ``ropewalk data stats --json`` prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ropewalk.reporting.style import MISSING, share_text
 from ropewalk.reporting.tables import ResultTable
 
 BAR_CELLS = 30
-"""Width of the longest bar of a histogram, in characters."""
+"""Length of a histogram's longest bar, in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _NAME_CHARACTERS = 60
 
@@ -23,9 +23,9 @@ Report = Mapping[str, Any]
 
 
 def source_table(report: Report) -> ResultTable:
-    """Documents, tokens, shares and lengths by source; columns of long documents only where there are any.
+    """Documents, tokens, shares and lengths by source, with columns for long documents if there are any.
 
-    Of packed rows these are the documents that were packed, whole; :func:`pieces_table` has what lies in rows.
+    For packed sequences, the table counts whole documents; :func:`pieces_table` counts the chunks in the sequences.
     """
     sources = report["sources"]
     longest = _long_lengths(report)
@@ -41,37 +41,38 @@ def source_table(report: Report) -> ResultTable:
         "longest",
     )
     rows = [_source_row(source_name(name), source, longest) for name, source in sources.items()]
+    # With a single source, a total would repeat its row.
     if len(sources) != 1:
         one = {"mixture_ratio": 1.0, "token_ratio": 1.0} if report["documents"] else {}
         nothing = {"mixture_ratio": math.nan, "token_ratio": math.nan}
         rows.append(_source_row("all", {**nothing, **one, **report}, longest))
     over = _over(longest)
     if report["packed"]:
-        title = "Documents packed, by source: whole, repeated ones each time, their own tokens"
+        title = "Packed documents by source, before cutting; repeated documents count each time; lengths in tokens"
     else:
         title = "Documents by source; lengths in tokens"
     return ResultTable(
-        title + (f"; {over[0]}: share of tokens in documents longer than that" if longest else ""),
+        title + (f"; {over[0]}: share of tokens in longer documents" if longest else ""),
         (*header, *over),
         tuple(rows),
     )
 
 
 def pieces_table(report: Report) -> ResultTable:
-    """Pieces of documents in packed rows by source, with their tokens, shares and lengths."""
+    """Document chunks in packed sequences by source, with their tokens, shares and lengths."""
     inside = report["in_rows"]
     longest = _long_lengths(inside)
-    header = ("source", "pieces", "share of pieces", "tokens in rows", "share", "mean", "median", "longest")
+    header = ("source", "chunks", "share of chunks", "tokens", "share", "mean", "median", "longest")
     rows = [_piece_row(source_name(name), each, longest) for name, each in inside["sources"].items()]
     if len(rows) != 1:
         rows.append(_piece_row("all", inside, longest))
     over = _over(longest)
     return ResultTable(
-        "In rows: pieces of documents, by source"
-        + (f"; {over[0]}: share of tokens in pieces longer than that" if longest else ""),
+        "Document chunks in packed sequences, by source; lengths in tokens"
+        + (f"; {over[0]}: share of tokens in longer chunks" if longest else ""),
         (*header, *over),
         tuple(rows),
-        notes=("A piece is a document in a row, or what a row holds of it; tokens with BOS, tags and EOS.",),
+        notes=("A chunk is the part of a document in one sequence. Tokens include BOS, tags and EOS.",),
     )
 
 
@@ -115,8 +116,9 @@ def _source_row(name: str, source: Report, longest: Sequence[str]) -> tuple[str,
 
 
 def histogram_table(report: Report) -> ResultTable:
-    """Documents and tokens by length, each bin twice as long as the one before, with bars for the tokens."""
+    """Documents and tokens by length in bins that double in width, with bars for the share of tokens."""
     bins, tokens = report["histogram"], report["tokens"]
+    # Bars are relative to the fullest bin, while the share column is relative to all tokens.
     most = max((each["tokens"] for each in bins), default=0)
     rows = [
         (
@@ -129,21 +131,27 @@ def histogram_table(report: Report) -> ResultTable:
         for each in bins
     ]
     header = ("length in tokens", "documents", "tokens", "share", "")
-    return ResultTable("Length distribution: share of tokens", header, tuple(rows), text_columns=0, bars=True)
+    return ResultTable(
+        "Distribution of document lengths; bars: share of tokens",
+        header,
+        tuple(rows),
+        text_columns=0,
+        bars=True,
+    )
 
 
 _TOTALS = {
-    "tokens": "asked for",
-    "weights": "that follow from the weights",
-    "shares": "that follow from the shares",
-    "corpus": "that the corpus has",
+    "tokens": "requested",
+    "weights": "implied by the weights",
+    "shares": "implied by the shares",
+    "corpus": "in the corpus",
 }
 
 
 def mixture_table(mixture: Report) -> ResultTable:
-    """Shares of tokens before the mixture, as asked for, and as achieved, by source."""
+    """Shares of tokens by source: before the mixture, requested, and achieved."""
     long_from = mixture["long_from"]
-    header = ["source", "before", "asked", "achieved"]
+    header = ["source", "before", "requested", "achieved"]
     if long_from is not None:
         header += [f"{state}, {format_length(long_from)} or longer" for state in header[1:]]
     rows = [_mixture_row(source_name(each["source"]), each, long_from) for each in mixture["sources"]]
@@ -151,13 +159,13 @@ def mixture_table(mixture: Report) -> ResultTable:
         rows.append(_mixture_row("all", mixture["total"], long_from))
     notes = [
         f"{mixture['tokens_achieved']:,} tokens of {mixture['tokens_asked']:,} {_TOTALS[mixture['total_from']]}; "
-        f"{mixture['tokens_available']:,} before"
+        f"{mixture['tokens_available']:,} available"
     ]
     if long_from is not None:
-        notes.append("The last three columns are of the tokens of the source, the others of all tokens.")
+        notes.append("The last three columns are shares of the source's tokens, the others of all tokens.")
     notes += [shown(sentence) for sentence in mixture["shortages"]]
     return ResultTable(
-        "Mixture: shares of documents' own tokens", tuple(header), tuple(rows), notes=tuple(notes)
+        "Mixture: shares of tokens, without BOS, tags and EOS", tuple(header), tuple(rows), notes=tuple(notes)
     )
 
 
@@ -168,53 +176,56 @@ def _mixture_row(name: str, each: Report, long_from: int | None) -> tuple[str, .
 
 
 def attention_sentence(report: Report) -> str:
-    """What the patterns compute of full attention, in words; empty where it was not counted."""
+    """Share of full attention that each attention pattern computes, as a sentence; empty if it was not counted."""
     share = report["attention_share"]
     if not share or math.isnan(share["full"]):
         return ""
     faster = report["attention_ideal_speedup"]
-    how = "" if report["packed"] else " filled with these documents in order"
+    how = "" if report["packed"] else " packed with these documents in order"
     return (
-        f"rows of {report['row_length']:,} tokens{how}: intra_document computes "
-        f"{share_text(share['intra_document'])} of full attention's pairs, anchor {share_text(share['anchor'])}; "
-        f"attention alone is at best {faster['intra_document']:,.3g} and {faster['anchor']:,.3g} times faster, the "
-        "rest of a step costs the same"
+        f"In sequences of {report['row_length']:,} tokens{how}, the pattern intra_document computes "
+        f"{share_text(share['intra_document'])} of the query-key pairs of full attention, and anchor "
+        f"{share_text(share['anchor'])}. Attention is at best {faster['intra_document']:,.3g} and "
+        f"{faster['anchor']:,.3g} times faster; the rest of a training step is not affected."
     )
 
 
 def repeats_sentence(report: Report) -> str:
-    """How many documents are there more than once, in words; empty where none is."""
+    """Number of repeated documents, as a sentence; empty if there are none."""
     repeats = report["repeats"]
     if not repeats or not repeats["documents"]:
         return ""
     count, thing = repeats["documents"], "document" if report["packed"] else "text"
     share = repeats["tokens"] / report["tokens"] if report["tokens"] else math.nan
-    there = "read" if report["packed"] else "there"
+    there = "were read" if report["packed"] else "occur"
+    if count == 1:
+        there = "was read" if report["packed"] else "occurs"
     return (
-        f"{count:,} {thing}{' is' if count == 1 else 's are'} {there} more than once, {repeats['most']:,} times at "
-        f"most; further copies have {repeats['tokens']:,} tokens ({share_text(share)} of all)"
+        f"{count:,} {thing}{'' if count == 1 else 's'} {there} more than once, at most {repeats['most']:,} times; the "
+        f"repeated copies have {repeats['tokens']:,} tokens ({share_text(share)} of all)"
     )
 
 
 def rows_sentence(report: Report) -> str:
-    """How many rows there are, in words; empty for documents that are not packed."""
+    """Number of packed sequences and of documents in each, in words; empty for documents that are not packed."""
     if report["rows"] is None:
         return ""
-    sentence = f"{report['rows']:,} {'row' if report['rows'] == 1 else 'rows'}"
+    sentence = f"{report['rows']:,} {'sequence' if report['rows'] == 1 else 'sequences'}"
     if report["documents_per_row"] is None:
         return sentence
     quantiles = report["documents_per_row_quantiles"]
     few, most = (f"{quantiles[key]:,.0f}" for key in ("0", "1"))
     spread = f" ({few} to {most})" if few != most else ""
-    return f"{sentence}, {report['documents_per_row']:,.1f} documents a row{spread}"
+    return f"{sentence}, {report['documents_per_row']:,.1f} documents per sequence{spread}"
 
 
 def bar(part: float) -> str:
-    """A bar for a part from 0 to 1 of ``BAR_CELLS``; what is more than nothing can be seen."""
+    """Draw a bar for a share from 0 to 1 of ``BAR_CELLS`` characters. A positive share is always visible."""
+    # Block characters come in eighths of a cell.
     eighths = max(1, round(part * BAR_CELLS * 8)) if part else 0
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def source_name(name: str) -> str:
-    """A source's name as it is shown: somebody else wrote it."""
+    """Make a source's name, which is untrusted text, safe to show."""
     return shown(name, _NAME_CHARACTERS)

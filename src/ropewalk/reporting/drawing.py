@@ -1,4 +1,4 @@
-"""Draws a :class:`Figure` into a file. The only importer of matplotlib, and without its global state."""
+"""Draw a :class:`Figure` into a file. The only module that imports matplotlib; it avoids matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -57,37 +57,37 @@ from ropewalk.reporting.shown_text import harmless
 
 FORMATS = (".png", ".svg")
 SETTINGS = {"svg.hashsalt": "ropewalk", "text.parse_math": False}
-"""No random ids; and names of models and tasks are no mathematics, whatever dollars they hold."""
+"""Fixed ids in SVG files, and no mathematics mode for dollar signs in names of models and tasks."""
 MARGIN = 0.014
-"""Left of the title and the caption, in parts of the width."""
+"""Margin left of title and caption, as a share of the width."""
 CAPTION_SIZE = 8.5
 LINE_INCHES = 0.15
-"""Height of one line of a caption."""
+"""Height of one line of the caption."""
 TITLE_INCHES = 0.19
-"""Height of one line of a title."""
+"""Height of one line of the title."""
 KEY_SHARE = 0.85
-"""Of a panel's share of the width: the rest is left of the axes."""
+"""Largest width of a key as a share of its panel's width; tick labels need the rest."""
 HEADING_SHARE = 0.75
-BOXES = "A box stands for a character that the font of this picture does not have."
+BOXES = "A box stands for a character that the font of this figure lacks."
 PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-"""Behind words that lie on lines."""
+"""Light background of labels that cross lines."""
 EVEN_LUMINANCE = 0.179
-"""Below it white stands out better than black, by WCAG 2's contrast."""
+"""Luminance below which white text has more contrast than black text (WCAG 2)."""
 DARKER = LinearSegmentedColormap.from_list("pale to dark", ["#eef4fa", style.FILLS[1], style.BLUE, "#062a4d"])
 
 
 def draw(figure: Figure, path: Path) -> Picture:
-    """Write a figure whole or not at all; equal figures give equal bytes.
+    """Write a figure to a file atomically. Equal figures give equal bytes.
 
     Raises:
-        RopewalkError: if the suffix is none of ``FORMATS``, or the place cannot be written.
+        RopewalkError: if the suffix is not in ``FORMATS``, or the file cannot be written.
     """
     if path.suffix not in FORMATS:
         raise RopewalkError(f"a figure is written as .png or .svg, got {path.name}")
-    # No date: the same results give the same file.
+    # An SVG's date would make equal figures differ.
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with rc_context(SETTINGS), warnings.catch_warnings():
-        # The caption says it; a warning would print lines of code.
+        # The caption mentions missing characters; matplotlib's warning would print lines of code.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
         page = render(figure)
         with replacing(path) as temporary:
@@ -96,7 +96,7 @@ def draw(figure: Figure, path: Path) -> Picture:
 
 
 def render(figure: Figure) -> Page:
-    """The figure as matplotlib's, laid out: with its size, and every word in its place."""
+    """Convert to a matplotlib figure with its final size and layout."""
     with rc_context(SETTINGS):
         texts: list[str] = []
         figure = _harmless(figure, texts)
@@ -106,6 +106,7 @@ def render(figure: Figure) -> Page:
         page = Page(figsize=(figure.width, figure.height), dpi=style.DPI, layout=layout)
         FigureCanvasAgg(page)
         every = _panels(page, figure)
+        # Measured first, then added: the panels keep their height whatever the text around them takes.
         height = figure.height + TITLE_INCHES * _title(page, figure)
         height += max((_key(page, axes, panel, figure) for axes, panel in every if panel.key), default=0.0)
         page.set_size_inches(figure.width, height)
@@ -113,26 +114,27 @@ def render(figure: Figure) -> Page:
             height += 0.1 + LINE_INCHES * _caption(page, figure)
         page.set_size_inches(figure.width, height)
         if figure.y_label:
-            # Beside the panels, which title and caption leave out of the middle.
+            # Centred on the panels: title and caption shift them away from the figure's centre.
             layout.execute(page)
             ends = [end for axes, _ in every for end in (axes.get_position().y0, axes.get_position().y1)]
             page.supylabel(figure.y_label, y=(min(ends) + max(ends)) / 2, fontsize=10, color=style.INK)
         labels = [(axes, _end_labels(axes, panel)) for axes, panel in every]
         if any(found for _, found in labels):
-            # The layout alone: to draw as well would move nothing.
+            # Positions of labels need the layout, but no drawing.
             layout.execute(page)
             for axes, found in labels:
                 _settle(page, axes, found)
-            # Labels are as wide at any height, and a layout takes longer than all the drawing.
+            # Moving labels vertically cannot change the layout, which takes longer than drawing.
             page.set_layout_engine("none")
     return page
 
 
 def _harmless(value: Any, texts: list[str]) -> Any:
-    """The same value with every text in it safe to be shown, and added to ``texts``."""
+    """Copy a value with every text in it made safe to show, and append those texts to ``texts``."""
     if isinstance(value, str):
         texts.append(harmless(value))
         return texts[-1]
+    # Tuples of floats hold data, up to many thousands of points, and no text.
     if isinstance(value, tuple) and value and not isinstance(value[-1], float):
         return tuple(_harmless(each, texts) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -142,15 +144,15 @@ def _harmless(value: Any, texts: list[str]) -> Any:
 
 
 def _font_lacks(text: str) -> bool:
-    """Whether a character is one that none of matplotlib's fonts can draw."""
-    # Each entry of font.family is one font, and stands in for the ones before it.
+    """Whether none of matplotlib's fonts can draw a character of the text."""
+    # The entries of font.family are fallbacks for one another.
     fonts = [get_font(findfont(FontProperties(family=[family]))) for family in rcParams["font.family"]]
     drawable = {code for font in fonts for code in font.get_charmap()} | {ord("\n")}
     return not drawable.issuperset(map(ord, text))
 
 
 def _panels(page: Page, figure: Figure) -> list[tuple[Any, Panel]]:
-    """The panels with their marks, each with its axes."""
+    """Draw the panels with their marks; returns each panel with its axes."""
     count, columns = len(figure.panels), figure.columns
     rows = -(-count // columns)
     shared: dict[str, Any] = {"sharex": True, "sharey": True} if figure.shared else {}
@@ -165,7 +167,7 @@ def _panels(page: Page, figure: Figure) -> list[tuple[Any, Panel]]:
         for axis, wanted in ((axes.xaxis, panel.x), (axes.yaxis, panel.y)):
             _ticks(axis, wanted)
         if figure.shared:
-            # The last of a column has its numbers below it, also where the row below is shorter.
+            # The last panel of each column has tick labels, even above an incomplete last row.
             axes.tick_params(labelbottom=number + columns >= count)
             axes.set_xlabel(panel.x.label if number + columns >= count else "", color=style.INK)
     if figure.y_label:
@@ -177,13 +179,13 @@ def _panels(page: Page, figure: Figure) -> list[tuple[Any, Panel]]:
 
 
 def _dress(axes: Any, panel: Panel) -> None:
-    """Labels, scales, spines and grid in the house style."""
+    """Set labels, scales, spines and grid of a panel."""
     axes.set_xlabel(panel.x.label, color=style.INK)
     axes.set_ylabel(panel.y.label, color=style.INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for spine in axes.spines.values():
-        # They lie within what ticks and labels take, and measuring one makes all ticks again.
+        # Spines lie inside the area of ticks and labels, and measuring one would rebuild all ticks.
         spine.set_in_layout(False)
     axes.tick_params(labelsize=8 if panel.small else 9, colors=style.INK)
     axes.grid(False)
@@ -208,7 +210,7 @@ def _dress(axes: Any, panel: Panel) -> None:
 
 
 def _ticks(axis: Any, wanted: Axis) -> None:
-    """Ticks and their words; those at round numbers as many as the axis, as it now is, can hold."""
+    """Set ticks and their labels. Round-number ticks depend on the axis limits, so marks must be drawn first."""
     if wanted.ticks is not None:
         axis.set_minor_locator(NullLocator())
         axis.set_major_locator(FixedLocator([place for place, _ in wanted.ticks]))
@@ -255,7 +257,7 @@ def _area(fill: Fill) -> dict[str, Any]:
 
 @singledispatch
 def _add(mark: Mark, axes: Any) -> None:
-    """Put a mark into axes."""
+    """Draw a mark into axes."""
     raise TypeError(f"no way to draw a {type(mark).__name__}")
 
 
@@ -292,11 +294,11 @@ def _(mark: Whiskers, axes: Any) -> None:
 def _(mark: Boxes, axes: Any) -> None:
     sides = zip(mark.left, mark.right, mark.low, mark.high, strict=True)
     corners = [[(a, c), (b, c), (b, d), (a, d)] for a, b, c, d in sides]
-    # Without snapping, a box thinner than a pixel is pale instead of gone.
+    # Snapping to pixels would make a box thinner than a pixel vanish; without it, the box is pale.
     boxes = PolyCollection(corners, zorder=mark.order, snap=bool(mark.fill.edge), **_area(mark.fill))
     boxes.set_rasterized(mark.raster)
     axes.add_collection(boxes)
-    # What begins at an axis touches it.
+    # add_collection does not update the limits of the axes.
     if corners:
         axes.autoscale_view()
 
@@ -373,8 +375,8 @@ def _(mark: HeatMap, axes: Any) -> None:
     rows, columns = values.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     norm = LogNorm(mark.low, mark.high) if mark.logarithmic else Normalize(mark.low, mark.high)
-    # Cividis: the same to readers with any colour vision, and lightness alone in grey. Zero has no place among
-    # logarithmic colours; it is paler than the palest.
+    # Cividis looks alike with any colour vision and varies in lightness. A logarithmic colour scale cannot show 0, so
+    # 0 is white.
     colours = (
         colormaps["cividis"] if mark.colours == "even" else DARKER.with_extremes(under="white", bad="white")
     )
@@ -414,7 +416,8 @@ def luminance(colour: Sequence[float]) -> float:
 
 
 def _fit(page: Page, text: Any, words: Callable[[int], str], most: int, step: int) -> int:
-    """Set the words in the longest lines that fit the page; returns the number of lines."""
+    """Wrap text into the longest lines that fit the page; returns the number of lines."""
+    # Characters differ in width, so the wrapped text is measured rather than computed.
     for characters in range(most, most // 3, -step):
         text.set_text(words(characters))
         if text.get_window_extent(_renderer(page)).width <= (1 - 2 * MARGIN) * page.bbox.width:
@@ -427,7 +430,7 @@ def _renderer(page: Page) -> Any:
 
 
 def _title(page: Page, figure: Figure) -> int:
-    """The title over all panels; returns the number of its lines."""
+    """Draw the title above all panels; returns the number of its lines."""
     if not figure.title:
         return 0
     text = page.suptitle("", x=MARGIN, ha="left", multialignment="left", fontsize=11, color=style.INK)
@@ -436,7 +439,7 @@ def _title(page: Page, figure: Figure) -> int:
 
 
 def _caption(page: Page, figure: Figure) -> int:
-    """The caption below all panels; returns the number of its lines."""
+    """Draw the caption below all panels; returns the number of its lines."""
     text = page.supxlabel(
         "",
         x=MARGIN,
@@ -451,7 +454,7 @@ def _caption(page: Page, figure: Figure) -> int:
 
 
 def _key(page: Page, axes: Any, panel: Panel, figure: Figure) -> float:
-    """A key just above the panel, in as many columns as fit; returns its height in inches."""
+    """Draw a key above the panel in as many columns as fit; returns its height in inches."""
     entries: dict[str, Any] = {}
     for mark in panel.marks:
         name = getattr(mark, "name", "")
@@ -463,7 +466,7 @@ def _key(page: Page, axes: Any, panel: Panel, figure: Figure) -> float:
     for columns in range(min(4, len(entries)), 0, -1):
         legend = axes.legend(
             handles=list(entries.values()),
-            # matplotlib leaves out what begins with an underscore.
+            # matplotlib omits labels that start with an underscore.
             labels=[fill(f" {n}" if n.startswith("_") else n, style.KEY_CHARACTERS) for n in entries],
             loc="lower left",
             bbox_to_anchor=(0, 1),
@@ -481,7 +484,7 @@ def _key(page: Page, axes: Any, panel: Panel, figure: Figure) -> float:
 
 
 def _handle(mark: Mark) -> Any:
-    """What stands for a mark in the key."""
+    """Build the symbol of a mark in the key."""
     if isinstance(mark, Line | Steps):
         return Line2D([], [], **_colour(mark.look))
     if isinstance(mark, Rule):
@@ -492,10 +495,10 @@ def _handle(mark: Mark) -> Any:
 
 
 def _heading(page: Page, axes: Any, lines: tuple[str, str], room_inches: float) -> None:
-    """Two lines at the top of a panel: a name that is read from right to left turns nothing else around."""
+    """Draw two lines at the top of a panel, separate so that a right-to-left name cannot reorder the other one."""
     name, below = lines
     text = _annotate(axes, name, (0, 1), ("axes fraction", "axes fraction"), (5, -3), va="top", bbox=PAPER)
-    # The layout would make panels narrower for words that are wide.
+    # The layout would narrow the panels to make room for wide text.
     text.set_in_layout(False)
     renderer = _renderer(page)
     for kept in range(len(name) - 1, 1, -1):
@@ -506,7 +509,7 @@ def _heading(page: Page, axes: Any, lines: tuple[str, str], room_inches: float) 
 
 
 def _end_labels(axes: Any, panel: Panel) -> list[Any]:
-    """Words at the right of a panel, each tied to the last point of its line and at that point's height."""
+    """Draw labels to the right of a panel at the height of each line's last point, connected by a thin line."""
     labels = []
     for mark in panel.marks:
         if not isinstance(mark, Line) or not mark.end:
@@ -516,7 +519,7 @@ def _end_labels(axes: Any, panel: Panel) -> list[Any]:
             "arrowstyle": "-",
             "color": mark.look.colour,
             "linewidth": 0.9,
-            # Dotted: a long one must not be taken for the line itself.
+            # Dotted, so that a long connector does not look like part of the data.
             "linestyle": (0, (1, 1.5)),
             "shrinkA": 1,
             "shrinkB": 4,
@@ -539,8 +542,8 @@ def _end_labels(axes: Any, panel: Panel) -> list[Any]:
 
 
 def _settle(page: Page, axes: Any, labels: Sequence[Any]) -> None:
-    """Move labels apart that would lie on one another."""
-    # The box of an annotation holds its line too; that of the words alone is needed.
+    """Move overlapping labels apart."""
+    # An annotation's own extent includes its connector, so measure the text alone.
     heights = [Text.get_window_extent(each).height + 2 * page.dpi / 72 for each in labels]
     wanted = [float(axes.transData.transform((0, each.xyann[1]))[1]) for each in labels]
     box = axes.get_window_extent()
@@ -549,12 +552,13 @@ def _settle(page: Page, axes: Any, labels: Sequence[Any]) -> None:
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
-    """Middles of boxes, as near to the wanted ones as they can be without lying on one another.
+    """Positions of boxes as close to the wanted centres as possible without overlap.
 
-    Least squares by pooling neighbours; then moved between ``low`` and ``high`` as far as they fit there.
+    Least-squares positions by pooling adjacent violators (isotonic regression), then clipped to ``low`` and ``high`` as
+    far as the boxes fit.
     """
     order = sorted(range(len(wanted)), key=lambda number: wanted[number])
-    # With the boxes below it taken off, each box is a point, and the points need only be in order.
+    # Subtracting the heights of the boxes below turns each box into a point; points need only stay in order.
     below, offsets = 0.0, []
     for number in order:
         offsets.append(below + heights[number] / 2)

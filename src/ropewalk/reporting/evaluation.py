@@ -1,7 +1,7 @@
-"""How an evaluation is shown: its tables, figures and page, derived from the results, with one place for exceptions.
+"""Show an evaluation: tables, figures and the report page, derived from the results.
 
-A benchmark that :data:`BENCHMARKS` does not name is shown by what its results say of themselves: percentages at several
-lengths as a table and a figure a task (by depth too, where there are depths), all others as one table.
+:data:`BENCHMARKS` lists the benchmarks with a presentation of their own. Any other benchmark gets a table and a figure
+per task if its scores are percentages at several lengths (also by depth, if there are depths), and otherwise one table.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from ropewalk.reporting.tables import Part, ResultTable
 
 PAGE = "report.html"
 MOST_EXAMPLES = 3
-"""Answers of one task and length that are shown."""
+"""Number of example answers shown per task and length."""
 MOST_REFERENCES = 10
 MOST_CHARACTERS = 300
 MOST_IN_FACT = 500
 
-# From the keys of a record, or of the settings in it, to the words of the page, in the order to be read.
+# Keys of a record, or of its settings, and their labels on the page, in reading order.
 FACTS = {
     "model": "Model",
-    "findings": "In short",
+    "findings": "Summary",
     "digest": "Digest of the model",
     "model_sha256": "SHA-256 of the model",
     "tokenizer_sha256": "SHA-256 of the tokenizer",
@@ -63,7 +63,7 @@ FACTS = {
     "suites": "Suites",
     "lengths": "Lengths",
     "samples": "Samples",
-    "rows": "Rows of text",
+    "rows": "Sequences",
     "text": "Text",
     "seed": "Seed",
     "chat": "Chat template",
@@ -78,20 +78,20 @@ FACTS = {
 }
 
 Figures = Iterator[tuple[str, Figure]]
-"""Stems of files, and what is drawn in them."""
+"""File stems and the figures they hold."""
 
 
 @dataclass(frozen=True)
 class Presentation:
-    """What the results of a benchmark do not say of how they are shown.
+    """How to show a benchmark, as far as its results do not determine it.
 
     Attributes:
-        title: its name in headings; the name in the results where it is empty.
-        tasks: what tasks by length are called; ``*`` in a name and its title stands for the rest of the name, and
-            ``{haystack}`` for the haystack that was run. Named tasks have their tables even where nothing was run.
-        main: the task whose files bear the benchmark's name alone.
-        tables: all its tables, from results by model and the title, in place of those that results ask for.
-        figures: its figures, from the benchmark's title, the model's name and the results.
+        title: name of the benchmark in headings. If empty, the suite's name in the results.
+        tasks: titles of tasks by length. ``*`` in a name and in its title stands for the rest of the name, and
+            ``{haystack}`` for the haystack of the run. Tasks named here have tables even if nothing ran.
+        main: the task whose files have only the benchmark's name.
+        tables: builds all tables from results by model and the title, instead of the default tables.
+        figures: builds the figures from the model's name and the results, instead of the default figures.
     """
 
     title: str = ""
@@ -101,7 +101,7 @@ class Presentation:
     figures: Callable[[str, Sequence[TaskResult]], Figures] | None = None
 
     def task_title(self, suite: str, task: str) -> str:
-        """What a task is called in the heading of a table."""
+        """Title of a task in the heading of a table."""
         for name, title in self.tasks.items():
             start, star, _ = name.partition("*")
             if task == name or (star and task.startswith(start)):
@@ -116,7 +116,7 @@ def _needle_grids(model: str, results: Sequence[TaskResult]) -> Figures:
 
 
 def _by_position(model: str, results: Sequence[TaskResult]) -> Figures:
-    """Of the longest rows."""
+    """Draw perplexity by position for the longest sequences."""
     curves = [r for r in results if any(math.isfinite(each.perplexity) for each in r.positions)]
     if curves:
         longest = max(curves, key=lambda result: result.length or 0)
@@ -138,7 +138,7 @@ TABLES: Mapping[str, Callable[[Series, str], list[ResultTable]]] = {
     "perplexity": lambda series, title: [*perplexity_tables(series), *document_tables(series)],
     "longppl": lambda series, title: [key_token_table(series)],
 }
-"""Benchmarks with tables of their own."""
+"""Builders of tables for suites that need their own."""
 TABLES_OF_KIND: Mapping[str | None, Callable[[Series, str], list[ResultTable]]] = {
     "tasks": task_tables,
     "bars": _plain,
@@ -148,7 +148,7 @@ FIGURES_OF_KIND: Mapping[str | None, Callable[[str, Sequence[TaskResult]], Figur
     "by position": _by_position,
     None: _no_figures,
 }
-"""By a benchmark's kind of figure; all others are drawn by length."""
+"""Builders of figures by the suite's kind of figure. Other kinds are drawn by length."""
 
 BENCHMARKS: dict[str, Presentation] = {
     suite.name: Presentation(
@@ -160,18 +160,18 @@ BENCHMARKS: dict[str, Presentation] = {
     )
     for suite in SUITES
 }
-"""Benchmarks in the order in which they are shown, as their suites say; others follow."""
+"""Benchmarks in display order, as defined by their suites. Unlisted benchmarks follow."""
 
 
 def evaluation_tables(series: Series) -> list[ResultTable]:
-    """Every table that shows these results.
+    """Build all tables of these results.
 
     Args:
-        series: results by model name. Where a table holds one model, several follow one another; otherwise they
-            stand side by side.
+        series: results by model name. Models are columns of a table, or have one table each if a table shows a single
+            model.
 
     Returns:
-        No table for a benchmark that nobody ran, at least one for every other.
+        At least one table for each benchmark that ran, and none for the others.
     """
     tables = []
     for suite in _in_order(result for results in series.values() for result in results):
@@ -197,12 +197,12 @@ def _tables_of(suite: str, part: Series) -> list[ResultTable]:
 
 
 def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: float) -> Figures:
-    """What there is to draw of one model's results, in the order to look at it.
+    """Build the figures of one model's results, in reading order.
 
     Args:
-        model: its name, for titles.
-        results: of any benchmarks.
-        threshold: percent that an effective length has to reach, marked in scores by length.
+        model: model name for titles.
+        results: results of any benchmarks.
+        threshold: score in percent that defines the effective length; marked in figures of scores by length.
     """
     for suite in _in_order(results):
         of_suite = [result for result in results if result.suite == suite]
@@ -212,6 +212,7 @@ def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: flo
             yield from (
                 drawer(model, of_suite) if drawer else _by_length(model, suite, known, of_suite, threshold)
             )
+    # Tasks without a length are short-context tasks, drawn together whatever their suite.
     short = [r for r in results if r.length is None and r.unit == "percent"]
     if any(result.status == "ok" for result in short):
         yield "short", retention_figure({model: short}, f"{model}: short-context tasks")
@@ -220,7 +221,7 @@ def evaluation_figures(model: str, results: Sequence[TaskResult], threshold: flo
 def _by_length(
     model: str, suite: str, known: Presentation, results: Sequence[TaskResult], threshold: float
 ) -> Figures:
-    """All tasks in one figure where they have an overall score, else a figure a task."""
+    """Draw all tasks in one figure if they have an overall score, and otherwise one figure per task."""
     tasks = _by_task(results)
     measured = [result for result in results if result.status == "ok" and result.length is not None]
     if not measured or not _is_by_length(results):
@@ -269,25 +270,25 @@ def write_evaluation_report(
     pictures: Sequence[Picture] = (),
     examples: Iterable[Mapping[str, Any]] = (),
 ) -> Path:
-    """Write ``report.html``, one file that needs no other.
+    """Write ``report.html``, a self-contained page.
 
     Args:
-        folder: where it goes.
-        record: JSON values about the run; those that ``FACTS`` names head the page, here or in its
-            ``settings``; all but the results are folded away at its end. ``title`` is the heading if it is there.
-        results: in any order.
-        pictures: PNG or SVG files, with what they show.
-        examples: predictions, each with ``suite``, ``task``, ``length``, ``index``, ``references``,
-            ``prediction``, ``score`` (share of 1) and perhaps ``prompt``. They are read once, and only the few
-            that are shown are kept.
+        folder: output folder.
+        record: JSON values about the run. Keys in ``FACTS``, here or in its ``settings``, appear at the top of the
+            page; all values except the results are collapsed at its end. ``title`` replaces the default heading.
+        results: results in any order.
+        pictures: PNG or SVG files with their text alternatives.
+        examples: predictions, each with ``suite``, ``task``, ``length``, ``index``, ``references``, ``prediction``,
+            ``score`` (from 0 to 1) and optionally ``prompt``. They are read once, and only those shown are kept.
 
     Returns:
-        The page.
+        Path of the page.
 
     Raises:
-        RopewalkError: if a picture cannot be read, or the page cannot be written.
+        RopewalkError: if an image cannot be read, or the page cannot be written.
     """
     model = shown(str(record.get("model", "model")), MOST_IN_FACT)
+    # The record's own keys take precedence over its settings.
     known = {**record.get("settings", {}), **record}
     facts = {label: _fact(key, known[key]) for key, label in FACTS.items() if known.get(key) is not None}
     rest = {key: value for key, value in record.items() if key not in ("results", "title", "findings")}
@@ -304,14 +305,14 @@ def write_evaluation_report(
 
 
 def chosen_examples(predictions: Iterable[Mapping[str, Any]], most: int = MOST_EXAMPLES) -> list[Examples]:
-    """A few predictions of each task and length: the first right one and the first wrong ones.
+    """Choose example predictions of each task and length: the first correct one and the first wrong ones.
 
     Args:
-        predictions: as of :func:`write_evaluation_report`; of any number, read once.
-        most: predictions of a task and length, at least 1.
+        predictions: predictions as in :func:`write_evaluation_report`, read once.
+        most: number of predictions per task and length, at least 1.
 
     Returns:
-        In the order in which tasks and lengths first occur.
+        Examples in the order in which tasks and lengths first occur.
     """
     groups: dict[tuple[str, str, int | None], _Group] = {}
     for each in predictions:
@@ -326,7 +327,7 @@ def chosen_examples(predictions: Iterable[Mapping[str, Any]], most: int = MOST_E
 
 @dataclass
 class _Group:
-    """The predictions of one task and length, as far as they may be shown."""
+    """Candidates for the examples of one task and length."""
 
     count: int = 0
     right: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
@@ -334,12 +335,13 @@ class _Group:
 
     def add(self, prediction: Mapping[str, Any], most: int) -> None:
         kept = self.right if _is_right(prediction) else self.wrong
+        # Bounded: a run may have millions of predictions, and only a few are shown.
         if len(kept) < most:
             kept.append((self.count, prediction))
         self.count += 1
 
     def chosen(self, most: int) -> list[Mapping[str, Any]]:
-        """One right one where there is one, wrong ones, and more right ones if those are few; in their order."""
+        """At most one correct prediction and wrong ones; more correct ones if there are few wrong ones. In order."""
         wrong = self.wrong[: most - bool(self.right)]
         chosen = [*self.right[: most - len(wrong)], *wrong]
         return [prediction for _, prediction in sorted(chosen, key=lambda pair: pair[0])]
@@ -362,10 +364,10 @@ def _entry(prediction: Mapping[str, Any]) -> dict[str, str]:
     prompt = prediction.get("prompt")
     return {
         "Sample": str(prediction["index"]),
-        **({"Prompt ends" if len(prompt) > MOST_CHARACTERS else "Prompt": _end(prompt)} if prompt else {}),
+        **({"End of prompt" if len(prompt) > MOST_CHARACTERS else "Prompt": _end(prompt)} if prompt else {}),
         "Expected": told + (f" and {more:,} more" if more > 0 else ""),
         "Answer": shown(str(prediction["prediction"]), MOST_CHARACTERS) or "(empty)",
-        "Judged": _judged(prediction["score"]),
+        "Verdict": _judged(prediction["score"]),
     }
 
 
@@ -376,11 +378,11 @@ def _end(prompt: str) -> str:
 def _judged(score: float | None) -> str:
     if score is None:
         return "not scored"
-    return "right" if score >= 1 else "wrong" if score <= 0 else f"{100 * score:.3g} % right"
+    return "correct" if score >= 1 else "wrong" if score <= 0 else f"{100 * score:.3g} % correct"
 
 
 def _fact(key: str, value: Any) -> str:
-    """A value of the record in words; what others wrote is cut and made harmless."""
+    """Format a value of the record as text. Untrusted text is shortened and made safe to show."""
     if key == "lengths" and isinstance(value, Sequence) and not isinstance(value, str):
         words = ", ".join(format_length(each) if isinstance(each, int) else str(each) for each in value)
     elif key == "checkpoints":
@@ -393,6 +395,7 @@ def _fact(key: str, value: Any) -> str:
 
 
 def _fact_text(value: Any) -> str:
+    # bool is a subclass of int, so test it first.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -403,7 +406,7 @@ def _fact_text(value: Any) -> str:
 
 
 def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[Part]:
-    """The results as tables, what they amount to, and where the page of their folder lies."""
+    """The results as tables, a summary in sentences, and the path of the report page."""
     for number, table in enumerate(evaluation_tables({str(result.record["model"]): result.results})):
         if number:
             yield ""
@@ -418,7 +421,7 @@ def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[
 
 
 def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
-    """What was compared, the differences, and how many of them are more than chance."""
+    """The models compared, their differences, and the number of significant ones."""
     yield f"A {result.a['model']} ({result.a['path']})"
     yield f"B {result.b['model']} ({result.b['path']})"
     yield ""
@@ -427,13 +430,13 @@ def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
     tested = sum(each.reason is None for each in result.differences)
     yield ""
     yield (
-        f"{len(real)} of {tested} differences are more than chance (paired by sample; 5 % over all of them together, "
-        "after Holm)"
+        f"{len(real)} of {tested} differences are significant (paired by sample, family-wise error rate 5 %, Holm "
+        "correction)"
     )
 
 
 def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str]:
-    """What the results amount to, a line each, and whether lengths are beyond what the model was made for."""
+    """Summarize the results, one line each, and name lengths beyond the config's max_position_embeddings."""
     beyond = {r.length: r.details["max_position_embeddings"] for r in found if r.details.get("beyond_config")}
     told = [*effective_sentences(record["summary"])]
     if beyond:
@@ -444,32 +447,33 @@ def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str
 
 
 def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
-    """How long a context every task was good for, a line each."""
+    """The effective length by each task, one line each."""
     for each in summary["effective_length"]:
         task = (
             each["suite"] if each["task"] in (each["suite"], "overall") else f"{each['suite']} {each['task']}"
         )
         bar = f"{each['threshold']:g} %"
         if each["length"] is None:
-            yield f"Effective length by {task}: none, the shortest scores {bar} or less"
+            yield f"Effective length by {task}: none; the score at the shortest length is {bar} or less"
         else:
             least = "at least " if each["length"] == each["longest"] else ""
             certain = each["certain"]
             if certain == each["length"]:
-                told = ", certain by the intervals"
+                told = "; the 95 % intervals confirm it"
             else:
-                told = f", certain to {format_length(certain)}" if certain else ", certain at no length"
+                confirmed = format_length(certain) if certain else "no length"
+                told = f"; the 95 % intervals confirm {confirmed}"
             yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{told})"
     averages = summary["ruler_weighted_average"]
     if averages is not None:
         yield (
-            f"RULER over lengths: {averages['increasing']:.1f} with weights that rise with the length, "
-            f"{averages['decreasing']:.1f} with weights that fall"
+            f"RULER weighted average over lengths: {averages['increasing']:.1f} with weights increasing with length, "
+            f"{averages['decreasing']:.1f} with weights decreasing"
         )
 
 
 def report_evaluation(out: Path, result: EvaluationResult) -> None:
-    """Write the figures and the page of a result into a folder, each complete or not there."""
+    """Write the figures and the report page of a result into a folder, each file atomically."""
     record, found = result.record, result.results
     name = Path(str(record["model"])).name
     pictures = pictures_of(out, name, found, record["settings"]["threshold"])
@@ -478,11 +482,11 @@ def report_evaluation(out: Path, result: EvaluationResult) -> None:
 
 
 def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: float) -> list[Picture]:
-    """Figures where there is something to draw, in the order of the page."""
-    # Imported here, for matplotlib takes a second.
+    """Draw the figures of a result, in the order of the page."""
+    # Imported here because matplotlib takes a second to import.
     from ropewalk.reporting.drawing import draw
 
-    # A task is named by results.json, which may have come from elsewhere.
+    # Task names come from results.json, which may be untrusted, so they must not escape the folder.
     return [
         draw(figure, out / plain_name(f"{stem}.png", out / "results.json"))
         for stem, figure in evaluation_figures(name, found, threshold)
@@ -490,7 +494,7 @@ def pictures_of(out: Path, name: str, found: Sequence[TaskResult], threshold: fl
 
 
 def _examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]]:
-    """The predictions of these results, one after the other; the page takes a few."""
+    """Iterate over the predictions of these results; the page keeps a few."""
     wanted = {(result.suite, result.task, result.length) for result in found}
     for prediction in read_predictions(out / PREDICTIONS):
         if (prediction.suite, prediction.task, prediction.length) in wanted:

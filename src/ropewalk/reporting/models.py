@@ -1,4 +1,4 @@
-"""Which families of models are supported, as a table; of one family, with every reason."""
+"""Show which model families are supported: all as a table, or one with every reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropewalk.reporting.tables import Part, ResultTable
 
 
 def describe_support(result: SupportResult, config: ModelsSettings) -> Iterator[Part]:
-    """All families with a word in each column; or one family, a line for each column."""
+    """Table of all families with a status per column, or one line per column for a single family."""
     if config.family is not None:
         for column, support in result.families[config.family].items():
             reason = f": {support.reason}" if support.reason else ""
@@ -22,7 +22,7 @@ def describe_support(result: SupportResult, config: ModelsSettings) -> Iterator[
     )
     tested = sum(cells["packed_training"].status == TESTED for cells in result.families.values())
     yield ResultTable(
-        f"{len(rows)} families with RoPE in transformers {result.transformers}; {tested} train on packed rows",
+        f"{len(rows)} families with RoPE in transformers {result.transformers}; {tested} train on packed sequences",
         ("family", *COLUMNS.values()),
         rows,
         text_columns=1 + len(COLUMNS),
@@ -30,10 +30,10 @@ def describe_support(result: SupportResult, config: ModelsSettings) -> Iterator[
     yield ""
     yield Text(f"no RoPE: {', '.join(result.without_rope)}")
     yield Text(
-        "tested with a tiny random model of each; ropewalk models FAMILY says why something is refused"
+        "Each family is tested with a tiny random model. `ropewalk models FAMILY` says why a feature is refused."
     )
 
 
 def _word(support: Support) -> str:
-    """A status; a star where it says more."""
+    """A status, with a star if ``ropewalk models FAMILY`` adds a remark to it."""
     return f"{support.status} *" if support.status == TESTED and support.reason else support.status

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from a template: no script, no request, figures inside."""
+"""Write a self-contained HTML page from a template. It has no scripts, loads nothing, and embeds its figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in a file.
+    """An image file with its text alternative.
 
     Attributes:
-        path: ``.png`` or ``.svg``.
-        text: what it shows, for readers who do not see it; the words of the file's name where it is empty.
+        path: path of a ``.png`` or ``.svg`` file.
+        text: text alternative for readers who cannot see the image. If empty, the file's name is used.
     """
 
     path: Path
@@ -33,11 +33,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Examples:
-    """Some of many: single cases, to be folded away below a heading.
+    """A selection of individual cases, collapsed below a heading.
 
     Attributes:
-        title: what they are examples of, and of how many.
-        entries: for each its facts by name, shown as text.
+        title: task of the examples, their number, and the number of all cases.
+        entries: facts by name for each example, shown as text.
     """
 
     title: str
@@ -46,15 +46,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, all of it plain text.
+    """Content of a page. All text is plain text.
 
     Attributes:
         title: heading of the page.
-        facts: by name, in the order to be read.
-        pictures: put inside the page.
-        tables: in order.
-        examples: behind the tables.
-        details: texts to fold away by their headings: the recipe, the versions.
+        facts: facts by name, in reading order.
+        pictures: images to embed.
+        tables: tables in reading order.
+        examples: examples shown after the tables.
+        details: collapsed texts by heading, such as the recipe and the versions.
     """
 
     title: str
@@ -66,12 +66,12 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write a page, whole or not at all.
+    """Write a page atomically.
 
     Raises:
-        RopewalkError: if a picture cannot be read or is of another format, or the page cannot be written.
+        RopewalkError: if an image cannot be read or is neither PNG nor SVG, or the page cannot be written.
     """
-    # Every value passes through ``finalize``, and is escaped after it.
+    # Autoescaping runs after ``finalize``, so no value reaches the page unescaped.
     environment = Environment(
         loader=PackageLoader("ropewalk.reporting"),
         autoescape=True,
@@ -84,14 +84,14 @@ def write_page(page: Page, path: Path) -> None:
 
 
 def _finalize(value: Any) -> Any:
-    """Text without what could hide or turn it; what the template itself made stays."""
+    """Make invisible and direction-changing characters visible. Markup from the template itself is unchanged."""
     return value if hasattr(value, "__html__") else harmless(str(value))
 
 
 def _embedded(picture: Picture) -> dict[str, str]:
     path = picture.path
     if path.suffix not in MEDIA_TYPES:
-        raise RopewalkError(f"a page shows .png and .svg figures, got {path.name}")
+        raise RopewalkError(f"a page can embed .png and .svg figures, got {path.name}")
     try:
         content = base64.b64encode(path.read_bytes()).decode("ascii")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Figures as values: panels with axes, and a few kinds of marks in them. No library for drawing is imported.
+"""Describe figures as values: panels, axes and marks. Imports no plotting library.
 
-A function of ``figures`` makes a :class:`Figure` of plain results, a test compares it, and
-:func:`ropewalk.reporting.drawing.draw` alone turns it into a file. Numbers are in the units of the axes; NaN is a gap.
+The functions in ``figures`` build a :class:`Figure` from plain results, tests compare it, and only
+:func:`ropewalk.reporting.drawing.draw` turns it into a file. Numbers are in the units of the axes; NaN is a gap.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from ropewalk.reporting import style
 
 Floats = NDArray[np.float64]
 Numbers = Any
-"""A row of numbers: given as any sequence or array, kept as a tuple of floats."""
+"""Numbers given as any sequence or array and stored as a tuple of floats."""
 Dash = str | tuple[int, tuple[float, ...]]
 Ticks = tuple[tuple[float, str], ...]
 Side = Literal["right", "left", "above", "below", "outside"]
 ENVELOPE_BINS = 600
 MOST_LENGTH_TICKS = 11
+MOST_TOLD = 24
+"""Largest number of bars whose values a text alternative lists."""
 NARROWEST_LOG = 10.0
-"""Highest over lowest end of a logarithmic axis, so that it has ticks."""
+"""Smallest ratio between the ends of a logarithmic axis; a narrower one may contain no tick."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a line or its points look.
+    """Style of a line or of its markers.
 
     Attributes:
-        colour: of line and marks.
-        dash: of the line; empty for points alone.
-        marker: of the points; empty for a line alone.
-        hollow: whether marks are white inside.
-        width: of the line, points.
-        size: of the marks, points.
-        edge: colour of the marks' edges, where it is not theirs.
-        stroke: width of the marks' edges, points.
+        colour: colour of the line and the markers.
+        dash: dash pattern of the line; empty draws markers without a line.
+        marker: marker shape; empty draws a line without markers.
+        hollow: whether markers are white inside.
+        width: line width in points.
+        size: marker size in points.
+        edge: colour of marker edges; empty for the marker's colour.
+        stroke: width of marker edges in points.
     """
 
     colour: str = style.BLUE
@@ -57,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Fill:
-    """How an area looks: ``face`` and ``edge`` are colours, none where empty; ``width`` is that of the edge."""
+    """Style of an area. ``face`` and ``edge`` are colours, empty for none; ``width`` is the edge's width in points."""
 
     face: str = ""
     edge: str = ""
@@ -67,29 +69,30 @@ class Fill:
 
 
 def _numbers(mark: Any, *names: str) -> None:
-    """Make fields tuples of floats.
+    """Convert fields to tuples of floats.
 
     Raises:
-        RopewalkError: if they are not all as long as the first, or a number is infinite.
+        RopewalkError: if their lengths differ, or a number is infinite.
     """
     for name in names:
         values = tuple(np.asarray(getattr(mark, name), dtype=np.float64).tolist())
         if any(map(math.isinf, values)):
-            raise RopewalkError(f"{mark.name or 'a mark'} has a value that is not finite")
+            raise RopewalkError(f"{mark.name or 'a mark'} has an infinite value; use NaN for a missing one")
         if len(values) != len(getattr(mark, names[0])):
-            raise RopewalkError(f"{mark.name or 'a mark'}: {names[0]} and {name} are not of one length")
+            raise RopewalkError(f"{mark.name or 'a mark'}: {names[0]} and {name} differ in length")
+        # The marks are frozen dataclasses, so a plain assignment would raise.
         object.__setattr__(mark, name, values)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points ``[n]``, or the points alone; NaN breaks it.
+    """A line through points ``[n]``, or the points alone. NaN breaks the line.
 
     Attributes:
-        name: of the series, for the key of its panel.
-        end: words beside the panel at the height of the last point.
-        clip: whether marks at the edge are cut off there.
-        raster: whether an SVG holds its points as an image.
+        name: name of the series in the panel's key.
+        end: label to the right of the panel, at the height of the last point.
+        clip: whether markers are clipped at the edge of the panel.
+        raster: whether an SVG stores the points as an image.
     """
 
     x: Numbers
@@ -107,7 +110,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Steps:
-    """Values ``[n]`` that hold from one of the edges ``[n + 1]`` to the next."""
+    """A step line: value ``i`` of ``[n]`` spans from edge ``i`` to edge ``i + 1`` of ``[n + 1]``."""
 
     edges: Numbers
     y: Numbers
@@ -119,12 +122,12 @@ class Steps:
         _numbers(self, "y")
         _numbers(self, "edges")
         if len(self.edges) != len(self.y) + 1:
-            raise RopewalkError(f"{len(self.y)} steps need one edge more, got {len(self.edges)}")
+            raise RopewalkError(f"{len(self.y)} steps need {len(self.y) + 1} edges, got {len(self.edges)}")
 
 
 @dataclass(frozen=True)
 class Area:
-    """What lies between ``low`` and ``high``, ``[n]`` each, over ``x``: a band of intervals."""
+    """A filled band between ``low`` and ``high``, ``[n]`` each, over ``x``."""
 
     x: Numbers
     low: Numbers
@@ -139,7 +142,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Whiskers:
-    """Intervals from ``low`` to ``high`` at places ``[n]``, upright, or lying where ``lying`` is true."""
+    """Error bars from ``low`` to ``high`` at positions ``[n]``; vertical, or horizontal if ``lying`` is true."""
 
     at: Numbers
     low: Numbers
@@ -156,7 +159,7 @@ class Whiskers:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Rectangles ``[n]``: bars, bands, holes left blank between them."""
+    """Rectangles ``[n]``, drawn as bars or as bands with gaps between them."""
 
     left: Numbers
     right: Numbers
@@ -173,14 +176,14 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line across the whole panel at a value of one axis, with words beside it.
+    """A line across the whole panel at a value of one axis, with an optional label.
 
     Attributes:
-        at: on the axis ``axis``.
-        words: at the line.
-        side: where the words stand: of a value of x ``right`` or ``left`` of the line at the top or (``foot``) at
-            the bottom; of a value of y ``above`` or ``below`` the line at its left, or ``outside`` the panel.
-        name: for the key.
+        at: value on the axis ``axis``.
+        words: label of the line.
+        side: position of the label. For a vertical line: ``right`` or ``left`` of it, at the top, or at the bottom if
+            ``foot``. For a horizontal line: ``above`` or ``below`` its left end, or ``outside`` the panel.
+        name: name in the key.
     """
 
     at: float
@@ -197,7 +200,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Span:
-    """Everything between two values of one axis."""
+    """A filled band across the panel between two values of one axis."""
 
     low: float
     high: float
@@ -209,13 +212,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Note:
-    """Words at a place.
+    """Text at a position.
 
     Attributes:
-        x, y: where; None stands for the panel's edge: of x the right one, of y the lower one.
-        dx, dy: from there, points.
-        anchor: the side of the words that stands there.
-        paper: whether something light lies behind the words.
+        x, y: position. None for x is the panel's right edge, None for y its lower edge.
+        dx, dy: offset from there in points.
+        anchor: the side of the text that is aligned with the position.
+        paper: whether the text has a light background.
     """
 
     text: str
@@ -233,15 +236,15 @@ class Note:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Cells ``[rows][columns]`` around whole numbers of both axes, coloured by value; those without one are hatched.
+    """Cells ``[rows][columns]`` centred on the integers of both axes and coloured by value; NaN cells are hatched.
 
     Attributes:
-        colours: ``even`` (cividis, dark to light), or ``dark`` for the darker the larger.
-        low, high: values of the outermost colours.
-        logarithmic: of the colours; what is below ``low`` is white.
-        label: of the bar that says which colour is what.
-        text: how its numbers are written, and those in the cells where there are any.
-        numbers: size in points of a number in each cell; 0 for none.
+        colours: ``even`` for cividis (dark to light), or ``dark`` for darker colours at larger values.
+        low, high: values at the ends of the colour scale.
+        logarithmic: whether the colour scale is logarithmic; values below ``low`` are white.
+        label: label of the colour bar.
+        text: formats the numbers at the colour bar and in the cells.
+        numbers: font size in points of the number in each cell; 0 for no numbers.
     """
 
     values: tuple[Numbers, ...]
@@ -262,15 +265,15 @@ class Axis:
     """One axis of a panel.
 
     Attributes:
-        label: what it shows, with the unit.
-        scale: ``symlog`` is linear from 0 to ``linear_to``, and logarithmic beyond.
-        limits: both ends, turned around where the first is the larger; None for what the marks need.
-        ticks: all of them with their labels; None for round numbers.
-        text: how round numbers are written; None for as many decimals as they need.
-        most_ticks: of round numbers; 0 for as many as fit.
-        whole: whether round numbers are whole ones.
-        bold: places of ticks in ``ticks`` that are emphasised.
-        rows: whether the ticks name rows, and need no marks beside them.
+        label: quantity and unit.
+        scale: ``symlog`` is linear from 0 to ``linear_to`` and logarithmic beyond.
+        limits: both ends; the axis is inverted if the first is larger. None fits the marks.
+        ticks: all ticks with their labels. None for round numbers.
+        text: formats round numbers. None for as many decimals as they need.
+        most_ticks: largest number of ticks at round numbers; 0 for as many as fit.
+        whole: whether ticks at round numbers are integers.
+        bold: indices in ``ticks`` of the labels set in bold.
+        rows: whether the ticks are names of rows, drawn without tick marks.
     """
 
     label: str = ""
@@ -290,10 +293,10 @@ class Panel:
     """Marks in one pair of axes.
 
     Attributes:
-        title: above the panel; emphasised where ``bold``.
-        heading: two lines inside the panel at the top; the first loses its middle where it is too wide.
-        key: whether marks with names stand in a key above the panel.
-        grid: the axis whose ticks have lines.
+        title: text above the panel, in bold if ``bold``.
+        heading: two lines inside the panel at the top. The first is shortened in the middle if it is too wide.
+        key: whether named marks are listed in a key above the panel.
+        grid: axis that has grid lines.
     """
 
     marks: tuple[Mark, ...]
@@ -309,17 +312,17 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A whole picture.
+    """A complete figure.
 
     Attributes:
-        panels: row by row.
-        caption: a sentence or two below the panels.
-        title: above them.
-        height, width: inches; the height without title, key and caption.
-        columns: panels beside each other.
-        shared: whether all panels have the same axes, and only the outer ones numbers.
-        y_label: of all panels together.
-        heights: of the rows of panels, in relation to each other.
+        panels: panels in row-major order.
+        caption: one or two sentences below the panels.
+        title: text above the panels.
+        height, width: inches. The height excludes title, key and caption.
+        columns: number of panels side by side.
+        shared: whether all panels share their axes, so that only the outer ones have tick labels.
+        y_label: common label of all vertical axes.
+        heights: relative heights of the rows of panels.
     """
 
     panels: tuple[Panel, ...]
@@ -333,16 +336,55 @@ class Figure:
     heights: tuple[float, ...] | None = None
 
     def alternative(self) -> str:
-        """What the picture shows, for readers who do not see it."""
-        return " ".join(filter(None, (self.title and f"{self.title.rstrip('.')}.", self.caption)))
+        """Text alternative for readers who cannot see the figure: title, caption, and the values of each series."""
+        title = self.title and f"{self.title.rstrip('.')}."
+        panels = (_panel_words(panel, self.y_label) for panel in self.panels)
+        return " ".join(filter(None, (title, self.caption, *panels)))
+
+
+def _panel_words(panel: Panel, y_label: str) -> str:
+    """Trend or range of each named series in a panel, or of its only series; empty if there is none."""
+    values_axis = panel.x if panel.y.rows else panel.y
+    # Ticks are exact; values between them need rounding, except for formats that round themselves.
+    own = values_axis.text in (style.percent_text, style.base_text)
+    text = values_axis.text if own and values_axis.text else style.number_text
+    series = [mark for mark in panel.marks if isinstance(mark, Line | Steps | Boxes | HeatMap)]
+    labelled = [mark for mark in series if getattr(mark, "name", "") or getattr(mark, "end", "")]
+    told = filter(None, (_series_words(mark, panel, text) for mark in labelled or series[:1]))
+    words = "; ".join(told)
+    subject = panel.heading[0] if panel.heading else panel.title or values_axis.label or y_label
+    return words and f"{subject}: {words}.".lstrip(": ")
+
+
+def _series_words(mark: Line | Steps | Boxes | HeatMap, panel: Panel, text: Callable[[float], str]) -> str:
+    """Trend of a line, range of scattered points or cells, or the values of bars; empty if nothing is finite."""
+    if isinstance(mark, HeatMap):
+        cells = [value for row in mark.values for value in row if not math.isnan(value)]
+        return f"cells from {mark.text(min(cells))} to {mark.text(max(cells))}" if cells else ""
+    name = mark.name or getattr(mark, "end", "")
+    if isinstance(mark, Boxes):
+        base, ends = (mark.left, mark.right) if panel.y.rows else (mark.low, mark.high)
+        # Bars start at 0; other boxes are bands, which the caption explains.
+        bars = 0 < len(base) <= MOST_TOLD and not any(base)
+        return f"{name} {', '.join(map(text, ends))}".strip() if bars else ""
+    # Points in rows are labelled with their numbers and listed in a table.
+    values = [] if panel.y.rows else [value for value in mark.y if not math.isnan(value)]
+    if not values or not (mark.look.dash or mark.look.marker):
+        return ""
+    low, high, first, last = min(values), max(values), values[0], values[-1]
+    if not mark.look.dash:
+        return f"{name} between {text(low)} and {text(high)}".strip()
+    beyond = low < min(first, last) or high > max(first, last)
+    trend = f"{name} from {text(first)} at the left to {text(last)} at the right".strip()
+    return f"{trend} (lowest {text(low)}, highest {text(high)})" if beyond else trend
 
 
 class Envelope(NamedTuple):
-    """Lowest, mean and highest value in bins of equal width in ``log2 x``; bins without a point are left out.
+    """Lowest, mean and highest value in bins of equal width in ``log2 x``. Empty bins are left out.
 
     Attributes:
-        x: ``[n]``, middle of each bin's points, geometrically; exact where a bin holds one point.
-        low, mean, high: ``[n]``, of the values in each bin.
+        x: ``[n]``, geometric mean of the first and last x of each bin; exact for a bin with one point.
+        low, mean, high: ``[n]``, over the values in each bin.
     """
 
     x: Floats
@@ -352,16 +394,18 @@ class Envelope(NamedTuple):
 
 
 def envelope(x: ArrayLike, values: ArrayLike, bins: int = ENVELOPE_BINS) -> Envelope:
-    """Reduce a long series to what a picture can show, without losing an extreme.
+    """Reduce a long series to at most ``bins`` points, keeping every extreme.
 
     Args:
-        x: ``[n]``, positive, rising.
+        x: ``[n]``, positive and increasing.
         values: ``[n]``, finite.
-        bins: most points of the result.
+        bins: largest number of points in the result.
     """
     at, value = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
     log = np.log2(at)
+    # A series with a single x has no width to divide by.
     width = (log[-1] - log[0]) / bins or 1.0
+    # The last point falls on the upper edge of the last bin, which belongs to that bin.
     number = np.minimum(((log - log[0]) / width).astype(np.int64), bins - 1)
     first = np.flatnonzero(np.diff(number, prepend=-1))
     last = np.append(first[1:], len(at)) - 1
@@ -374,7 +418,7 @@ def envelope(x: ArrayLike, values: ArrayLike, bins: int = ENVELOPE_BINS) -> Enve
 
 
 def check_count(what: str, count: int, most: int = style.MOST_SERIES, things: str = "series") -> None:
-    """Raise RopewalkError unless there is something to draw, and no more than can be told apart."""
+    """Raise RopewalkError if there is nothing to draw, or more than a reader can tell apart."""
     if not count:
         raise RopewalkError(f"there is no {what} to draw")
     if count > most:
@@ -388,10 +432,10 @@ def check_finite(what: str, *values: ArrayLike) -> None:
 
 
 def check_amounts(what: str, values: ArrayLike) -> Floats:
-    """Values as float64, NaN allowed.
+    """Convert values to float64. NaN is allowed.
 
     Raises:
-        RopewalkError: if one is negative or infinite, or there is none but NaN.
+        RopewalkError: if a value is negative or infinite, or all are NaN.
     """
     value = np.asarray(values, dtype=np.float64)
     if np.isinf(value).any() or (value < 0).any():
@@ -402,7 +446,7 @@ def check_amounts(what: str, values: ArrayLike) -> Floats:
 
 
 def positive(what: str, values: Floats) -> Floats:
-    """The positive values, which alone have a place on a logarithmic axis; RopewalkError if there is none."""
+    """Select the positive values, the only ones that a logarithmic axis can show; RopewalkError if there are none."""
     found: Floats = values[values > 0]
     if not len(found):
         raise RopewalkError(f"there is no {what} above 0 to draw")
@@ -410,14 +454,15 @@ def positive(what: str, values: Floats) -> Floats:
 
 
 def alone(values: ArrayLike) -> NDArray[np.bool_]:
-    """Which values have no finite neighbour and so no line: they need a mark of their own."""
+    """Which values have no finite neighbour. No line reaches them, so they need a marker."""
+    # Padding with NaN makes the first and last value lack a neighbour on the outside.
     gap = np.isnan(np.concatenate([[np.nan], np.asarray(values, dtype=np.float64), [np.nan]]))
     found: NDArray[np.bool_] = ~gap[1:-1] & gap[:-2] & gap[2:]
     return found
 
 
 def series_look(number: int, count: int, **changes: Any) -> Look:
-    """Colour, dash and marker of one of up to four series; a single one takes the strong colour and a solid line."""
+    """Style of one of up to four series. A single series gets the strong colour and a solid line."""
     number = 1 if count == 1 else number
     given = {
         "colour": style.COLOURS[number % 4],
@@ -439,28 +484,28 @@ def band(x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str) -> Area:
 
 
 def whiskers(at: ArrayLike, value: ArrayLike, low: ArrayLike, high: ArrayLike, **look: Any) -> Whiskers:
-    """Intervals around values: rounding may have put an end past its value, which is then the end."""
+    """Build error bars around values. If rounding put an end past its value, the value becomes the end."""
     return Whiskers(at, np.fmin(low, value), np.fmax(high, value), **look)
 
 
 def is_spread(low: float, high: float) -> bool:
-    """Whether positive values spread so far that their axis is logarithmic."""
+    """Whether values are positive and spread far enough for a logarithmic axis."""
     return low > 0 and high >= style.LOG_RATIO * low
 
 
 def value_axis(label: str, low: float, high: float, limits: tuple[float, float] | None = None) -> Axis:
-    """An axis of values from ``low`` to ``high``, logarithmic where they are positive and spread far."""
+    """Build an axis for values from ``low`` to ``high``, logarithmic if they are positive and spread far."""
     if not is_spread(low, high):
         return Axis(label, limits=limits)
     return Axis(label, "log", limits, text=style.tick_text)
 
 
 def log_axis(label: str, low: float, high: float, room: tuple[float, float] = (0.06, 0.06)) -> Axis:
-    """A logarithmic axis around positive values.
+    """Build a logarithmic axis around positive values.
 
     Args:
-        low, high: ends of the values; the axis is widened where they are closer than ``NARROWEST_LOG``.
-        room: below and above them, in parts of the axis.
+        low, high: smallest and largest value. The axis is widened if their ratio is below ``NARROWEST_LOG``.
+        room: margins below and above, as shares of the axis.
     """
     if high < NARROWEST_LOG * low:
         middle = math.sqrt(low * high)
@@ -470,25 +515,26 @@ def log_axis(label: str, low: float, high: float, room: tuple[float, float] = (0
 
 
 def length_ticks(lengths: Iterable[float]) -> Ticks:
-    """These lengths, written as lengths are."""
+    """Build a tick at each length, labelled in the style of lengths (``128k``)."""
     return tuple((float(each), style.length_text(each)) for each in lengths)
 
 
 def power_ticks(low: float, high: float, most: int = MOST_LENGTH_TICKS) -> Ticks:
-    """Powers of two between two lengths; between two powers of two the ends themselves."""
+    """Build ticks at powers of two between two lengths, or at both ends if no power of two lies between them."""
+    # The tolerance keeps ends that are powers of two despite rounding in log2.
     first, last = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
     powers = range(first, last + 1, max(1, math.ceil((last - first + 1) / most)))
     return length_ticks([2.0**power for power in powers] or [low, high])
 
 
 def linear_length_ticks(high: int) -> Ticks:
-    """Multiples of a power of two from 0 to a length."""
+    """Build ticks at multiples of a power of two from 0 to a length."""
     step = 2 ** max(0, math.ceil(math.log2(high / 8)))
     return length_ticks(range(0, high + 1, step))
 
 
 def spaced(lengths: Sequence[int], most: int) -> list[float]:
-    """The lengths from the longest down that lie far enough apart on a logarithmic axis for ``most`` labels."""
+    """Select lengths, starting from the longest, that leave room for ``most`` labels on a logarithmic axis."""
     gap = math.log2(lengths[-1] / lengths[0]) / most
     kept = [float(lengths[-1])]
     for length in reversed(lengths[:-1]):
@@ -498,7 +544,7 @@ def spaced(lengths: Sequence[int], most: int) -> list[float]:
 
 
 def row_axis(names: Sequence[str], bold: Sequence[int] = (), label: str = "") -> Axis:
-    """Names down the left side, the first at the top, row ``n`` at the height ``n``."""
+    """Build a vertical axis of names with the first at the top; row ``n`` is at y = ``n``."""
     ticks = tuple(
         (float(row), fill(name, style.NAME_CHARACTERS, break_on_hyphens=False))
         for row, name in enumerate(names)
@@ -507,7 +553,7 @@ def row_axis(names: Sequence[str], bold: Sequence[int] = (), label: str = "") ->
 
 
 def index_ticks(labels: Sequence[str], most: int) -> Ticks:
-    """Labels at whole numbers, at even steps from the first on, and at the last."""
+    """Build at most ``most`` ticks at integers: evenly spaced from the first label, and the last one."""
     last = len(labels) - 1
     places = list(range(0, last + 1, max(1, -(-last // (most - 1)))))
     places[-1:] = [last] if last else [0]
@@ -515,7 +561,7 @@ def index_ticks(labels: Sequence[str], most: int) -> Ticks:
 
 
 def mark_length(length: float, name: str, low: float, high: float, late: float = 0.7) -> tuple[Rule, ...]:
-    """A marked length on a logarithmic axis with its words, or nothing where it is not on the axis."""
+    """Build a labelled line at a length on a logarithmic axis; empty if the length is outside the axis."""
     if not low < length < high:
         return ()
     is_late = math.log(length / low) > late * math.log(high / low)
@@ -524,10 +570,10 @@ def mark_length(length: float, name: str, low: float, high: float, late: float =
 
 
 def beside(is_late: bool) -> Side:
-    """The side of an upright line that has room for words: the left one of a line far to the right."""
+    """The side of a vertical line that has room for a label: left if the line is far to the right."""
     return "left" if is_late else "right"
 
 
 def named(series: Mapping[str, Any], number: int) -> str:
-    """The name of a series for the key; a single one needs none."""
+    """Name of a series for the key; empty for a single series, which needs no key."""
     return list(series)[number] if len(series) > 1 else ""

@@ -1,4 +1,4 @@
-"""How RoPE is shown: bounds, bases and frequencies without a model, and the loss under each setting of one."""
+"""Show RoPE theory (bounds, bases, frequencies) and the loss of a model under each RoPE setting."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from ropewalk.rope.theory import (
 from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
 
 LISTED = 12
-"""Intervals of feasible bases in a table."""
+"""Largest number of intervals of feasible bases in a table."""
 
 CAVEAT = (
-    "A low loss before training says which setting disturbs the model least: not which is best after training, nor "
-    "that the model finds what lies far back."
+    "A low loss before training shows which setting disturbs the model least. It does not show which one is best after "
+    "training, or whether the model retrieves distant tokens."
 )
 
 
 def describe_bound(result: BoundResult) -> Iterator[Part]:
-    """How far each base reaches, and where the first one fails."""
+    """The context bound of each base, and the first negative margin of the requested one."""
     for base in result.bases:
         bound = result.bounds[base]
         far = f"more than {SEARCH_LIMIT:,}" if bound is None else f"{bound:,}"
         yield Text(f"base {base:,.10g}, rotary_dim {result.rotary_dim}: context bound {far} tokens")
     if result.first_violation is not None:
-        yield Text(f"B({result.first_violation}) = {result.margin_there:.3g} is the first below zero")
+        yield Text(f"B({result.first_violation}) = {result.margin_there:.3g} is the first negative margin")
 
 
 def bound_figures(result: BoundResult) -> tuple[Figure, Figure]:
-    """B(m), and the attention upper bound, which are read together."""
+    """Draw the margin B(m) and the upper bound of attention, two figures to read together."""
     bounds = result.bounds
     reached = [bound for bound in bounds.values() if bound is not None]
     longest = min(max([4096, *(4 * bound for bound in reached)]), 2**20)
@@ -64,6 +64,7 @@ def bound_figures(result: BoundResult) -> tuple[Figure, Figure]:
         for base, bound in bounds.items()
     }
     margins = {n: (every, similarity_margin(f, every), b) for n, (f, b) in named.items()}
+    # The figure's axis is logarithmic, so evenly spaced distances would be wasted on its right end.
     some = np.unique(np.geomspace(1, longest, 2000).astype(int))
     bounds_by_name = {n: (some, attention_upper_bound(f, some)) for n, (f, _) in named.items()}
     return margin_figure(margins), decay_figure(bounds_by_name)
@@ -73,28 +74,31 @@ def describe_bases(result: BasesResult) -> Iterator[Part]:
     """The infimum, the safe base, and the widest intervals of feasible bases."""
     found = result.found
     if found.infimum is None:
-        more = "a single pair turns the same at every base" if found.rotary_dim == 2 else "raise --ceiling"
+        more = (
+            "a single pair has the same frequency at every base"
+            if found.rotary_dim == 2
+            else "raise --ceiling to search larger bases"
+        )
         yield (
-            f"no base up to {found.ceiling:g} reaches {found.length:,} tokens with rotary_dim {found.rotary_dim}; "
-            f"{more}"
+            f"No base up to {found.ceiling:g} reaches {found.length:,} tokens with rotary_dim {found.rotary_dim}; "
+            f"{more}."
         )
         return
-    yield Text(f"bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim}")
+    yield Text(f"Bases that reach {found.length:,} tokens with rotary_dim {found.rotary_dim}")
     table = Table(show_header=False)
     table.add_row("infimum", f"{found.infimum:,.9g}")
     count = len(found.feasible)
-    table.add_row("feasible intervals", f"{count:,}, with holes between them" if count > 1 else "1")
+    table.add_row("feasible intervals", f"{count:,}, with infeasible gaps between them" if count > 1 else "1")
     if found.safe_base is None:
-        table.add_row("safe base", f"none: the ceiling of {found.ceiling:g} lies in a hole; raise --ceiling")
+        table.add_row("safe base", f"none: the ceiling of {found.ceiling:g} is infeasible; raise --ceiling")
     else:
         table.add_row(
-            "safe base", f"{found.safe_base:,.9g}: from there to {found.ceiling:g} every base reaches"
+            "safe base", f"{found.safe_base:,.9g}: every base from here to {found.ceiling:g} is feasible"
         )
     yield table
     if result.safe_base_near_ceiling:
-        yield Text(
-            "The safe base lies close to the ceiling, beyond which nothing was looked at: raise --ceiling."
-        )
+        yield Text("The safe base is close to the ceiling of the search: raise --ceiling.")
+    # Bases span orders of magnitude, so the width of an interval is a ratio.
     widest = sorted(found.feasible, key=lambda ends: math.log(ends[1] / ends[0]), reverse=True)[:LISTED]
     of = f"the {len(widest)} widest of {len(found.feasible):,}" if len(found.feasible) > LISTED else "all"
     intervals = Table(title=f"feasible intervals, {of}", title_justify="left")
@@ -106,14 +110,15 @@ def describe_bases(result: BasesResult) -> Iterator[Part]:
 
 
 def bases_figure(result: BasesResult, shorter: Sequence[FeasibleBases]) -> Figure:
-    """Feasible bases of a length and of shorter ones.
+    """Draw the feasible bases of a length and of shorter ones.
 
     Args:
-        result: of the length.
-        shorter: as :func:`ropewalk.planning.bases.bases_for_halves` maps them.
+        result: feasible bases of the length.
+        shorter: feasible bases of shorter lengths, from :func:`ropewalk.planning.bases.bases_for_halves`.
     """
     maps = [*shorter, result.found]
     lengths, rotary_dim = [each.length for each in maps], result.found.rotary_dim
+    # The published bounds hold for one rotary dimension only.
     published = LOWER_BOUNDS if rotary_dim == LOWER_BOUNDS_DIM else {}
     return feasible_bases_figure(
         lengths,
@@ -126,13 +131,15 @@ def bases_figure(result: BasesResult, shorter: Sequence[FeasibleBases]) -> Figur
 
 
 def describe_theta(result: ThetaResult) -> Iterator[Part]:
-    """The base, how far it reaches, and where it comes from."""
+    """The base, its context bound, and the formula, source and caveat of its rule."""
     before, origin = result.before, result.origin
     covers = "covers" if result.reaches_target else "does not cover"
-    yield f"rope_theta {result.after.rope_theta:,.10g} for {result.target_length:,} tokens, by {result.rule}"
+    yield (
+        f"rope_theta {result.after.rope_theta:,.10g} for {result.target_length:,} tokens, from the rule {result.rule}"
+    )
     if result.reason is not None:
         yield f"recommended: {result.reason}"
-    yield f"its context bound of {tokens_text(result.context_bound)} {covers} the target"
+    yield f"the context bound of {tokens_text(result.context_bound)} {covers} the target"
     yield (
         f"critical dimension {result.critical_dimension} of {before.rotary_dim} (base {before.rope_theta:,.10g}, "
         f"{result.trained_length:,} tokens)"
@@ -143,7 +150,7 @@ def describe_theta(result: ThetaResult) -> Iterator[Part]:
 
 
 def theta_figure(result: ThetaResult) -> Figure:
-    """Where the slowest pair turns to under the old base and under the new one."""
+    """Draw the angle of the slowest pair under the old and the new base."""
     target = result.target_length
     positions = np.linspace(0, target, 1000)
     series = {
@@ -157,7 +164,7 @@ def theta_figure(result: ThetaResult) -> Figure:
 
 
 def describe_frequencies(result: FrequenciesResult) -> Iterator[Part]:
-    """The method, and each pair's frequency, period and turns."""
+    """The method, and the frequency, period and number of turns of each pair."""
     trained, target = result.trained_length, result.target_length
     inv_freq, attention_factor = result.frequencies
     yield (
@@ -180,7 +187,7 @@ def describe_frequencies(result: FrequenciesResult) -> Iterator[Part]:
 
 
 def frequencies_figure(result: FrequenciesResult) -> Figure:
-    """The period of each pair, as trained and for the target."""
+    """Draw the period of each pair as trained and for the target."""
     trained, target = result.trained_length, result.target_length
     series = {
         "as trained": 2 * np.pi / result.before.frequencies(trained).inv_freq.numpy(),
@@ -190,17 +197,17 @@ def frequencies_figure(result: FrequenciesResult) -> Figure:
 
 
 def describe_probe(result: ProbeResult) -> Iterator[Part]:
-    """A table of all settings, why some were not run, and which one starts best."""
+    """Table of all settings, why some did not run, and which one has the lowest loss."""
     yield _table(result)
     for each in result.refused:
         yield ""
-        yield f"{each.name} was not run: {each.reason}"
+        yield f"{each.name} did not run: {each.reason}"
     yield ""
     yield _verdict(result.found)
 
 
 def losses_figure(result: ProbeResult) -> Figure:
-    """The losses of all settings that have a finite one."""
+    """Draw the losses of all settings whose loss is finite."""
     found = result.found
     ends = [(r.loss, r.loss) if math.isnan(r.ci95[0]) else r.ci95 for r in found]
     drawn = [
@@ -208,9 +215,9 @@ def losses_figure(result: ProbeResult) -> Figure:
         for r, (low, high) in zip(found, ends, strict=True)
         if math.isfinite(r.loss)
     ]
-    # Ends that equal the loss would be drawn as an interval of no width.
+    # The default caption would mention intervals, which a single sequence does not give.
     one_row = all(math.isnan(r.ci95[0]) for r in found)
-    caption = "Mean loss of one row, which gives no interval; lower is better." if one_row else None
+    caption = "Mean loss of one sequence, which gives no interval; lower is better." if one_row else None
     title = f"{Path(result.model).name} at {result.target_length:,} tokens"
     return probe_figure(drawn, title, caption)
 
@@ -233,15 +240,15 @@ def _table(probed: ProbeResult) -> ResultTable:
         )
 
     return ResultTable(
-        f"Loss before training in {rows} row{'s' if rows > 1 else ''} of {probed.target_length:,} tokens, nats a "
-        "token, with 95 % interval over rows",
+        f"Loss before training in nats per token, over {rows} sequence{'s' if rows > 1 else ''} of "
+        f"{probed.target_length:,} tokens, with 95 % interval over sequences",
         (
             "setting",
             "rope_theta",
             "loss",
             "95 %",
             f"beyond {probed.trained_length:,}",
-            "over best",
+            "above best",
             "95 %",
             "context bound",
         ),
@@ -254,15 +261,16 @@ def _nats(value: float) -> str:
 
 
 def _verdict(found: Sequence[ProbedSetting]) -> str:
-    """Which setting starts best, whether that may be chance, and what it does not say."""
+    """Name the setting with the lowest loss, whether the difference may be chance, and the caveat."""
     best = found[0]
     if not math.isfinite(best.loss):
         return f"No setting has a finite loss. {CAVEAT}"
     if len(found) == 1:
-        return f"{best.name} is the only setting that ran, with {best.loss:.3f} nats a token. {CAVEAT}"
+        return f"{best.name} is the only setting that ran, with {best.loss:.3f} nats per token. {CAVEAT}"
     second = found[1]
     low = second.difference_ci95[0]
-    start = f"{best.name} starts best, {second.difference:.3f} nats a token below {second.name}: "
+    start = f"{best.name} has the lowest loss, {second.difference:.3f} nats per token below {second.name}; "
     if math.isnan(low):
-        return f"{start}whether that is chance cannot be said from one row. {CAVEAT}"
-    return f"{start}{'more than chance between rows' if low > 0 else 'no more than chance may do'}. {CAVEAT}"
+        return f"{start}one sequence cannot show whether that is chance. {CAVEAT}"
+    verdict = "significant across sequences" if low > 0 else "not significant across sequences"
+    return f"{start}the difference is {verdict}. {CAVEAT}"

@@ -1,4 +1,4 @@
-"""Tables of an evaluation's results: by position, length, depth and task; of two evaluations; over checkpoints."""
+"""Build tables of evaluation results: by position, length, depth and task, of two evaluations, over checkpoints."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     pass
 
 Series = Mapping[str, Sequence[TaskResult]]
-"""Results by the name of the model that gave them, as ``{"before": …, "after": …}``."""
+"""Results by model name, such as ``{"before": …, "after": …}``."""
 
 OVERALL = "overall"
 MOST_IN_NOTE = 300
-"""Characters of a reason: some quote what a server said."""
+"""Largest number of characters of a reason, which may quote a server's message."""
 SMALLEST_P = 0.001
 MOST_CHARACTERS = 100
-"""Width of a terminal that a table should fit."""
+"""Width of a terminal in characters that a table should fit."""
 GAP = 2
 ROUNDING = 1e-6
 HAYSTACKS = {
@@ -49,21 +49,20 @@ HAYSTACKS = {
     "text": " in given text",
 }
 PROTOCOLS = {
-    "base": "base-model protocol: the prompt begins the answer, and the first integer of 15 new tokens counts",
-    "chat": "chat-model protocol: the last integer of 100 new tokens counts",
+    "base": "base-model protocol: the prompt starts the answer, and the first integer in 15 new tokens is scored",
+    "chat": "chat-model protocol: the last integer in 100 new tokens is scored",
 }
-"""Of LongEval, by the name in a result's details."""
+"""Descriptions of LongEval protocols by their name in a result's details."""
 
 
 def result_tables(series: Series) -> list[ResultTable]:
-    """The tables of a training run: perplexity by position for each length, then passkey.
+    """Build the tables of a training run: perplexity by position for each length, then passkey.
 
     Args:
-        series: results by model name; the first one's lengths come first. A result that another model lacks
-            leaves its cells empty.
+        series: results by model name. Cells of results that a model lacks stay empty.
 
     Returns:
-        No table for a suite that nobody ran.
+        The tables, without those of suites that did not run.
     """
     names = list(series)
     tables = perplexity_tables(series)
@@ -78,20 +77,20 @@ def result_tables(series: Series) -> list[ResultTable]:
             rows.append(
                 (length_words(length), counts_text([r.n for r in columns if ran(r)]), *chain(*scores))
             )
-        title = f"Passkey retrieval{how}: right answers with 95 % interval"
-        header = ("length in tokens", "samples", *headings(names, "right"))
+        title = f"Passkey retrieval{how}: correct answers with 95 % interval"
+        header = ("length in tokens", "samples", *headings(names, "correct"))
         tables.append(ResultTable(title, header, tuple(rows), notes=note_lines(marks)))
     return tables
 
 
 def perplexity_tables(series: Series) -> list[ResultTable]:
-    """Perplexity by position, a table a length; several models side by side."""
+    """Perplexity by position: one table per length, with models side by side."""
     by_length = side_by_side(series, "perplexity", "perplexity")
     return [_perplexity_table(list(series), length, columns) for length, columns in by_length.items()]
 
 
 def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list[TaskResult | None]]:
-    """Results of a task by length, shortest first, one a model in their order; None where a model has none."""
+    """Results of a task by length, shortest first: one result per model in order, None if a model lacks it."""
     found = {
         name: {r.length: r for r in results if (r.suite, r.task) == (suite, task)}
         for name, results in series.items()
@@ -101,12 +100,13 @@ def side_by_side(series: Series, suite: str, task: str) -> dict[int | None, list
 
 
 def by_size(length: int | None) -> float:
-    """Key that sorts lengths, and what has none behind them."""
+    """Sort key of lengths. Results without a length come last."""
     return math.inf if length is None else length
 
 
 def _perplexity_table(names: list[str], length: int | None, columns: list[TaskResult | None]) -> ResultTable:
     marks = note_marks(columns)
+    # Models may have been measured with different bins, so each distinct bin gets a row.
     edges = sorted({(p.start, p.end) for result in columns if result for p in result.positions})
     rows: list[tuple[str, ...]] = []
     for edge in edges:
@@ -117,10 +117,10 @@ def _perplexity_table(names: list[str], length: int | None, columns: list[TaskRe
     measured = [result for result in columns if ran(result)]
     counts = counts_text([result.details["n_tokens"] for result in measured if "n_tokens" in result.details])
     rows.append(("all", counts, *chain(*(score_cells(result, number, marks) for result in columns))))
-    windows = f" in {counts_text([result.n for result in measured])} rows" if measured else ""
+    windows = f" in {counts_text([result.n for result in measured])} sequences" if measured else ""
     tokens = "" if length is None else f" of {length:,} tokens"
     return ResultTable(
-        f"Perplexity by position{windows}{tokens}, with 95 % interval over rows",
+        f"Perplexity by position{windows}{tokens}, with 95 % interval over sequences",
         ("position", "tokens", *headings(names, "perplexity")),
         tuple(rows),
         notes=note_lines(marks),
@@ -133,24 +133,24 @@ def _bin_at(result: TaskResult | None, edge: tuple[int, int]) -> PositionBin | N
 
 
 def ran(result: TaskResult | None) -> TypeGuard[TaskResult]:
-    """Whether there is a result, and a score in it."""
+    """Whether there is a result and it has a score."""
     return result is not None and result.status == "ok"
 
 
 def headings(names: Sequence[str], score: str) -> list[str]:
-    """One model's column says what it holds; of several, whose it is, as the title says the rest."""
+    """Headings of score and interval: the score's name for a single model, otherwise the models' names."""
     return list(chain(*((score if len(names) == 1 else name, "95 %") for name in names)))
 
 
 def of_model(name: str, series: Series) -> str:
-    """Whose table it is, for its title; nothing where there is one model."""
+    """Model name for the title of a table; empty if there is only one model."""
     return f" of {name}" if len(series) > 1 else ""
 
 
 def score_cells(
     result: TaskResult | None, style: Callable[[float], str], marks: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Score and interval, with the mark of the result's note."""
+    """Cells of score and interval, with the mark of the result's note."""
     if result is None:
         return MISSING, MISSING
     mark = marks.get(note_of(result), "")
@@ -160,23 +160,23 @@ def score_cells(
 
 
 def length_words(length: int | None) -> str:
-    """``8,192``, or words where a result has no length."""
+    """Format a length as ``8,192``, or ``all lengths`` for a result without one."""
     return "all lengths" if length is None else f"{length:,}"
 
 
 def note_of(result: TaskResult) -> str:
-    """Why a task was not run, or the remark on its score; empty where there is none."""
+    """Why a task did not run, or a remark on its score; empty if there is neither."""
     reason = shown(result.reason or "", MOST_IN_NOTE)
     return f"not run: {reason}" if result.status == "not run" else reason
 
 
 def note_marks(results: Iterable[TaskResult | None]) -> dict[str, str]:
-    """A superscript for each note of these results, in their order; equal notes have one."""
+    """Assign a superscript to each distinct note of these results, in order."""
     return marks_of(note_of(result) for result in results if result)
 
 
 def haystack_words(results: Iterable[TaskResult | None]) -> str:
-    """`` in essays``, where all results that ran name one haystack; else nothing."""
+    """Haystack source, such as `` in essays``, if all results that ran share one; otherwise empty."""
     named = {str(r.details.get("haystack")) for r in results if ran(r)}
     return HAYSTACKS.get(named.pop(), "") if len(named) == 1 else ""
 
@@ -186,35 +186,36 @@ def _with_haystack(title: str, results: Iterable[TaskResult | None]) -> str:
 
 
 def _protocol_notes(results: Iterable[TaskResult | None]) -> list[str]:
-    """How LongEval asked and judged; nothing for other suites."""
+    """Describe how LongEval prompted and scored; empty for other suites."""
     named = dict.fromkeys(r.details.get("protocol") for r in results if ran(r))
     return [PROTOCOLS[each] for each in named if each in PROTOCOLS]
 
 
 def task_tables(series: Series, title: str) -> list[ResultTable]:
-    """Many tasks: a row a task and the overall score last, a column a length; a table a model."""
+    """Tables of a suite of tasks: one row per task with the overall score last, one column per length."""
     tables = []
     for name, results in series.items():
         if not results:
             continue
         lengths = _columns(results)
         found = {(r.task, r.length): r for r in results}
+        # The overall score goes last: False sorts before True.
         tasks = sorted(dict.fromkeys(r.task for r in results), key=lambda task: task == OVERALL)
         grid = {task: [_at(found, task, length) for length in lengths] for task in tasks}
         overall = grid.pop(OVERALL, None)
         marks = note_marks(chain(*grid.values(), (r for r in overall or () if not ran(r))))
         rows = {task: [cell_of(result, marks) for result in row] for task, row in grid.items()}
         if overall:
-            # Its n is the sum of the others', and what it is a mean of is said at length.
+            # Its n is the sum over all tasks and would look inconsistent; the notes give it instead.
             rows[OVERALL] = [replace(cell_of(result, marks), n=None) for result in overall]
-        named = f"{title}{of_model(name, series)}: right answers in percent with 95 % interval"
+        named = f"{title}{of_model(name, series)}: correct answers in percent with 95 % interval"
         notes = [*note_lines(marks), *_overall_notes(overall or [], set(grid))]
         tables += grid_tables(named, "task", rows, _heads(lengths), "task and length", notes)
     return tables
 
 
 def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) -> list[str]:
-    """What the overall score is a mean of at each length, and why it lacks tasks that have no row."""
+    """Notes on the overall score: the tasks it averages at each length, and why tasks without a row are missing."""
     means: dict[str, list[str]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for result in overall:
@@ -233,12 +234,12 @@ def _overall_notes(overall: Sequence[TaskResult | None], rows: Collection[str]) 
 
 
 def length_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
-    """Right answers by length, models side by side; then by depth, where a result has depths.
+    """Tables of one task: correct answers by length with models side by side, then by depth if results have depths.
 
     Args:
         series: results by model name.
-        suite, task: which of them.
-        title: what the task is called; ``{haystack}`` in it stands for the haystack that was run.
+        suite, task: names of suite and task.
+        title: title of the task. ``{haystack}`` in it stands for the haystack source of the run.
     """
     by_length = side_by_side(series, suite, task)
     marks = note_marks(chain(*by_length.values()))
@@ -250,15 +251,15 @@ def length_tables(series: Series, suite: str, task: str, title: str) -> list[Res
         )
         for length, results in by_length.items()
     ]
-    header = ("length in tokens", "samples", *headings(list(series), "right (%)"))
+    header = ("length in tokens", "samples", *headings(list(series), "correct (%)"))
     flat = [result for results in by_length.values() for result in results]
-    named = f"{_with_haystack(title, flat)}: right answers in percent with 95 % interval"
+    named = f"{_with_haystack(title, flat)}: correct answers in percent with 95 % interval"
     table = ResultTable(named, header, tuple(rows), notes=(*note_lines(marks), *_protocol_notes(flat)))
     return [table, *_depth_tables(series, suite, task, title)]
 
 
 def _depth_tables(series: Series, suite: str, task: str, title: str) -> list[ResultTable]:
-    """Right answers by depth and length: a row a depth, a column a length; a table a model."""
+    """Tables of correct answers with one row per depth and one column per length, one table per model."""
     tables = []
     for name, results in series.items():
         by_length = side_by_side({name: results}, suite, task)
@@ -270,7 +271,7 @@ def _depth_tables(series: Series, suite: str, task: str, title: str) -> list[Res
             for depth in depths
         }
         named = f"{_with_haystack(title, columns.values())}{of_model(name, series)}"
-        named += ", by depth: right answers in percent with 95 % interval"
+        named += ", by depth: correct answers in percent with 95 % interval"
         if rows:
             heads = _heads(columns)
             tables += grid_tables(named, "depth", rows, heads, "depth and length", note_lines(marks))
@@ -287,7 +288,7 @@ def _depth_cell(result: TaskResult | None, depth: float, marks: Mapping[str, str
 
 
 def document_tables(series: Series) -> list[ResultTable]:
-    """Perplexity of whole documents, in sliding windows or cut to one: both averages; a table a model."""
+    """Tables of document perplexity, in sliding windows or truncated, with both ways of averaging; one per model."""
     tables = []
     for name, results in series.items():
         whole = [r for r in results if r.task != "perplexity"]
@@ -311,8 +312,7 @@ def document_tables(series: Series) -> list[ResultTable]:
         title = f"Perplexity of documents{of_model(name, series)}, with 95 % interval over documents"
         header = ("protocol", "length", "documents", "windows", "by token", "95 %", "published", "95 %")
         notes = (
-            "by token: every token weighs the same; published: the mean of the windows' mean losses, as the YaRN "
-            "repository takes it",
+            "by token: average over all tokens; published: mean of the windows' mean losses, as in the YaRN repository",
             *note_lines(marks),
         )
         tables.append(ResultTable(title, header, tuple(rows), notes=notes))
@@ -326,6 +326,7 @@ def _published(result: TaskResult) -> tuple[str, str]:
 
 
 def key_token_table(series: Series) -> ResultTable:
+    """LongPPL by length, with models side by side."""
     by_length = side_by_side(series, "longppl", "longppl")
     marks = note_marks(chain(*by_length.values()))
     rows = []
@@ -341,7 +342,7 @@ def key_token_table(series: Series) -> ResultTable:
             )
         )
     return ResultTable(
-        "LongPPL: perplexity of the tokens that need the long context, with 95 % interval over documents",
+        "LongPPL: perplexity of key tokens, which depend on the long context, with 95 % interval over documents",
         ("length in tokens", "documents", "key tokens", *headings(list(series), "LongPPL")),
         tuple(rows),
         notes=note_lines(marks),
@@ -349,7 +350,7 @@ def key_token_table(series: Series) -> ResultTable:
 
 
 def plain_table(series: Series, title: str) -> ResultTable:
-    """Tasks of any kind: a row a task, models side by side, units in the cells."""
+    """Table of tasks of any kind: one row per task, models side by side, units in the cells."""
     keys = dict.fromkeys((r.task, r.length) for results in series.values() for r in results)
     found = [{(r.task, r.length): r for r in results} for results in series.values()]
     columns = {key: [each.get(key) for each in found] for key in keys}
@@ -382,13 +383,13 @@ def plain_table(series: Series, title: str) -> ResultTable:
 
 
 def _unit_cells(result: TaskResult | None, marks: Mapping[str, str]) -> tuple[str, str]:
-    """Score and interval with their unit, as a table may hold both."""
+    """Cells of score and interval with their unit, because a table may mix percentages and perplexities."""
     in_percent = result is not None and result.unit == "percent"
     return score_cells(result, "{:.1f} %".format if in_percent else number, marks)
 
 
 def _columns(results: Sequence[TaskResult]) -> list[int | None]:
-    """The lengths, or the one column that is left where no result has one."""
+    """Lengths of the columns, or a single None if no result has a length."""
     lengths = sorted({result.length for result in results if result.length is not None})
     return [*lengths] or [None]
 
@@ -396,7 +397,7 @@ def _columns(results: Sequence[TaskResult]) -> list[int | None]:
 def _at(
     found: Mapping[tuple[str, int | None], TaskResult], task: str, length: int | None
 ) -> TaskResult | None:
-    """A result at a length; what was not run at any length has no length, and stands for all."""
+    """Result at a length. A task that did not run at all has one result without a length, used for all columns."""
     return found.get((task, length)) or found.get((task, None))
 
 
@@ -405,7 +406,7 @@ def _heads(lengths: Iterable[int | None]) -> list[str]:
 
 
 def depth_words(depth: float) -> str:
-    """A share of the text as ``11.1 %``."""
+    """Format a depth, a share of the text, as ``11.1 %``."""
     return f"{100 * depth:.3g} %"
 
 
@@ -424,14 +425,14 @@ def _count(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A score, or a word in its place.
+    """A score, or a word instead of it.
 
     Attributes:
-        score: percent; NaN where there is none.
-        ci95: percent.
-        n: samples; None where n is not to be said with the other cells'.
-        word: stands in place of a missing score.
-        mark: of a note.
+        score: score in percent. NaN if there is none.
+        ci95: 95 % interval in percent.
+        n: number of samples. None excludes the cell from the table's sample counts.
+        word: shown if the score is missing.
+        mark: mark of the cell's note.
     """
 
     score: float = math.nan
@@ -441,19 +442,20 @@ class Cell:
     mark: str = ""
 
     def text(self, wide: bool) -> str:
-        """``93.8 (88 to 97)``, or ``93.8 (88–97)`` if not wide. The interval is rounded outwards."""
+        """Format as ``93.8 (88 to 97)``, or ``93.8 (88–97)`` if not wide. The interval is rounded outwards."""
         if math.isnan(self.score):
             return self.word + self.mark
         score = "100" if self.score >= 100 else f"{self.score:.1f}"
         if any(map(math.isnan, self.ci95)):
             return score + self.mark
+        # ROUNDING keeps 88.0000001 from becoming 89 through floating-point error.
         low = math.floor(self.ci95[0] + ROUNDING)
         high = math.ceil(self.ci95[1] - ROUNDING)
         return f"{score} ({low}{' to ' if wide else '–'}{high}){self.mark}"
 
 
 def cell_of(result: TaskResult | None, marks: Mapping[str, str]) -> Cell:
-    """A result as a cell."""
+    """Convert a result to a cell."""
     if result is None:
         return Cell()
     mark = marks.get(note_of(result), "")
@@ -470,16 +472,17 @@ def grid_tables(
     each: str,
     notes: Sequence[str] = (),
 ) -> list[ResultTable]:
-    """Cells in rows and columns; what is wider than a terminal goes on in a further table.
+    """Build a table of cells. A table wider than a terminal is split into several by columns.
 
     Args:
-        title: what is shown.
+        title: title of the table.
         corner: heading of the first column.
-        rows: as many cells as columns, by the row's name.
-        columns: headings.
-        each: what n counts the samples of, such as ``task and length``.
+        rows: cells by row name, as many as there are columns.
+        columns: headings of the columns.
+        each: unit that n counts samples of, such as ``task and length``.
         notes: lines below the title.
     """
+    # Prefer few tables; for the same number of tables, prefer the wide notation of intervals.
     for count in range(1, len(columns) + 1):
         for wide in (True, False):
             tables = []
@@ -494,7 +497,7 @@ def grid_tables(
 
 
 def _blocks(columns: int, count: int) -> list[range]:
-    """``count`` runs of columns, as even as they can be."""
+    """Split columns into ``count`` consecutive blocks of nearly equal size."""
     edges = [columns * block // count for block in range(count + 1)]
     return [range(start, end) for start, end in pairwise(edges)]
 
@@ -513,7 +516,7 @@ def _table(
     notes: Sequence[str],
     wide: bool,
 ) -> ResultTable:
-    """n is said once for all, or at the head of each column, or in a column of its own."""
+    """Build a table that states n as compactly as possible: in the title, in the headings, or in a separate column."""
     texts = {name: [cell.text(wide) for cell in cells] for name, cells in rows.items()}
     counts = {name: [cell.n for cell in cells if cell.n is not None] for name, cells in rows.items()}
     by_column = [{c.n for c in cells if c.n is not None} for cells in zip(*rows.values(), strict=True)]
@@ -521,7 +524,7 @@ def _table(
     header = [corner, *columns]
     body = [(name, *cells) for name, cells in texts.items()]
     if len(everywhere) == 1:
-        title += f"; {everywhere.pop():,} samples of each {each}"
+        title += f"; {everywhere.pop():,} samples per {each}"
     elif all(len(found) <= 1 for found in by_column):
         heads = zip(columns, by_column, strict=True)
         header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in heads)]
@@ -532,28 +535,28 @@ def _table(
 
 
 def _by_length(counts: Sequence[int]) -> str:
-    """One number where all lengths have as many, else all of them in order."""
+    """Format sample counts: one number if all lengths have the same, otherwise all numbers in order."""
     return " / ".join(f"{n:,}" for n in (counts[:1] if len(set(counts)) == 1 else counts)) or MISSING
 
 
 def comparison_table(
     differences: Sequence[ScoreDifference], names: tuple[str, str] = ("A", "B")
 ) -> ResultTable:
-    """Paired differences of two evaluations: B less A.
+    """Table of paired differences between two evaluations, B minus A.
 
     Args:
-        differences: from ``ropewalk.evaluation.comparison.compare``: percentage points, or percent of A's
-            perplexity.
-        names: of A and B.
+        differences: differences from ``ropewalk.evaluation.comparison.compare``, in percentage points or in percent of
+            A's perplexity.
+        names: names of A and B.
     """
     marks = marks_of(map(_note, differences))
     units = dict.fromkeys(each.unit for each in differences)
     words = {"percent": "in percentage points", "perplexity": "in percent of the perplexity"}
     measure = " or ".join(words[unit] for unit in units)
-    corrected = "real: adjusted p below 0.05, corrected (Holm) for all differences that were tested together"
+    corrected = "sig.: significant, p below 0.05 after Holm's correction for all differences tested together"
     return ResultTable(
-        f"{names[1]} less {names[0]}{f' {measure}' if measure else ''}, paired by sample, with 95 % interval",
-        ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "real"),
+        f"{names[1]} minus {names[0]}{f' {measure}' if measure else ''}, paired by sample, 95 % interval",
+        ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "sig."),
         tuple(_comparison_row(each, marks) for each in differences),
         notes=(corrected, *note_lines(marks)),
     )
@@ -581,13 +584,13 @@ def _note(each: ScoreDifference) -> str:
 
 
 def difference_words(each: ScoreDifference) -> str:
-    """``+3.2``, in percent ``-1.4 %`` for a perplexity."""
+    """Format a difference as ``+3.2``, or for a perplexity in percent as ``-1.4 %``."""
     ending = " %" if each.unit == "perplexity" and not math.isnan(each.difference) else ""
     return signed(each.difference) + ending
 
 
 def checkpoint_tables(series: Series) -> list[ResultTable]:
-    """Means over checkpoints, and how far the checkpoints lie apart; a table a model."""
+    """Tables of means over checkpoints with their spread, one per model."""
     tables = []
     for name, results in series.items():
         averaged = [result for result in results if result.details.get("checkpoints")]
@@ -596,8 +599,8 @@ def checkpoint_tables(series: Series) -> list[ResultTable]:
         names = dict.fromkeys(shown(each["name"]) for r in averaged for each in r.details["checkpoints"])
         tables.append(
             ResultTable(
-                f"Means over {len(names)} checkpoints{of_model(name, series)}, each asked all samples",
-                ("task", "length", "samples", "unit", "mean", "sd", "lowest to highest"),
+                f"Means over {len(names)} checkpoints{of_model(name, series)}, each evaluated on all samples",
+                ("task", "length", "samples", "unit", "mean", "std dev", "lowest to highest"),
                 tuple(map(_checkpoint_row, averaged)),
                 notes=(f"checkpoints: {', '.join(names)}",),
             )
@@ -620,7 +623,7 @@ def _checkpoint_row(result: TaskResult) -> tuple[str, ...]:
 
 
 def task_words(suite: str, task: str) -> str:
-    """The task, behind its suite where that is not plain."""
+    """Name of a task, preceded by its suite unless the suite is obvious."""
     return task if task == suite or (suite == "ruler" and task != "overall") else f"{suite} {task}"
 
 

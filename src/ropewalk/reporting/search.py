@@ -1,4 +1,4 @@
-"""How a search and its factor table are shown."""
+"""Show a search for rescale factors and its factor table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropewalk.search.settings import SearchConfig
 
 
 def describe_search(result: SearchResult, config: SearchConfig) -> Iterator[Part]:
-    """What the factors reach and are, and the commands that take the table."""
+    """Perplexity of the factors, the factors themselves, and the commands that use the table."""
     table = result.table
     yield objectives_table(table)
     yield ""
@@ -29,8 +29,9 @@ def describe_search(result: SearchResult, config: SearchConfig) -> Iterator[Part
 
 
 def _next(table: Factors, config: SearchConfig) -> list[str]:
-    """Commands that take the table: a config holds no start tokens, and a stage no short factors alone."""
+    """Commands that use the table."""
     assert config.out is not None
+    # transformers' config has no field for start tokens, so such a table cannot be exported.
     if table.start_tokens:
         return [f"eval {config.model} --rope {config.out} --lengths {table.target_length}"]
     export = f"export {config.model} --rope {config.out} --out {config.out.stem}-model"
@@ -38,20 +39,24 @@ def _next(table: Factors, config: SearchConfig) -> list[str]:
 
 
 def objectives_table(table: Factors) -> ResultTable:
-    """Perplexity of the factors and of what they had to beat, on search documents and on those held out."""
+    """Perplexity of the factors and of the baselines, on search documents and on held-out ones."""
     assert table.best is not None
     assert table.search is not None
     judged = table.held_out
     kind = "needle perplexity" if table.search.objective == "needle" else "perplexity"
     penalty = table.search.short_penalty
     count = table.search.documents
-    header = ["RoPE", f"{count // 2} search rows and their beginnings" if penalty else f"{count} search rows"]
+    # With a penalty, each sequence is also measured at the trained length, so documents count twice.
+    header = [
+        "RoPE",
+        f"{count // 2} search sequences and their beginnings" if penalty else f"{count} search sequences",
+    ]
     rows = [
         [f"factors found{_n_hat(table.start_tokens)}", perplexity_text(table.best.objective)],
         *([TITLES.get(name, name), perplexity_text(value)] for name, value in table.baselines.items()),
     ]
     if judged is not None:
-        header.append(f"{judged.documents} held-out rows{', no penalty' if penalty else ''}")
+        header.append(f"{judged.documents} held-out sequences{', no penalty' if penalty else ''}")
         for row, value in zip(rows, (judged.best, *judged.baselines.values()), strict=True):
             row.append(perplexity_text(value))
     return ResultTable(
@@ -62,7 +67,7 @@ def objectives_table(table: Factors) -> ResultTable:
 
 
 def describe_factors(table: Factors) -> Iterator[Part]:
-    """For which model and length a table is, beside PI, NTK and YaRN, and how it came to be."""
+    """The model and length of a factor table, its origin, and its factors beside PI, NTK and YaRN."""
     model = table.model
     yield _fact("model", model.name)
     yield _fact(
@@ -71,11 +76,11 @@ def describe_factors(table: Factors) -> Iterator[Part]:
         f"{model.original_max_position_embeddings:,} tokens",
     )
     yield _fact("target", f"{table.target_length:,} tokens")
-    yield _fact("from", f"{table.provenance.kind}: {table.provenance.source}")
+    yield _fact("origin", f"{table.provenance.kind}: {table.provenance.source}")
     yield _fact("start tokens", str(table.start_tokens))
-    yield _fact("attention", f"{table.attention_factor:.6g}")
-    fits = "no, for its start tokens" if table.start_tokens else "yes"
-    yield _fact("plain config", f"{fits} (transformers, rope_type longrope)")
+    yield _fact("attention", f"factor {table.attention_factor:.6g}")
+    fits = "no, because of the start tokens" if table.start_tokens else "yes"
+    yield _fact("exportable", f"{fits} (transformers config, rope_type longrope)")
     yield ""
     yield _factors_table(table)
     if table.best is not None and table.search is not None:
@@ -85,25 +90,25 @@ def describe_factors(table: Factors) -> Iterator[Part]:
 
 
 def _facts(table: Factors) -> Iterator[Part]:
-    """The factors and how they came to be, a line each."""
+    """The factors, their settings and the search, one line each."""
     for name in ("long_factor", "short_factor"):
         factors = getattr(table, name)
         if factors is not None:
             yield _fact(name.replace("_", " "), ", ".join(f"{factor:.6g}" for factor in factors))
     yield _fact("start tokens", str(table.start_tokens))
-    yield _fact("attention", f"{table.attention_factor:.6g}")
+    yield _fact("attention", f"factor {table.attention_factor:.6g}")
     searched = table.search
     if searched is not None:
-        ended = {"budget": ", until the budget ended", "algorithm": ", until there was nothing more to ask"}
+        ended = {"budget": "; stopped by the budget", "algorithm": "; the algorithm ended by itself"}
         yield _fact(
             "search",
-            f"{searched.algorithm}, seed {searched.seed}: {table.forwards:,} forwards, {searched.candidates:,} "
+            f"{searched.algorithm}, seed {searched.seed}: {table.forwards:,} forward passes, {searched.candidates:,} "
             f"candidates, {searched.seconds:g} s{ended.get(searched.ended_by or '', '')}",
         )
 
 
 def factors_figure(table: Factors) -> Figure:
-    """The search beside the factors, or the factors alone where there was none."""
+    """Draw the search beside the factors, or the factors alone if the table has no search."""
     curve = None
     if any(point.objective is not None for point in table.history):
         points = [(point.forwards, point.objective) for point in table.history]
@@ -122,7 +127,7 @@ def _factors_table(table: Factors) -> ResultTable:
         for pair, turn in enumerate(turns)
     ]
     return ResultTable(
-        "Rescale factors by pair; period: tokens for a full turn before scaling",
+        "Rescale factors by rotary pair; period: tokens per full turn before scaling",
         ("pair", "period", *columns),
         tuple(rows),
         text_columns=0,
@@ -136,7 +141,7 @@ def _sentences(table: Factors) -> Iterator[Part]:
 
 
 def _fact(name: str, value: Any) -> str:
-    """A named value on a line of its own."""
+    """Format a name and a value as one line."""
     return f"{name:13} {value}"
 
 
@@ -145,4 +150,8 @@ def _n_hat(tokens: int) -> str:
 
 
 def _with_penalty(weight: float) -> str:
-    return f"; on search rows with {weight:g} times what is lost at the trained length" if weight else ""
+    return (
+        f"; on search sequences, plus {weight:g} times the loss increase at the trained length"
+        if weight
+        else ""
+    )

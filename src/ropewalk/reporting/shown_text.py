@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made fit to be shown: names in files, what a model answered, a server said."""
+"""Make untrusted text safe to show: names in files, model answers, and messages of servers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import unicodedata
 from ropewalk.errors import RopewalkError
 
 _JOINERS = "\u200c\u200d"
-"""Format characters that scripts and emoji need; the others are invisible or turn the reading direction."""
+"""Format characters that scripts and emoji need. All others are invisible or change the reading direction."""
 _PLAIN = re.compile(r"[ -~]*")
 _HARMLESS = re.compile(r"[ -~\n\t]*")
 
 
 def harmless(text: str) -> str:
-    """Text in which nothing commands a terminal, or hides or turns what is read; line breaks and tabs stay.
+    """Replace control, invisible and direction-changing characters with their codes. Keeps line breaks and tabs.
 
-    Other control characters and what is invisible become their codes, as in :func:`shown`, for which one line is
-    meant.
+    Without this, untrusted text could send commands to a terminal or hide parts of itself. Use :func:`shown` for text
+    on one line.
     """
     if _HARMLESS.fullmatch(text):
         return text
@@ -25,25 +25,24 @@ def harmless(text: str) -> str:
 
 
 def shown(text: str, most: int = 300) -> str:
-    """One line that is safe to print and says what the text holds, control characters included.
+    """Convert text to one line that is safe to print and shows every character.
 
-    A newline becomes ``↵``; other control characters, such as the escape that begins a terminal's commands, and
-    what is invisible become their codes, as ``\\x1b`` and ``\\u202e``. The result still has to be escaped for HTML,
-    as any text.
+    A newline becomes ``↵``. Other control characters, such as the escape that starts terminal commands, and invisible
+    characters become their codes, such as ``\\x1b`` and ``\\u202e``. The result must still be escaped for HTML.
 
     Args:
-        text: anything.
-        most: characters that are kept; of a longer text the middle is left out, and the result says how many
-            characters that were.
+        text: any text.
+        most: number of characters to keep. A longer text loses its middle, and the result says how many characters
+            were left out.
 
     Raises:
         RopewalkError: if ``most`` is less than 2.
     """
     if most < 2:
-        raise RopewalkError(f"the characters to show must be 2 or more, got {most}")
+        raise RopewalkError(f"the number of characters to show must be 2 or more, got {most}")
     if len(text) <= most:
         return _visible(text)
-    # Cut before it is made visible: the work does not grow with the text.
+    # Cut first, so that a huge text costs no more than a short one.
     head, tail = text[: most - most // 2], text[-(most // 2) :]
     return f"{_visible(head)} … ({len(text) - most:,} characters left out) … {_visible(tail)}"
 
@@ -55,7 +54,7 @@ def _visible(text: str) -> str:
 def _picture(character: str) -> str:
     if character == "\n":
         return "↵"
-    # Lone surrogates, too, which JSON may hold and UTF-8 cannot.
+    # Includes lone surrogates ("Cs"), which JSON allows but UTF-8 cannot encode.
     hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
     if not hidden:
         return character

@@ -1,6 +1,6 @@
-"""The house style: colours that can be told apart in grey, marks, sizes, and how numbers are written.
+"""Style of all figures: colours that stay distinct in greyscale, markers, sizes, and number formats.
 
-Plain values, no library for drawing: figures choose from them, and ``drawing`` draws.
+Imports no plotting library: figures choose from these values, and ``drawing`` draws them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from ropewalk.io.lengths import format_length, parse_length
 
 WIDTH_INCHES = 7.2
 HEIGHT_INCHES = 4.2
-"""Of the panels of a figure; title, key and caption come on top."""
+"""Height of the panels of a figure; title, key and caption add to it."""
 DPI = 160
 TITLE_CHARACTERS = 80
 CAPTION_CHARACTERS = 110
 KEY_CHARACTERS = 44
 NAME_CHARACTERS = 30
-"""Width of the name of a row."""
+"""Width in characters of a row's name."""
 PANEL_CHARACTERS = 24
-"""Width of a label beside a line's end, and of the title of a small panel."""
+"""Width in characters of a label at a line's end, and of a small panel's title."""
 
-# Okabe and Ito's palette: told apart by readers with any colour vision, and by lightness in grey.
+# Darkened from Okabe and Ito's palette: distinct for readers with any colour vision, and by lightness in grey.
 GREY, BLUE, VERMILION, GREEN = COLOURS = ("#7a7a7a", "#0b4f8a", "#d55e00", "#009e73")
 LINE_COLOURS = (BLUE, VERMILION, GREEN, GREY, "#8a4b8f", "#111111", "#a6761d", "#3f7f93")
 DASHES = ("--", "-", "-.", ":")
@@ -29,15 +29,15 @@ LINE_DASHES = ("-", "--", "-.", ":")
 HATCHES = ("///", "", "...", "xxx")
 BAR_HATCHES = ("", "///", "...", "xxx")
 FILLS = ("white", "#9cc3e4", "white", "white")
-"""Light enough for an interval to be seen on a bar."""
+"""Light enough for an error bar to be visible on a bar."""
 MARKERS = ("s", "o", "^", "D")
 LINE_MARKERS = ("o", "^", "D", "s", "v", "P", "X", "*")
 CARET_LEFT, CARET_UP = 4, 6
-"""Marks whose tip is the point."""
+"""Markers whose tip is at the point."""
 INK = "#333333"
 FAINT = "#dddddd"
 SHADE = "#e9eef3"
-"""Lighter than every line and mark that may lie on it."""
+"""Lighter than every line and marker drawn on it."""
 BAND_ALPHA = 0.18
 DOTTED = (0, (2, 2))
 LONG_DASHED = (0, (4, 3))
@@ -46,13 +46,13 @@ MISSING = "–"
 MOST_SERIES = len(COLOURS)
 MOST_LINES = len(LINE_MARKERS)
 LOG_RATIO = 8
-"""Largest over smallest from which an axis is logarithmic."""
+"""Smallest ratio of the largest to the smallest value for which an axis is logarithmic."""
 CLIP = 1e-6
-"""Values below this part of the largest are not worth an axis that reaches them."""
+"""A logarithmic axis does not extend to values below this share of the largest."""
 
 
 def length_text(tokens: float) -> str:
-    """``128k``, ``1.5k`` or ``1M`` where that is short and exact, ``5,437`` otherwise; ``1k`` is 1024 tokens."""
+    """Format a length: ``128k``, ``1.5k`` or ``1M`` if that is short and exact, else ``5,437``. ``1k`` is 1024."""
     whole = round(tokens)
     halves = f"{whole / 1024:g}k"
     if 1024 <= whole < 2**20 and len(halves) <= 5 and parse_length(halves) == whole:
@@ -62,7 +62,7 @@ def length_text(tokens: float) -> str:
 
 
 def shift_text(tokens: float) -> str:
-    """``16``, ``1k`` for 1000, ``2.5M``; what is not short so is written out."""
+    """Format a position shift: ``16``, ``1k`` for 1000, ``2.5M``; written out if that is not exact and short."""
     for unit, name in ((10**6, "M"), (10**3, "k")):
         if tokens >= unit and len(text := f"{tokens / unit:.10g}") <= 4:
             return f"{text}{name}"
@@ -70,13 +70,13 @@ def shift_text(tokens: float) -> str:
 
 
 def base_text(base: float) -> str:
-    """``1e4``, ``5e5``, ``1.25e6``: a base with up to three digits."""
+    """Format a base with up to three digits: ``1e4``, ``5e5``, ``1.25e6``."""
     digits, exponent = f"{base:.2e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
 
 
 def number_text(value: float) -> str:
-    """Three digits: ``0``, ``0.00026``, ``11.4``, ``1,234``, ``1e-12``."""
+    """Format a number with about three digits: ``0``, ``0.00026``, ``11.4``, ``1,234``, ``1e-12``."""
     if value == 0 or 1e-4 <= value < 1000:
         return f"{value:.3g}"
     if 1000 <= value < 1e6:
@@ -86,22 +86,22 @@ def number_text(value: float) -> str:
 
 
 def tick_text(value: float) -> str:
-    """A number at a tick as it is: ``0.05``, ``20,000``, ``1e+06``."""
+    """Format a tick's number without rounding: ``0.05``, ``20,000``, ``1e+06``."""
     return f"{value:,.6g}" if value < 1e6 else f"{value:.0e}"
 
 
 def count_text(value: float) -> str:
-    """A whole number: ``12,000``."""
+    """Format an integer: ``12,000``."""
     return f"{value:,.0f}"
 
 
 def share_text(share: float | None) -> str:
-    """A share from 0 to 1 as ``12.3 %``; what is more than nothing never reads as nothing."""
+    """Format a share from 0 to 1 as ``12.3 %``. A positive share never appears as 0; None and NaN are a dash."""
     if share is None or math.isnan(share):
         return MISSING
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def percent_text(share: float) -> str:
-    """A share at a tick: ``25 %``, ``2.5 %``."""
+    """Format a share at a tick: ``25 %``, ``2.5 %``."""
     return f"{100 * share:.3g} %"

@@ -1,4 +1,4 @@
-"""Results as text in rows and columns, for the terminal and the page alike."""
+"""Tables of results as plain text, shown in the terminal and on report pages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ResultTable:
     """A table as plain text.
 
     Attributes:
-        title: what it shows, units included.
-        header: a heading a column.
-        rows: as many cells as the header has.
-        text_columns: leading columns that hold text; the others hold numbers and are flushed right.
-        bars: whether the last column holds bars, which begin at the left.
-        notes: lines between title and table: what a mark in a cell stands for.
+        title: what the table shows, with units.
+        header: one heading per column.
+        rows: cells, as many per row as the header has.
+        text_columns: number of leading text columns, which are left-aligned; number columns are right-aligned.
+        bars: whether the last column holds bars, which are left-aligned.
+        notes: lines between title and table, such as the meaning of marks in cells.
     """
 
     title: str
@@ -38,11 +38,11 @@ class ResultTable:
     bars: bool = False
 
     def is_text(self, column: int) -> bool:
-        """Whether a column is flushed left."""
+        """Whether a column is left-aligned."""
         return column < self.text_columns or (self.bars and column == len(self.header) - 1)
 
     def rich(self) -> Group:
-        """The table for the terminal, below its title and notes."""
+        """Render title, notes and table for the terminal."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column, heading in enumerate(self.header):
             table.add_column(
@@ -50,45 +50,45 @@ class ResultTable:
             )
         for row in self.rows:
             table.add_row(*map(_text, row))
-        # Not the table's own title, which would be folded at the table's width.
+        # rich would fold the table's own title at the table's width.
         return Group(_text(self.title, "bold"), *(_text(note, "dim") for note in self.notes), table)
 
 
 Part = ResultTable | RenderableType
-"""Of what a terminal shows of a result: a text is one line, however long; a table is never cut off; what else rich
-renders is folded at the terminal's width."""
+"""A part of a result in the terminal. Text is one line of any length, and a ResultTable is never truncated; other
+renderables are folded at the terminal's width."""
 
 
 def _text(text: str, style: str = "") -> Text:
-    """One line for the terminal, no markup, whoever wrote it."""
+    """Convert untrusted text to one line for the terminal, without interpreting markup."""
     return Text(shown(text, max(2, len(text))), style)
 
 
 def marks_of(notes: Iterable[str]) -> dict[str, str]:
-    """A superscript for each note that is not empty, in their order; equal notes have one."""
+    """Assign a superscript to each distinct note, in order. Empty notes get none."""
     distinct = dict.fromkeys(note for note in notes if note)
     return {note: str(mark).translate(_SUPERSCRIPT) for mark, note in enumerate(distinct, start=1)}
 
 
 def note_lines(marks: Mapping[str, str]) -> tuple[str, ...]:
-    """The lines that say what the marks stand for."""
+    """One line per note, preceded by its mark."""
     return tuple(f"{mark} {note}" for note, mark in marks.items())
 
 
 def number(value: float) -> str:
-    """Three or four digits, or the magnitude from 10,000 on; a dash where there is none."""
+    """Format a number with three or four digits, or as a power of ten from 10,000. NaN is a dash."""
     if math.isnan(value):
         return MISSING
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e4 else f"{value:.0e}"
 
 
 def percent(value: float) -> str:
-    """A number of percent as ``95 %``; a dash where there is none."""
+    """Format a percentage as ``95 %``. NaN is a dash."""
     return MISSING if math.isnan(value) else f"{value:.0f} %"
 
 
 def interval(ends: Interval, style: Callable[[float], str] = number) -> str:
-    """Both ends, or a dash."""
+    """Format an interval as ``low to high``, or a dash if an end is NaN."""
     low, high = ends
     if math.isnan(low) or math.isnan(high):
         return MISSING
@@ -96,15 +96,15 @@ def interval(ends: Interval, style: Callable[[float], str] = number) -> str:
 
 
 def one_decimal(value: float) -> str:
-    """As ``93.8``; a dash where there is none."""
+    """Format as ``93.8``. NaN is a dash."""
     return MISSING if math.isnan(value) else f"{value:.1f}"
 
 
 def signed(value: float) -> str:
-    """As ``+3.2``; a dash where there is none."""
+    """Format as ``+3.2``. NaN is a dash."""
     return MISSING if math.isnan(value) else f"{value:+.1f}"
 
 
 def counts_text(counts: Iterable[int]) -> str:
-    """One count where all models agree."""
+    """Format sample counts: one number if all models agree, otherwise all distinct numbers."""
     return " / ".join(f"{count:,}" for count in dict.fromkeys(counts)) or MISSING

@@ -1,4 +1,4 @@
-"""Pictures, tables and the page of a finished run, from what lies in its folder."""
+"""Show a finished training run: figures, tables and the report page, built from the files in its folder."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
 
 SHOWN_FIRST = {("perplexity", "perplexity"), ("passkey", "passkey"), ("passkey", FORCED)}
-"""Suites and tasks that have tables and figures of their own in a run's report."""
+"""Suites and tasks with their own tables and figures in a run's report."""
 
 
 def _processes(summary: dict[str, Any]) -> dict[str, object]:
-    """How the processes of a run were arranged; nothing where there was one."""
+    """Degrees of parallelism of a run; empty for a single process."""
     found = summary.get("processes", {"number": 1})
     if found["number"] == 1:
         return {}
@@ -61,7 +61,7 @@ def _other_layers(stage: dict[str, Any]) -> str:
 
 
 def _short(summary: dict[str, Any]) -> dict[str, object]:
-    """What became of the original length, and of its factors; nothing where the run is not of longrope."""
+    """Short-context factors and results of a longrope run; empty for other methods."""
     told: dict[str, object] = {}
     if (searched := summary.get("short_factors")) is not None:
         told["Short factors"] = describe_search(searched)
@@ -71,7 +71,7 @@ def _short(summary: dict[str, Any]) -> dict[str, object]:
 
 
 def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
-    """The factors that the result has, against those of rules; None where it is not of longrope."""
+    """Factors of a longrope run beside those of rules; None for other methods."""
     last, original = summary["stages"][-1], summary.get("original_length")
     if original is None:
         return None
@@ -87,12 +87,12 @@ def _factor_lines(summary: dict[str, Any]) -> FactorLines | None:
 
 
 def run_results(summary: dict[str, Any]) -> dict[str, list[TaskResult]]:
-    """The results before and after, from a summary."""
+    """Results before and after training, from a summary."""
     return {when: [TaskResult.from_json(value) for value in summary[when]] for when in ("before", "after")}
 
 
 def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
-    """The tables of a run, before and after: perplexity by position and passkey, then all else that it measured."""
+    """Tables of a run before and after training: perplexity by position, passkey, then all other measurements."""
     results = run_results(summary)
     others = {
         when: [result for result in found if (result.suite, result.task) not in SHOWN_FIRST]
@@ -102,21 +102,21 @@ def run_tables(summary: dict[str, Any]) -> list[ResultTable]:
 
 
 def write_run_report(output: Path) -> list[Path]:
-    """Draw a finished run: pictures and ``report.html`` in its folder; returns the files, the page first.
+    """Write the figures and ``report.html`` of a finished run into its folder; returns the files, the page first.
 
     Raises:
         RopewalkError: if the run is not finished, or the folder cannot be written.
     """
-    # Imported here, for matplotlib takes a second.
+    # Imported here because matplotlib takes a second to import.
     from ropewalk.reporting.drawing import draw
 
     try:
         summary = parse_json((output / SUMMARY).read_text(encoding="utf-8"), strict=True)
     except OSError as error:
-        raise RopewalkError(f"{output} holds no finished run: it has no {SUMMARY}") from error
+        raise RopewalkError(f"{output} is not the folder of a finished run: it has no {SUMMARY}") from error
     except ValueError as error:
         raise RopewalkError(
-            f"{output / SUMMARY} is damaged ({error}); delete it, and --resume writes it again"
+            f"{output / SUMMARY} is damaged ({error}); delete it and run with --resume to write it again"
         ) from error
     results = run_results(summary)
     trained, context = summary["trained_length"], summary["context"]
@@ -175,7 +175,7 @@ def write_run_report(output: Path) -> list[Path]:
 
 
 def reported(result: RunResult) -> RunResult:
-    """The same result with its report, which is drawn into the run's folder.
+    """Write the report into the run's folder, and return the result with the report's files.
 
     Raises:
         RopewalkError: if the folder cannot be written.
@@ -185,10 +185,10 @@ def reported(result: RunResult) -> RunResult:
 
 
 def describe_run(result: RunResult) -> Iterator[Part]:
-    """The tables of a run, where its model and report lie, and what to do with it.
+    """Tables of a run, the paths of its model and report, and how to load the model.
 
     Args:
-        result: as :func:`reported` gives it.
+        result: a result that :func:`reported` returned.
     """
     for table in run_tables(result.to_json()):
         yield ""

@@ -1,4 +1,4 @@
-"""How a verification is shown."""
+"""Show a verification."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PASSED = {True: "yes", False: "NO", None: MISSING}
 
 
 def describe_verification(result: VerifyResult) -> Iterator[Part]:
-    """The checks, why some failed or did not run, and how many did."""
+    """Table of the checks, the reasons of those that failed or did not run, and the counts."""
     layers = "" if result.layers is None else f", {first_layers(result.layers)}"
     yield ResultTable(
-        f"{result.model}{layers}: {result.rows} rows of {result.length:,} tokens, pattern {result.pattern}; "
+        f"{result.model}{layers}: {result.rows} sequences of {result.length:,} tokens, pattern {result.pattern}; "
         f"{result.mesh}",
         ("check", "error", "budget", "passed", "seconds"),
         tuple(

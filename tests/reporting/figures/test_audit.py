@@ -174,28 +174,28 @@ def test_a_figure_explains_itself_unless_the_caller_does(make: Any) -> None:
         (drift, {"series": {"a": [(16, 0.0, 0.0, 0.0)]}}, "above 0"),
         (drift, {"series": {"a": [(0, math.inf, NAN, NAN)]}}, "negative or infinite"),
         (drift, {"series": {"a": [(0, -1.0, NAN, NAN)]}}, "negative or infinite"),
-        (drift, {"series": {"a": [(-1, 1.0, NAN, NAN)]}}, "-1 tokens is negative"),
-        (drift, {"series": {"a": [(0, 1.0)]}}, "points of 4 values"),
+        (drift, {"series": {"a": [(-1, 1.0, NAN, NAN)]}}, "positions must be 0 or more, got -1 tokens"),
+        (drift, {"series": {"a": [(0, 1.0)]}}, "each point must have 4 values"),
         (drift, {"series": dict.fromkeys("abcdefghi", DRIFT["float16"])}, "at most 8 series, got 9"),
         (samples, {"curves": []}, "no attention difference to draw"),
         (samples, {"sweep": []}, "no sweep of shifts to draw"),
-        (tokens, {"per_token": []}, "no finite part of D"),
+        (tokens, {"per_token": []}, "no finite contribution of a token to D"),
         (tokens, {"per_token": [0.0, 0.0]}, "above 0"),
-        (tokens, {"per_token": [1.0], "sink": 1}, "sink 1 is none of 1 tokens"),
+        (tokens, {"per_token": [1.0], "sink": 1}, "sink's index must be from 0 to 0, got 1"),
         (lengths, {"series": {}}, "no attention difference by length"),
         (lengths, {"series": {"a": [(0, 1.0, 1.0)]}}, "at least 1 token"),
-        (heads, {"heads": []}, "no D of heads"),
+        (heads, {"heads": []}, "at least one layer"),
         (heads, {"heads": [[]]}, "no finite"),
         (heads, {"heads": [[NAN]]}, "no finite"),
-        (heads, {"heads": [[1.0], [1.0, 2.0]]}, "as many heads"),
+        (heads, {"heads": [[1.0], [1.0, 2.0]]}, "the same number of heads"),
         (heads, {"heads": [[-1.0]]}, "negative"),
-        (ablation, {"operations": []}, "no step to draw"),
-        (ablation, {"shifts": []}, "no step to draw"),
-        (ablation, {"shifts": ["0"]}, "has not 1 values"),
+        (ablation, {"operations": []}, "no operation to draw"),
+        (ablation, {"shifts": []}, "no operation to draw"),
+        (ablation, {"shifts": ["0"]}, "must have 1 values"),
         (ablation, {"operations": [("a", [0.0, 0.0])]}, "above 0"),
         (mitigations, {"mitigations": []}, "no mitigation to draw"),
         (mitigations, {"mitigations": [("a", math.inf, 1.0, None)]}, "infinite"),
-        (first_token, {"effects": []}, "no moved token"),
+        (first_token, {"effects": []}, "no shifted tokens"),
         (first_token, {"effects": [("a", NAN, NAN, NAN)]}, "no finite"),
     ],
 )
@@ -222,7 +222,7 @@ def test_drift_leaves_out_zeros_and_says_so() -> None:
     assert panel.y.scale == "log"
     assert ticks(panel.x) == ["0", "16", "100", "1k", "10k", "100k", "1M"]
     assert rules(panel) == {"Δ₁ = Δ₂: D = 0": SAME}
-    assert "D = 0 exactly, as at Δ₁ = Δ₂, are left out" in figure.caption
+    assert "points with D = 0 (as at Δ₁ = Δ₂) are left out" in figure.caption
     whole = drift(series={"a": [(0, 1.0, 0.9, 1.1), (100, 2.0, NAN, NAN)]}).caption
     assert "left out" not in whole
     assert "random" not in whole
@@ -277,7 +277,7 @@ def test_samples_axes_do_not_make_much_of_little() -> None:
     assert left.y.limits[0] == 0
     low, high = right.y.limits
     assert low > 0
-    assert "does not begin at 0" in right.y.label
+    assert "does not start at 0" in right.y.label
     assert high - low > 0.2 * high
     assert samples(curves=[[(0, 0.001), (100, 50.0)]]).panels[0].y.scale == "log"
 
@@ -349,7 +349,7 @@ def test_lengths_are_two_logarithmic_panels() -> None:
     left, right = odd.panels
     assert drawn(lines(left)["a"]) == [(2048, 3)]
     assert (ends(left), ends(right)) == (["b"], ["a"])
-    assert "a difference of exactly 0 or no value" in odd.caption
+    assert "a difference of 0 or no value" in odd.caption
 
 
 def test_heads_are_cells_with_the_first_layer_at_the_bottom() -> None:
@@ -398,7 +398,7 @@ def test_ablation_emphasises_the_largest_single_operation_and_clips_the_floor() 
     assert {left for left, *_ in boxes(panel)} == {low}
     assert [x for x, _ in points(panel)] == [low, low]
     assert {"1e-12", "1.2e-12", "0.0006", "11.4"} <= set(notes(panel))
-    assert "arrow heads" in figure.caption
+    assert "Arrow heads" in figure.caption
     assert names(panel) == ["shift 0", "shift 1M"]
 
 
@@ -422,7 +422,7 @@ def test_mitigations_compare_two_shifts_with_the_first_row() -> None:
     assert panel.x.scale == "log"
     low = panel.x.limits[0]
     assert low >= 13e-6
-    assert rules(panel) == {"first row, near shift": 11.4}
+    assert rules(panel) == {"baseline, near shift": 11.4}
     assert of_kind(panel, Rule)[0].dash == LONG_DASHED
     for marker, column in (("o", 1), ("D", 2)):
         found = {row: value for value, row in points(panel, marker=marker)}
@@ -434,7 +434,7 @@ def test_mitigations_compare_two_shifts_with_the_first_row() -> None:
     assert (zero.x, zero.y) == (low, 4)
     assert "near 1e-12, far 2e-12" in said
     assert ticks(panel.y)[0] == "bfloat16 (as is)"
-    assert names(panel) == ["near shift", "far shift", "first row, near shift"]
+    assert names(panel) == ["near shift", "far shift", "baseline, near shift"]
 
 
 def test_mitigations_say_which_shift_has_no_point() -> None:
@@ -450,7 +450,7 @@ def test_first_token_bars_are_linear_unless_they_spread() -> None:
     # One of the nine, 1e-12, has a bar too thin to see and its number.
     assert bars(first_token()) == sorted(d for each in EFFECTS for d in each[1:])
     assert "1e-12" in notes(panel)
-    assert names(panel) == ["in low precision", "in float64", "caused by arithmetic"]
+    assert names(panel) == ["in low precision", "in float64", "caused by rounding"]
     wide = first_token(effects=[("first token", 0.02, 0.0, NAN), ("whole row", 11.4, 1e-12, 11.4)])
     panel = only(wide)
     assert panel.x.scale == "log"

@@ -27,6 +27,7 @@ from tests.reporting.evaluation_results import (
 from tests.reporting.reporting_cases import AFTER, BEFORE, passkey, perplexity
 from tests.reporting.specification_cases import (
     boxes,
+    ends,
     lines,
     names,
     notes,
@@ -165,8 +166,8 @@ def test_perplexity_is_steps_with_bands_and_the_trained_length() -> None:
     assert bands.right == found["before"].edges[1:]
     assert rules(panel) == {"trained length 512": 512}
     assert ticks(panel.x) == ["0", "512", "1k", "1.5k", "2k"]
-    assert (panel.x.label, panel.y.label) == ("position in the row (tokens)", "perplexity")
-    assert names(panel) == ["before", "after"]
+    assert (panel.x.label, panel.y.label) == ("position in the sequence (tokens)", "perplexity")
+    assert (names(panel), ends(panel)) == ([], ["before", "after"])
 
 
 def test_a_single_model_has_no_key_and_no_mark_beyond_the_rows() -> None:
@@ -225,7 +226,7 @@ def test_scores_have_bands_on_a_log_axis_of_lengths() -> None:
     looks = [(line.look.dash, line.look.marker) for line in lines(panel).values()]
     assert len(set(looks)) == 2
     assert rules(panel) == {"threshold\n85.6": 85.6, "trained length 8k": 8192}
-    assert panel.y.label == "right answers (%)"
+    assert panel.y.label == "correct (%)"
 
 
 def test_a_line_is_broken_where_nothing_was_run_and_the_reason_is_said() -> None:
@@ -264,14 +265,17 @@ def test_each_task_has_a_panel_and_the_overall_score_the_last() -> None:
     assert [panel.title for panel in figure.panels] == [*RULER_TASKS, "overall"]
     assert [panel.bold for panel in figure.panels] == [False] * 13 + [True]
     assert len({(panel.x, panel.y) for panel in figure.panels}) == 1
-    assert (figure.columns, figure.shared, figure.y_label) == (4, True, "right answers (%)")
+    assert (figure.columns, figure.shared, figure.y_label) == (4, True, "correct (%)")
     by_task = {panel.title: panel for panel in figure.panels}
     assert list(of_kind(by_task["vt"], Line)[0].y) == [r.score for r in ruler() if r.task == "vt"]
     (reason,) = [text.replace("\n", " ") for text in notes(by_task["qa_1"])]
     assert reason == f"not run: {NO_QUESTIONS}"
     assert notes(by_task["niah_single_2"]) == ["not run"]
-    assert "100 samples a point" in figure.caption
-    assert "Vertical line: trained length 8k. Horizontal line: 85.6 %." in figure.caption
+    assert "100 samples per point" in figure.caption
+    assert (
+        "The vertical line is the trained length, 8k. The horizontal line is the threshold" in figure.caption
+    )
+    assert "effective length, 85.6 %." in figure.caption
 
 
 def test_needle_has_lengths_across_and_the_beginning_at_the_top() -> None:
@@ -283,7 +287,7 @@ def test_needle_has_lengths_across_and_the_beginning_at_the_top() -> None:
     (cells,) = of_kind(panel, HeatMap)
     assert [row[4] for row in cells.values] == [cell["score"] for cell in needle()[4].details["depths"]]
     assert cells.text(cells.values[3][4]) == "20"
-    assert cells.label == "right answers (%)"
+    assert cells.label == "correct (%)"
     # The same colours for the same scores, whatever the scores are.
     (perfect,) = of_kind(only(needles(results=needle(LENGTHS[:2]))), HeatMap)
     assert (perfect.low, perfect.high) == (cells.low, cells.high) == (0, 100)
@@ -298,10 +302,10 @@ def test_needle_cells_that_were_not_run_are_named() -> None:
     assert notes(panel) == ["not run"]
     (cells,) = of_kind(panel, HeatMap)
     assert [math.isnan(row[4]) for row in cells.values] == [True] * 11
-    assert f"Hatched: not run ({MEMORY})." in figure.caption
+    assert f"Hatched columns did not run ({MEMORY})." in figure.caption
     assert "without words" not in figure.caption
     odd = needles(results=[*needle(LENGTHS[:1], 3), *needle(LENGTHS[1:2], 5)])
-    assert "not asked at this depth" in odd.caption
+    assert "no sample at this depth" in odd.caption
 
 
 def test_retention_has_a_bar_a_model_and_marks_chance_only_where_it_is_known() -> None:
@@ -318,7 +322,7 @@ def test_retention_has_a_bar_a_model_and_marks_chance_only_where_it_is_known() -
 
 
 def test_retention_names_samples_and_what_has_no_bar() -> None:
-    assert "; 1,000 samples of each task." in retention().caption
+    assert "; 1,000 samples per task." in retention().caption
     word = TaskResult("lm_eval", "wikitext", None, 62, 12.0, (11.0, 13.0), unit="perplexity")
     other = scored("short", "hellaswag", None, 5, 10042)
     figure = retention(series={"a": [*short(), word], "b": [other]})
@@ -328,21 +332,21 @@ def test_retention_names_samples_and_what_has_no_bar() -> None:
         "arc_challenge, n 1,000",
         "truthfulqa_mc2",
     ]
-    assert "No percentage, and no bar: wikitext." in figure.caption
+    assert "Not shown because not in percent: wikitext." in figure.caption
 
 
 def test_real_differences_are_filled_and_units_have_axes_of_their_own() -> None:
     figure = differences()
     percent, perplexities = figure.panels
-    assert percent.x.label == "B less A (percentage points)"
-    assert perplexities.x.label == "B less A (percent of the perplexity)"
+    assert percent.x.label == "B minus A (percentage points)"
+    assert perplexities.x.label == "B minus A (percent of the perplexity)"
     assert ticks(percent.y)[1] == "niah_multikey_2, 128k"
     real = {round(x, 1) for x, _ in points(percent, hollow=False)}
     chance = {round(x, 1) for x, _ in points(percent, hollow=True)}
     assert (real, chance) == ({-12.3, 25.0, -2.0, 40.0}, {0.5, -0.4})
     assert [text.strip() for text in notes(percent) if "not" in text] == ["not compared"]
     assert notes(perplexities) == ["-3.4 %"]
-    assert names(percent) == ["real difference", "may be chance"]
+    assert names(percent) == ["significant", "not significant"]
     for panel in figure.panels:
         assert rules(panel) == {"": 0}
         low, high = panel.x.limits

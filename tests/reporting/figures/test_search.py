@@ -29,8 +29,8 @@ def test_every_finite_candidate_is_drawn_once_inside_or_at_the_edge() -> None:
     panel = only(search_figure(CURVE))
     found = lines(panel)
     top = panel.y.limits[1]
-    assert places(found["a candidate"]) == [(x, y) for x, y in POINTS if y is not None and y < 4]
-    assert places(found["↑ above the axes"]) == [(20, top)]
+    assert places(found["candidate"]) == [(x, y) for x, y in POINTS if y is not None and y < 4]
+    assert places(found["↑ candidate above the axis"]) == [(20, top)]
     assert top < 5
 
 
@@ -47,13 +47,13 @@ def test_baselines_are_lines_with_their_values_and_the_caption_tells_the_best() 
     # Beyond the axes: in the key alone.
     assert places(lines(panel)["PI 20.90 ↑"]) == []
     assert {"PI 20.90 ↑", "NTK 3.030", "YaRN 3.420"} < set(names(panel))
-    assert "the best, 2.900, came after 25 forwards" in figure.caption
+    assert "The best, 2.900, was found after 25 forward passes" in figure.caption
 
 
 def test_an_infinite_baseline_is_named_and_not_drawn() -> None:
     figure = search_figure(SearchCurve(POINTS, {"pi": None, "ntk": 3.0}, 2048))
     assert not any("PI" in name for name in names(only(figure)))
-    assert "Infinite, and not shown: PI." in figure.caption
+    assert "Not shown because infinite: PI." in figure.caption
 
 
 def test_factors_are_drawn_by_pair_and_the_unseen_ones_marked() -> None:
@@ -78,8 +78,8 @@ def test_both_stand_side_by_side_with_both_captions() -> None:
     assert both.panels == (only(search_figure(CURVE)), only(search_figure(None, factors())))
     assert both.columns == 2
     assert both.width > search_figure(CURVE).width
-    assert "came after 25 forwards" in both.caption
-    assert "complete no full turn within the original 512 tokens" in both.caption
+    assert "found after 25 forward passes" in both.caption
+    assert "do not complete a turn within the original 512 tokens" in both.caption
 
 
 @pytest.mark.parametrize(

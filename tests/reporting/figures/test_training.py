@@ -26,7 +26,7 @@ def test_many_steps_are_smoothed_and_stages_marked() -> None:
     assert mean.y[8] == pytest.approx(sum(known) / 4)
     assert mean.y[0] == each.y[0]
     assert list(rules(panel).values()) == [39.5 * 2048]
-    assert (panel.x.label, panel.y.label) == ("seen", "loss (nats a token)")
+    assert (panel.x.label, panel.y.label) == ("seen", "loss (nats per token)")
 
 
 def test_few_steps_are_points_by_step() -> None:
@@ -34,13 +34,13 @@ def test_few_steps_are_points_by_step() -> None:
     (line,) = of_kind(panel, Line)
     assert line.x == (1, 2, 3, 4, 5)
     assert line.look.marker
-    assert (names(panel), panel.x.label) == ([], "optimiser step")
+    assert (names(panel), panel.x.label) == ([], "optimizer step")
 
 
 def test_the_load_of_experts_has_a_panel_of_its_own() -> None:
     metrics = [{"loss": 2.0, "seen": n, "max_violation": n / 4} for n in range(3)]
     figure = training_figure(metrics, x_key="seen")
-    assert [panel.y.label for panel in figure.panels] == ["loss (nats a token)", "max violation"]
+    assert [panel.y.label for panel in figure.panels] == ["loss (nats per token)", "max violation"]
     (line,) = of_kind(figure.panels[1], Line)
     assert (line.x, line.y) == ((0, 1, 2), (0, 0.25, 0.5))
 

@@ -157,9 +157,7 @@ class _Search:
         """Say why no mesh fits and what to change."""
         meshes = list(self.meshes(world_size))
         whole = (
-            ""
-            if self.run.model.rows_divide
-            else ", and recurrent layers cannot split a sequence over ranks"
+            "" if self.run.model.rows_divide else ", and recurrent layers cannot split a sequence over ranks"
         )
         fitting = [mesh for mesh in meshes if self.fits(mesh)]
         if fitting:

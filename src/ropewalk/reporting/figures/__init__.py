@@ -1,1 +1,1 @@
-"""Figures by subject: functions that make a specification of plain results; ``reporting.drawing`` draws it."""
+"""Build figures by subject from plain results. ``reporting.drawing`` draws them."""

@@ -1,10 +1,9 @@
-"""Figures of a precision audit: how far attention drifts when only the positions of a row shift.
+"""Draw a precision audit: how much attention changes when all positions of a sequence shift by a constant.
 
-Nothing here knows how the values come about: every function takes plain numbers. D is attention, one unit a query,
-that lands on other tokens after a shift; a shift is the position of a row's first token. All take ``title``, above the
-panels, and ``caption``, a sentence below them (a fitting one is made where it is None or empty), and raise
-RopewalkError if there is nothing to draw, or a value is negative or infinite. NaN stands for what has no value, and is
-left out.
+A shift is the position of a sequence's first token. D, the attention difference, is the attention (one unit per query)
+that lands on other tokens after a change of shift. All functions take plain numbers, a ``title`` above the panels, and
+a ``caption`` below them, for which None or an empty string means the default caption. Each raises RopewalkError if
+there is nothing to draw, or a value is negative or infinite. NaN marks a missing value, which is not drawn.
 """
 
 from __future__ import annotations
@@ -46,23 +45,23 @@ from ropewalk.reporting.style import BLUE, CLIP, GREY, INK, VERMILION, number_te
 
 D_LABEL = "attention difference D"
 RANDOM = "random"
-"""In the name of a series: of randomly initialised parameters."""
+"""Part of a series' name that marks randomly initialised parameters."""
 UNIT = "1k = 1,000"
-"""Shifts are round numbers of tokens; in lengths, ``1k`` is 1024."""
+"""Unit of shifts, which are round numbers of tokens. In lengths, ``1k`` is 1024."""
 LEAST_SPAN = 0.25
-"""Length of an axis that does not begin at 0, at least, in parts of the largest D."""
+"""Smallest length of an axis that does not start at 0, as a share of the largest D."""
 BROADEST_BARS = 30
-"""Largest over smallest bar up to which an axis is linear; for heads, largest over median."""
+"""Largest ratio of the largest to the smallest bar on a linear axis; for heads, of the largest to the median."""
 FLOOR = ("none",)
 TOGETHER = ("all", "all together")
-"""Names of rows that are not one operation: float64 throughout, and the audited arithmetic."""
+"""Names of rows that are not a single operation: float64 throughout, and the full audited arithmetic."""
 BAR_FILLS = ("#dcdcdc", "white", "white", "#b5b5b5")
 STRONG_FILLS = ("#9cc3e4", "white", "white", "#5e97c6")
 ROW_INCHES = 0.34
 EACH_POINT = 300
-"""Tokens up to which each has a mark that can be told from its neighbours."""
+"""Largest number of tokens whose markers are large enough to tell apart."""
 RASTERISED_POINTS = 1000
-"""Tokens from which the points of an SVG are an image inside it."""
+"""Number of tokens above which an SVG stores the points as an image."""
 MEDIAN_BINS_A_DECADE = 12
 FEWEST_FOR_MEDIAN = 5
 NUMBERED_CELLS = 64
@@ -74,15 +73,16 @@ def drift_figure(
     title: str = "",
     caption: str | None = None,
 ) -> Figure:
-    """D against the shift, one line a series, with 95 % intervals.
+    """Draw D against the shift, one line per series, with 95 % intervals.
 
     Args:
-        series: by name ``(delta1, D, low, high)``: tokens, and D with its interval (NaN for none). Names that
-            contain ``random`` are open and dashed; ``a, random weights`` has the colour and marker of ``a``.
+        series: ``(delta1, D, low, high)`` by name: shift in tokens, and D with its interval (NaN for none). Series
+            whose name contains ``random`` are hollow and dashed; ``a, random weights`` has the colour and marker of
+            ``a``.
     """
     rows = _checked_lines("attention difference", series, 4)
     drawn = positive(D_LABEL, np.concatenate([each[:, 1:].ravel() for each in rows.values()]))
-    # Room above for the words of the shift at which nothing differs.
+    # Leave room above the lines for the label of the shift at which D is 0.
     y = log_axis(D_LABEL, drawn.min(), drawn.max(), (0.05, 0.12))
     assert y.limits is not None
     marks: list[Mark] = []
@@ -92,7 +92,7 @@ def drift_figure(
         look = _look(kinds.setdefault(_kind(name), len(kinds)), "--" if is_random else "-", hollow=is_random)
         x, d = row[:, 0], _on_log(row[:, 1])
         known = np.isfinite(row[:, 2:]).all(axis=1) & np.isfinite(d)
-        # An end at 0 is drawn to the lower edge.
+        # A logarithmic axis cannot show 0, so an interval that reaches 0 ends at the lower edge.
         low = np.maximum(row[known, 2], y.limits[0])
         marks += [
             Line(x, d, look, name, end=name if np.isfinite(d).any() else ""),
@@ -103,12 +103,12 @@ def drift_figure(
         marks.append(Rule(same.pop(), words="Δ₁ = Δ₂: D = 0", dash=(0, (1, 3)), order=1))
     every = np.concatenate([row[:, 1] for row in rows.values()])
     parts = [
-        "D is how much the attention that each token receives changes when a row starts at Δ₁ in place of Δ₂, summed "
-        "over tokens, heads and layers (bars: 95 % intervals)"
+        "D measures how much the attention that each token receives changes if the sequence starts at position Δ₁ "
+        "instead of Δ₂, summed over tokens, heads and layers (bars: 95 % intervals)"
     ]
     if any(RANDOM in name for name in rows):
-        parts.append("open and dashed: randomly initialised parameters")
-    x_axis = shift_axis("position of the row's first token, Δ₁", [each[:, 0] for each in rows.values()])
+        parts.append("hollow and dashed: randomly initialised parameters")
+    x_axis = shift_axis("position of the sequence's first token, Δ₁", [each[:, 0] for each in rows.values()])
     return Figure((Panel(tuple(marks), x_axis, y),), caption or _sentence(parts, every), title, 4.3)
 
 
@@ -118,14 +118,14 @@ def samples_figure(
     title: str = "",
     caption: str | None = None,
 ) -> Figure:
-    """D against the shift: of each row with the mean, and beside it the mean for other second shifts.
+    """Draw D against the shift: on the left each sequence and their mean, on the right the mean for several delta2.
 
     Args:
-        curves: a row's ``(delta1, D)`` each.
-        sweep: ``(delta1, delta2, D)``, a line for each delta2. D is symmetric: a pair that is given in one order
-            alone stands for both. Of more than ``MOST_LINES`` delta2, evenly chosen ones are drawn.
+        curves: ``(delta1, D)`` points of each sequence.
+        sweep: ``(delta1, delta2, D)`` points, one line per delta2. D is symmetric, so each pair is needed in one order
+            only. If there are more than ``MOST_LINES`` values of delta2, an evenly spaced selection is drawn.
     """
-    by_number = {f"row {n}": each for n, each in enumerate(curves, 1)}
+    by_number = {f"sequence {n}": each for n, each in enumerate(curves, 1)}
     rows = list(_checked_lines("attention difference", by_number, 2, most=len(curves)).values())
     pairs = {(b, a): d for a, b, d in sweep} | {(a, b): d for a, b, d in sweep}
     seconds = sorted({delta2 for _, delta2 in pairs})
@@ -148,17 +148,19 @@ def samples_figure(
             words,
         )
         for marks, drawn, words, label in (
-            (_row_curves(rows), rows, "each row", D_LABEL),
+            (_row_curves(rows), rows, "each sequence", D_LABEL),
             (right, list(lines.values()), "mean, by Δ₂", ""),
         )
     )
     count = (
-        "for the only row" if len(rows) == 1 else f"for each of {len(rows)} rows (thin) and their mean (bold)"
+        "for the only sequence"
+        if len(rows) == 1
+        else f"for each of {len(rows)} sequences (thin) and their mean (bold)"
     )
     some = f" ({len(chosen)} of {len(seconds)})" if len(chosen) < len(seconds) else ""
     part = (
-        f"attention difference D between a start at Δ₁ and one at Δ₂, on the left {count}, on the right for "
-        f"several Δ₂{some}"
+        f"attention difference D between a sequence that starts at Δ₁ and one that starts at Δ₂: left, {count}; "
+        f"right, the mean for several Δ₂{some}"
     )
     every = np.concatenate([row[:, 1] for row in [*rows, *lines.values()]])
     return Figure(panels, caption or _sentence([part], every), title, 3.7, columns=2)
@@ -167,27 +169,27 @@ def samples_figure(
 def lengths_figure(
     series: Mapping[str, Sequence[tuple[int, float, float]]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """D, and how far the first token's score moves, against the row's length; both logarithmic.
+    """Draw D and the change of the first token's attention score against sequence length, on logarithmic axes.
 
     Args:
-        series: by name ``(length, D, mean_logit_difference)``: tokens, from 1 on; attention difference; and absolute
-            difference of the first token's score before softmax, mean over queries, layers and heads.
+        series: ``(length, D, mean_logit_difference)`` by name: length in tokens, at least 1; attention difference; and
+            absolute difference of the first token's score before softmax, averaged over queries, layers and heads.
     """
     rows = _checked_lines("attention difference by length", series, 3)
     lengths = np.concatenate([each[:, 0] for each in rows.values()])
     low, high = float(lengths.min()), float(lengths.max())
     if low < 1:
-        raise RopewalkError(f"a row has at least 1 token, got a length of {low:g}")
+        raise RopewalkError(f"a sequence has at least 1 token, got a length of {low:g}")
     room = max(1.1, (high / low) ** 0.04)
-    # Half the ticks of a whole figure fit.
+    # Each of the two panels has room for half the ticks.
     ticks = _thinned(power_ticks(low, high), 4.0 if high > 16 * low else 2.0)
-    x = Axis("row length (tokens)", "log2", (low / room, high * room), ticks)
+    x = Axis("sequence length (tokens)", "log2", (low / room, high * room), ticks)
     panels = []
     for column, words in ((1, D_LABEL), (2, "mean logit difference of the first token")):
         values = positive(words, np.concatenate([each[:, column] for each in rows.values()]))
         marks = []
         for number, (name, row) in enumerate(rows.items()):
-            # Names stand on the right; a series without scores has its name on the left.
+            # Series are labelled in the right panel, or in the left one if they have no points in the right one.
             has_score = bool((row[:, 2] > 0).any())
             end = name if (column == 2) == has_score and (row[:, column] > 0).any() else ""
             look = _look(number, style.LINE_DASHES[number % 4])
@@ -195,34 +197,38 @@ def lengths_figure(
         panels.append(Panel(tuple(marks), x, log_axis("", values.min(), values.max()), words))
     every = np.concatenate([row[:, 1:].ravel() for row in rows.values()])
     part = (
-        "how far two shifts of the same rows differ when the rows are cut off at a length, in attention and in the "
-        "score that queries give the first token (mean over layers and heads); a steeper line grows faster with length"
+        "difference between two shifts of the same sequences, truncated to a length: left in attention, right in the "
+        "first token's attention score before softmax (mean over layers and heads); a steeper line grows faster with "
+        "length"
     )
-    sentence = _sentence([part], every, "a difference of exactly 0")
+    sentence = _sentence([part], every, "a difference of 0")
     return Figure(tuple(panels), caption or sentence, title, 3.5, columns=2)
 
 
 def tokens_figure(
     per_token: Sequence[float], sink: int, title: str = "", caption: str | None = None
 ) -> Figure:
-    """Each token's part of D against its place in the row, with the first token's and the sink's share.
+    """Draw each token's contribution to D against its position, labelling the shares of the first token and the sink.
 
     Args:
-        per_token: ``[length]`` parts of D.
-        sink: index, from 0, of the token that receives most attention.
+        per_token: ``[length]`` contributions to D.
+        sink: index, from 0, of the attention sink, the token that receives the most attention.
     """
-    parts = check_amounts("part of D of a token", per_token)
+    parts = check_amounts("contribution of a token to D", per_token)
     if not 0 <= sink < len(parts):
-        raise RopewalkError(f"the sink {sink} is none of {len(parts)} tokens")
-    drawn = positive("part of D of a token", parts)
+        raise RopewalkError(f"the sink's index must be from 0 to {len(parts) - 1}, got {sink}")
+    drawn = positive("contribution of a token to D", parts)
     floor = float(drawn[drawn >= CLIP * drawn.max()].min())
     place = np.arange(1, len(parts) + 1, dtype=np.float64)
-    # What is too small for the axis is left out, zeros with it.
+    # Values too small for the axis, including 0, are left out and counted in the caption.
     seen = np.where(parts >= floor, parts, np.nan)
     x = Axis(
-        "token of the row (1 is the first)", "log", (0.8, max(1.25 * len(parts), 10)), text=style.count_text
+        "position of the token (1 is the first)",
+        "log",
+        (0.8, max(1.25 * len(parts), 10)),
+        text=style.count_text,
     )
-    y = log_axis("token’s part of D", floor, float(drawn.max()), (0.05, 0.1))
+    y = log_axis("token’s contribution to D", floor, float(drawn.max()), (0.05, 0.1))
     size, raster = (3 if len(parts) <= EACH_POINT else 1.3), len(parts) > RASTERISED_POINTS
     marks: list[Mark] = [
         Line(place, seen, Look("#9a9a9a", "", "o", size=size, edge="none"), "tokens", raster=raster, order=2)
@@ -233,32 +239,32 @@ def tokens_figure(
         marks.append(Line(median[:, 0], median[:, 1], Look(width=2), "median"))
     total = float(np.nansum(parts))
     for at in marked:
-        # Two labels point away from each other, or one would lie on the other's mark.
+        # Two labels move apart vertically, so that neither covers the other's marker.
         lower = len(marked) == 2 and not parts[at] >= np.nanmax(parts[marked])
         rise = 0 if len(marked) == 1 else -10 if lower else 10
         assert x.limits is not None
         marks += _marked_token(at, seen[at], parts[at] / total, at == sink, (rise, at > 0.3 * x.limits[1]))
     left_out = int(len(parts) - np.isfinite(seen).sum())
-    missing = f"; {left_out:,} of {len(parts):,} tokens with less than {number_text(floor)} or no value are left out"
+    missing = f" {left_out:,} of {len(parts):,} tokens with less than {number_text(floor)} or no value are left out."
     words = (
-        "Each point is the part of D that one token loses or wins (line: median of neighbours), and the marked "
-        f"tokens have the named share of the whole{missing if left_out else ''}."
+        "Each point is the attention that one token gains or loses, as its contribution to D; the line is the median "
+        f"of neighbouring tokens. Labels give the share of D of the marked tokens.{missing if left_out else ''}"
     )
     return Figure((Panel(tuple(marks), x, y),), caption or words, title, 3.9)
 
 
 def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str | None = None) -> Figure:
-    """D of each head as a heat map, the darker the larger; heads without a value are hatched.
+    """Draw D of each head as a heat map; darker is larger. Heads without a value are hatched.
 
     Args:
-        heads: ``[layers][heads]`` D; as many heads in each layer.
+        heads: D as ``[layers][heads]``, with the same number of heads in each layer.
     """
     if not heads or any(len(layer) != len(heads[0]) for layer in heads):
-        raise RopewalkError("there is no D of heads to draw, or not as many heads in each layer")
+        raise RopewalkError("D of heads needs at least one layer, and the same number of heads in each")
     values = check_amounts(f"{D_LABEL} by head", heads)
     layers, count = values.shape
     high, above = float(np.nanmax(values)), values[values > 0]
-    # Logarithmic where heads differ much.
+    # On a linear scale a few strong heads would make all others look alike.
     spread = bool(len(above)) and bool(high > BROADEST_BARS * np.median(above))
     low = max(float(above.min()), CLIP * high) if spread else 0.0
     few = layers * count <= NUMBERED_CELLS
@@ -279,7 +285,7 @@ def heads_figure(heads: Sequence[Sequence[float]], title: str = "", caption: str
     hatched = "; hatched: no value" if np.isnan(values).any() else ""
     top = np.unravel_index(int(np.nanargmax(values)), values.shape)
     words = (
-        f"How far attention drifts in each head, the darker the further; furthest in head {top[1]} of layer {top[0]} "
+        f"Attention difference D of each head; darker is larger. The largest is in head {top[1]} of layer {top[0]} "
         f"(D = {number_text(float(values[top]))}){hatched}."
     )
     height = min(6.4, max(2.9, 1.2 + (0.34 if few else 0.15) * layers))
@@ -292,18 +298,20 @@ def ablation_figure(
     title: str = "",
     caption: str | None = None,
 ) -> Figure:
-    """D when one operation alone is in low precision, as bars on a logarithmic axis; the largest is emphasised.
+    """Draw D for each operation computed alone in low precision, as bars on a logarithmic axis.
+
+    The operation with the largest D is emphasised.
 
     Args:
-        operations: ``(operation, [shifts] D)``. ``none`` (float64 throughout, also a dashed line) and ``all
-            together``, or ``all``, are no single operations and come last.
-        shifts: names of the shifts as the key shows them, such as ``shift 1M``.
+        operations: ``(operation, [shifts] D)``. The rows ``none`` (float64 throughout, also drawn as a dashed line)
+            and ``all together`` or ``all`` are not single operations and come last.
+        shifts: names of the shifts in the key, such as ``shift 1M``.
     """
     if not operations or not shifts:
-        raise RopewalkError("there is no step to draw")
+        raise RopewalkError("there is no operation to draw")
     ranks = {**dict.fromkeys(TOGETHER, 1), **dict.fromkeys(FLOOR, 2)}
     rows = sorted(operations, key=lambda row: ranks.get(row[0], 0))
-    values = _table("attention difference by step", [row[1] for row in rows], len(shifts))
+    values = _table("attention difference by operation", [row[1] for row in rows], len(shifts))
     names = [name for name, _ in rows]
     largest = [
         np.nanmax(each, initial=-1) if name not in ranks else -1
@@ -316,13 +324,13 @@ def ablation_figure(
     for name, row in zip(names, values, strict=True):
         if name in FLOOR and (floor := np.nanmax(row, initial=-1)) > scale.low:
             marks.append(Rule(floor, dash=style.LONG_DASHED, order=3))
-            dashed = ", dashed where nothing is in low precision"
+            dashed = " The dashed line is D with everything in float64."
     clipped = bool(((values > 0) & (values <= scale.low)).any())
-    beyond = " (arrow heads: left of the axis)" if clipped else ""
-    strongest = "" if best is None else f"; the strongest single step is “{names[best]}”"
+    beyond = " Arrow heads mark values left of the axis." if clipped else ""
+    strongest = "" if best is None else f" The operation with the largest effect is “{names[best]}”."
     words = (
-        f"How far attention drifts when everything but the named step is computed in float64{dashed}{beyond}"
-        f"{strongest}."
+        "Attention difference D if only the named operation is computed in low precision and everything else in "
+        f"float64.{strongest}{dashed}{beyond}"
     )
     panel = Panel(
         tuple(marks),
@@ -338,11 +346,11 @@ def ablation_figure(
 def mitigations_figure(
     mitigations: Sequence[tuple[str, float, float, float | None]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """D with each mitigation, near and far, as points on a logarithmic axis, with the time it costs at the right.
+    """Draw D with each mitigation at a near and a far shift, as points on a logarithmic axis, with its relative time.
 
     Args:
-        mitigations: ``(name, D, far_D, time_ratio)``; the first is what the others are compared with, and a dashed
-            line. ``time_ratio``: time of a forward pass over one with fused attention; None if not measured.
+        mitigations: ``(name, D, far_D, time_ratio)``. The first one is the baseline and also a dashed line.
+            ``time_ratio`` is the time of a forward pass relative to fused attention; None if not measured.
     """
     if not mitigations:
         raise RopewalkError("there is no mitigation to draw")
@@ -352,12 +360,12 @@ def mitigations_figure(
     far_look = Look(VERMILION, "", "D", hollow=True, size=9, stroke=1.4)
     marks: list[Mark] = [Line([], [], near_look, "near shift"), Line([], [], far_look, "far shift")]
     if values[0, 0] > scale.low:
-        marks.append(Rule(values[0, 0], dash=style.LONG_DASHED, name="first row, near shift", order=1))
+        marks.append(Rule(values[0, 0], dash=style.LONG_DASHED, name="baseline, near shift", order=1))
     for row, (near, far) in enumerate(values):
         both = [value for value in (near, far) if scale.shown(value)]
         if len(both) == 2:
             marks.append(Line(both, [row, row], Look(GREY, width=1.2), order=2))
-        # The far point lies beneath and is larger, so that both are seen where they fall together.
+        # The far point is larger and drawn first, so that both stay visible where they coincide.
         marks += [
             Line([value], [row], look, order=4)
             for value, look in ((far, far_look), (near, near_look))
@@ -367,9 +375,8 @@ def mitigations_figure(
         ratio = mitigations[row][3]
         marks.append(Note(style.MISSING if ratio is None else f"{ratio:.2f}x time", None, row, 6))
     words = (
-        "Attention that still drifts with each change, against the first row (dashed): the further left a point, "
-        "the smaller the drift; at the right, time of a forward pass relative to the model’s usual attention "
-        "(–: not measured)."
+        "Attention difference D with each mitigation; further left is better. The dashed line is the baseline in the "
+        "first row. Numbers at the right are the time of a forward pass relative to fused attention (–: not measured)."
     )
     panel = Panel(
         tuple(marks),
@@ -384,47 +391,47 @@ def mitigations_figure(
 def first_token_figure(
     effects: Sequence[tuple[str, float, float, float]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """What moving the first token, the others, or the whole row does, and how much of it is arithmetic.
+    """Draw D if only the first token, all others, or the whole sequence shift, and the part that rounding causes.
 
     Args:
-        effects: ``(moved tokens, D, D_exact, D_arithmetic)``: attention difference in low precision, in float64,
+        effects: ``(shifted tokens, D, D_exact, D_arithmetic)``: attention difference in low precision, in float64,
             and between the two.
     """
     if not effects:
-        raise RopewalkError("there is no moved token to draw")
-    values = _table("attention difference by moved tokens", [each[1:] for each in effects], 3)
-    # What is 0 but for rounding does not ask for a logarithmic axis.
+        raise RopewalkError("there are no shifted tokens to draw")
+    values = _table("attention difference by shifted tokens", [each[1:] for each in effects], 3)
+    # A value that is 0 up to rounding must not force a logarithmic axis.
     seen = values[values > CLIP * np.nanmax(values)]
     logarithmic = bool(len(seen)) and bool(seen.max() > BROADEST_BARS * seen.min())
     scale = _scale(values, logarithmic)
-    names = ["in low precision", "in float64", "caused by arithmetic"]
+    names = ["in low precision", "in float64", "caused by rounding"]
     panel = Panel(
         tuple(_grouped_bars(values, scale, None, names)),
         scale.axis(f"{D_LABEL}{' (logarithmic)' if logarithmic else ''}"),
-        row_axis([each[0] for each in effects], label="moved tokens"),
+        row_axis([each[0] for each in effects], label="shifted tokens"),
         key=True,
         grid="x",
     )
     words = (
-        "How attention drifts when only some tokens of a row change position: exact RoPE itself drifts where "
-        "relative positions change (in float64), and the rest is caused by low-precision arithmetic."
+        "Attention difference D if only some tokens of a sequence change position. The change in float64 is the true "
+        "effect of new relative positions; the rest is rounding in low precision."
     )
     return Figure((panel,), caption or words, title, 1.0 + 2.1 * ROW_INCHES * len(effects))
 
 
 class _Scale(NamedTuple):
-    """The axis of bars: its ends, and whether it is logarithmic."""
+    """Axis of a bar chart: its ends, and whether it is logarithmic."""
 
     low: float
     high: float
     logarithmic: bool
 
     def shown(self, value: float) -> bool:
-        """Whether a bar of this value has a length."""
+        """Whether a bar of this value is visible."""
         return value > self.low or (value == self.low and not self.logarithmic)
 
     def axis(self, label: str) -> Axis:
-        """The axis with room for words behind the longest bar."""
+        """Build the axis with room for the number after the longest bar."""
         if not self.logarithmic:
             return Axis(label, limits=(0, 1.14 * self.high))
         axis = log_axis(label, self.low, self.high, (0, 0.14))
@@ -433,7 +440,7 @@ class _Scale(NamedTuple):
 
 
 def _scale(values: Floats, logarithmic: bool) -> _Scale:
-    """From a decade below the smallest value that is not clipped up to the largest."""
+    """Choose an axis from about a decade below the smallest unclipped value to the largest value."""
     if not logarithmic:
         return _Scale(0.0, float(np.nanmax(values)) or 1.0, False)
     drawn = positive(D_LABEL, values)
@@ -443,15 +450,15 @@ def _scale(values: Floats, logarithmic: bool) -> _Scale:
 
 
 def _table(what: str, rows: Sequence[Sequence[float]], columns: int) -> Floats:
-    """``[rows, columns]``; RopewalkError if it is none, or a value is negative or infinite."""
+    """Convert rows to ``[rows, columns]``. RopewalkError for rows of unequal length, negative or infinite values."""
     if any(len(row) != columns for row in rows):
-        raise RopewalkError(f"{what}: a row has not {columns} values")
+        raise RopewalkError(f"{what}: each row must have {columns} values")
     check_count(what, columns, len(style.BAR_HATCHES), "bars a row")
     return check_amounts(what, rows)
 
 
 def _grouped_bars(values: Floats, scale: _Scale, best: int | None, names: Sequence[str]) -> list[Mark]:
-    """Bars of ``[rows, columns]`` with their values; the columns differ in hatch, the best row in colour."""
+    """Draw ``[rows, columns]`` as grouped bars with numbers. Columns differ in hatch, and row ``best`` in colour."""
     count = values.shape[1]
     height = 0.78 / count
     marks: list[Mark] = []
@@ -474,7 +481,7 @@ def _grouped_bars(values: Floats, scale: _Scale, best: int | None, names: Sequen
 
 
 def _beyond(y: float, values: Mapping[str, float], scale: _Scale) -> list[Mark]:
-    """Values that have no place on the axis, at its left edge; an arrow head where there is one below it."""
+    """Write values that the axis cannot show at its left edge, with an arrow head if one lies below the axis."""
     if not values:
         return []
     texts = {name: "not finite" if np.isnan(each) else number_text(each) for name, each in values.items()}
@@ -487,12 +494,12 @@ def _beyond(y: float, values: Mapping[str, float], scale: _Scale) -> list[Mark]:
 
 
 def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
-    """A horizontal axis of shifts, logarithmic from the smallest positive one on and linear from 0 to it.
+    """Build a horizontal axis of shifts: linear from 0 to the smallest positive shift and logarithmic above.
 
     Args:
-        words: its label; what is linear, and the unit, is added.
-        shifts: arrays of all that are drawn, tokens, none negative.
-        most: ticks at powers of ten that fit.
+        words: label, to which the unit and the linear range are added.
+        shifts: arrays of all shifts to draw, non-negative, in tokens.
+        most: largest number of ticks at powers of ten.
     """
     at = np.unique(np.concatenate([np.asarray(each, dtype=np.float64) for each in shifts]))
     above = at[at > 0]
@@ -503,7 +510,7 @@ def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
         room = max(1.3, (largest / smallest) ** 0.05)
         limits = smallest / room, largest * room
     low, high = math.ceil(math.log10(2.5 * smallest)), math.floor(math.log10(largest) + 1e-9)
-    # Counted from the largest, which a reader looks for.
+    # Counted down from the largest power, so that it always has a tick.
     powers = range(high, low - 1, -max(1, math.ceil((high - low + 1) / most)))
     ends = [smallest, *([largest] if not powers else [])] if len(above) else []
     ticks = sorted({0.0, *ends, *(10.0**power for power in powers)})
@@ -518,19 +525,19 @@ def shift_axis(words: str, shifts: Sequence[Any], most: int = 9) -> Axis:
 
 
 def _d_axis(label: str, values: Floats) -> Axis:
-    """Logarithmic where D spreads; else linear, from 0 where that leaves the differences to be seen."""
+    """Build an axis for D: logarithmic if D spreads far; otherwise linear, from 0 if differences stay visible."""
     low, high = float(values.min()), float(values.max())
     if high > style.LOG_RATIO * low:
         return log_axis(label, low, high)
     if low <= 0.7 * high:
         return Axis(label, limits=(0, 1.08 * high))
-    # Differences of a few percent must not fill the axis and pass for large ones.
+    # A minimum span keeps differences of a few percent from looking large.
     room = max(0.08 * (high - low), (LEAST_SPAN * high - (high - low)) / 2)
-    return Axis(f"{label} (does not begin at 0)".strip(), limits=(low - room, high + room))
+    return Axis(f"{label} (does not start at 0)".strip(), limits=(low - room, high + room))
 
 
 def _row_curves(rows: Sequence[Floats]) -> list[Mark]:
-    """Each row thin, and their mean."""
+    """Draw a thin line per sequence and a bold line for their mean."""
     marks: list[Mark] = []
     for row in rows:
         d = _on_log(row[:, 1])
@@ -543,7 +550,7 @@ def _row_curves(rows: Sequence[Floats]) -> list[Mark]:
     means = {
         x: float(np.mean([d for _, d in each])) for x, each in groupby(points, key=lambda point: point[0])
     }
-    # A place where no row has a D breaks the mean as it breaks the rows.
+    # Where no sequence has a D, NaN breaks the mean as well.
     places = sorted({float(x) for row in rows for x in row[:, 0]})
     mean = [means.get(x, np.nan) for x in places]
     return [*marks, Line(places, mean, Look(BLUE, "-", "o", width=2.4, size=5), "mean")]
@@ -552,7 +559,7 @@ def _row_curves(rows: Sequence[Floats]) -> list[Mark]:
 def _marked_token(
     at: int, value: float, share: float, is_sink: bool, place: tuple[float, bool]
 ) -> list[Mark]:
-    """A mark at a token and its share of D; ``place``: the points that the words rise, and whether they stand left."""
+    """Mark a token with its share of D. ``place``: the label's vertical offset in points, and whether it is left."""
     rise, far = place
     name = "first token" if at == 0 else f"token {at + 1:,}"
     name += ", most attended" if is_sink else ""
@@ -567,7 +574,7 @@ def _marked_token(
 
 
 def _running_median(values: Floats) -> Floats:
-    """``[n, 2]`` (place, median) of bins of equal width in log place, where they hold enough tokens."""
+    """Medians as ``[n, 2]`` (position, median) over bins of equal width in log position that hold enough tokens."""
     place = np.arange(1, len(values) + 1)
     finite = np.isfinite(values)
     number = np.floor(np.log10(place) * MEDIAN_BINS_A_DECADE).astype(np.int64)
@@ -585,43 +592,45 @@ def _checked_lines(
     columns: int,
     most: int = style.MOST_LINES,
 ) -> dict[str, Floats]:
-    """``[points, columns]`` by name, in rising order of the first column, which is not negative."""
+    """Convert series to ``[points, columns]`` by name, sorted by the first column, which must not be negative."""
     if not all(len(each) for each in series.values()):
         raise RopewalkError(f"there is no {what} to draw")
     check_count(what, len(series), most)
     rows = {}
     for name, points in series.items():
         if any(len(point) != columns for point in points):
-            raise RopewalkError(f"{what} of {name!r}: points of {columns} values are needed")
+            raise RopewalkError(f"{what} of {name!r}: each point must have {columns} values")
         row = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64)
         if not np.isfinite(row[:, 0]).all():
-            raise RopewalkError(f"{what} of {name!r} has a place that is not finite")
+            raise RopewalkError(f"{what} of {name!r} has a position that is not finite")
         if (row[:, 0] < 0).any():
-            raise RopewalkError(f"{what} of {name!r}: {row[:, 0].min():g} tokens is negative")
+            raise RopewalkError(
+                f"{what} of {name!r}: positions must be 0 or more, got {row[:, 0].min():g} tokens"
+            )
         rows[name] = row
     check_amounts(what, np.concatenate([row[:, 1:].ravel() for row in rows.values()]))
     return rows
 
 
 def _look(number: int, dash: str, size: float = 6.0, hollow: bool = False) -> Look:
-    """Of one of up to eight lines: no two have the same marker."""
+    """Style of one of up to eight lines, each with its own marker."""
     at = number % style.MOST_LINES
     return Look(style.LINE_COLOURS[at], dash, style.LINE_MARKERS[at], hollow, 1.5, size)
 
 
 def _on_log(values: Floats) -> Floats:
-    """NaN in place of 0, so that a line is broken there and not drawn through."""
+    """Replace 0 with NaN. A logarithmic axis cannot show 0, so the line must break there."""
     return np.where(values > 0, values, np.nan)
 
 
 def _kind(name: str) -> str:
-    """The name of a series without the part, between commas, that tells its parameters."""
+    """Name of a series without its comma-separated part about random parameters."""
     parts = [part.strip() for part in name.split(",")]
     return ", ".join(part for part in parts if RANDOM not in part) or name
 
 
 def _thinned(ticks: tuple[tuple[float, str], ...], step: float) -> tuple[tuple[float, str], ...]:
-    """The largest tick and those at whole powers of ``step`` below it."""
+    """Keep the largest tick and those below it at whole powers of ``step``."""
     largest = ticks[-1][0]
     kept = [tick for tick, _ in ticks if round(p := math.log(largest / tick, step), 6) == round(p)]
     return length_ticks(kept)
@@ -633,15 +642,15 @@ def _evenly(values: Sequence[int]) -> list[int]:
 
 
 def _every(count: int) -> list[int]:
-    """0 and multiples of a power of two below ``count``."""
+    """At most ``MOST_TICKS`` multiples of a power of two from 0 to below ``count``."""
     step = 1
     while count > MOST_TICKS * step:
         step *= 2
     return list(range(0, count, step))
 
 
-def _sentence(parts: Sequence[str], values: Floats, zero: str = "D = 0 exactly, as at Δ₁ = Δ₂,") -> str:
-    """A caption that also says which values have no place in the picture."""
+def _sentence(parts: Sequence[str], values: Floats, zero: str = "D = 0 (as at Δ₁ = Δ₂)") -> str:
+    """Join the parts of a caption and add which values the figure leaves out."""
     found = ((zero, (values == 0).any()), ("no value", np.isnan(values).any()))
     left_out = [words for words, is_there in found if is_there]
     joined = "; ".join([*parts, *([f"points with {' or '.join(left_out)} are left out"] if left_out else [])])

@@ -1,4 +1,4 @@
-"""The figure of a corpus: how long the documents of each source are, and what a mixture made of that."""
+"""Draw the document lengths of each source of a corpus, before and after a mixture."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ropewalk.reporting.primitives import Axis, Boxes, Figure, Mark, Panel, leng
 from ropewalk.reporting.style import percent_text, share_text
 
 MOST_PANELS = 8
-"""Sources with panels of their own; the smaller ones share the last."""
+"""Largest number of panels. If there are more sources, the smallest share the last panel."""
 COLUMNS = 2
 PANEL_INCHES = 1.8
 LEAST_INCHES = 2.6
 FRAME_INCHES = 0.4
 INTERVALS = 12
-"""Most intervals between ticks that fit across the whole figure."""
+"""Largest number of intervals between ticks that fit across the whole figure."""
 HEAD_ROOM = 1.42
-"""Height of a panel over its highest bar, so that two lines have a place above them."""
+"""Height of a panel relative to its highest bar, which leaves room for a two-line heading."""
 
 Bins = Sequence[tuple[int, int, float]]
-"""Lengths from the first to less than the second, and the tokens of the documents of these lengths."""
+"""``(start, end, tokens)``: tokens of the documents whose length is at least start and less than end."""
 
 
 @dataclass(frozen=True)
 class SourceLengths:
-    """Lengths of one source's documents in one state of the data.
+    """Document lengths of one source, before or after a mixture.
 
     Attributes:
-        bins: tokens by length; each bin begins and ends at a power of two.
-        token_ratio: share of all tokens that are this source's, from 0 to 1.
+        bins: tokens by document length. Each bin starts and ends at a power of two.
+        token_ratio: this source's share of all tokens, from 0 to 1.
     """
 
     bins: Bins
@@ -42,11 +42,11 @@ class SourceLengths:
 
 
 _Panel = tuple[str, list[SourceLengths | None]]
-"""The name of a source, and its lengths in each state."""
+"""Name of a source, and its document lengths in each state."""
 
 
 def source_lengths(report: Mapping[str, Any]) -> dict[str, SourceLengths]:
-    """What ``ropewalk data stats --json`` says of each source, for :func:`length_figure`."""
+    """Convert the output of ``ropewalk data stats --json`` for :func:`length_figure`."""
     return {
         name: SourceLengths(
             [(each["start"], each["end"], each["tokens"]) for each in source["histogram"]],
@@ -59,18 +59,18 @@ def source_lengths(report: Mapping[str, Any]) -> dict[str, SourceLengths]:
 def length_figure(
     states: Mapping[str, Mapping[str, SourceLengths]], title: str = "", caption: str = ""
 ) -> Figure:
-    """Length distribution of each source as bars, a panel a source; two states side by side in each bin.
+    """Draw the length distribution of each source as bars, one panel per source, with up to two states side by side.
 
-    Bars are shares of the source's own tokens in that state, so that they add up to 100 % in each panel, and
-    a small source can be read as well as a large one; its share of all tokens stands above it.
+    Bars are shares of the source's own tokens in that state. They add up to 100 % in each panel, so small sources are
+    as readable as large ones. The heading of a panel gives the source's share of all tokens.
 
     Args:
-        states: by a short name, such as ``before`` and ``after``, the lengths of each source; one or two.
-        title: above the panels.
-        caption: below them.
+        states: document lengths of each source by the name of one or two states, such as ``before`` and ``after``.
+        title: title above the panels.
+        caption: caption below the panels.
 
     Raises:
-        RopewalkError: if there is no token to draw, or there are more than two states.
+        RopewalkError: if there are no tokens to draw, or more than two states.
 
     Source: after figure 8 of arXiv:2411.13476.
     """
@@ -78,7 +78,7 @@ def length_figure(
         raise RopewalkError(f"a figure of lengths shows one or two states, got {len(states)}")
     sources = _sources(states)
     if not sources:
-        raise RopewalkError("there is no token to draw lengths of")
+        raise RopewalkError("the sources have no tokens, so there are no document lengths to draw")
     columns = min(COLUMNS, len(sources))
     low, high = _powers(sources)
     bars = [_bars(each, states, low, high) for _, each in sources]
@@ -93,6 +93,7 @@ def length_figure(
     y = Axis(limits=(0, HEAD_ROOM * highest), text=percent_text, most_ticks=4)
     panels = []
     for number, ((name, each), boxes) in enumerate(zip(sources, bars, strict=True)):
+        # Two states read as "before → after".
         told = " → ".join(share_text(state.token_ratio if state else 0.0) for state in each)
         marks: tuple[Mark, ...] = tuple(boxes)
         panels.append(Panel(marks, x, y, heading=(name, f"{told} of tokens"), key=number == 0))
@@ -109,7 +110,7 @@ def length_figure(
 
 
 def _sources(states: Mapping[str, Mapping[str, SourceLengths]]) -> list[_Panel]:
-    """Names and lengths in each state, the source with most tokens first; the smallest ones together."""
+    """Names and lengths of the sources in each state, largest first. The smallest sources are combined."""
     ratios: dict[str, float] = {}
     for state in states.values():
         for name, each in state.items():
@@ -139,7 +140,7 @@ def _together(sources: Sequence[SourceLengths]) -> SourceLengths | None:
 
 
 def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
-    """Powers of two of the first and after the last bin that has a token, over all panels."""
+    """Exponents of two of the start of the first and the end of the last non-empty bin, over all panels."""
     drawn = [
         start for _, each in panels for state in each if state for start, _, tokens in state.bins if tokens
     ]
@@ -149,7 +150,7 @@ def _powers(panels: Sequence[_Panel]) -> tuple[int, int]:
 def _bars(
     each: Sequence[SourceLengths | None], states: Mapping[str, Any], low: int, high: int
 ) -> list[Boxes]:
-    """The bars of one source, each inside its bin, which lies from power to power."""
+    """Bars of one source. A bin spans one unit of the axis, whose values are exponents of two."""
     width = 0.84 / len(each)
     bars = []
     for number, state in enumerate(each):

@@ -1,7 +1,7 @@
-"""Figures of an evaluation: scores by length, by depth and by task, and how two evaluations differ.
+"""Draw an evaluation: scores by length, depth and task, and differences between two evaluations.
 
-All take ``title``, above the panels, and most ``caption``, in place of the one that is made from the results; and all
-raise RopewalkError if there is nothing to draw. What was not run is named, never drawn as 0.
+All functions take a ``title`` above the panels, and most take a ``caption`` that replaces the default one. Each raises
+RopewalkError if there is nothing to draw. A task or length that did not run is labelled "not run", never drawn as 0.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     pass
 
 Series = Mapping[str, Sequence[TaskResult]]
-PERCENT = "right answers (%)"
+PERCENT = "correct (%)"
 UNITS = {"percent": "percentage points", "perplexity": "percent of the perplexity"}
 THRESHOLD_DASH = (0, (6, 3))
 MOST_LENGTHS = 11
@@ -73,11 +73,11 @@ MOST_DEPTHS = 21
 def perplexity_figure(
     series: Mapping[str, TaskResult], trained_length: int | None = None, title: str = ""
 ) -> Figure:
-    """Perplexity by position as steps with 95 % bands, one line a model.
+    """Draw perplexity by position as step lines with 95 % bands, one line per model.
 
     Args:
-        series: a perplexity result by the model's name, such as ``before`` and ``after``.
-        trained_length: tokens; marked where given.
+        series: perplexity results by model name, such as ``before`` and ``after``.
+        trained_length: trained length in tokens, marked if given.
     """
     bins = [each for result in series.values() for each in result.positions]
     if not any(math.isfinite(each.perplexity) for each in bins):
@@ -96,35 +96,51 @@ def perplexity_figure(
         left, right, low, high = np.array([(*ends, *each.ci95) for ends, each in banded]).reshape(-1, 4).T
         marks.append(Boxes(left, right, low, high, Fill(look.colour, alpha=style.BAND_ALPHA), order=1))
         if found:
-            marks.append(
-                Steps(own, [_finite(each.perplexity) for each in found], look, named(series, number))
-            )
+            steps = Steps(own, [_finite(each.perplexity) for each in found], look, named(series, number))
+            marks += [steps, *_end_label(steps, series)]
     if trained_length is not None and edges[0] < trained_length <= edges[-1]:
         side = beside(trained_length == edges[-1])
         marks.append(Rule(trained_length, words=f"trained length {length_text(trained_length)}", side=side))
     values = [value for each in bins for value in (each.perplexity, *each.ci95) if math.isfinite(value)]
-    panel = Panel(tuple(marks), x, value_axis("perplexity", min(values), max(values)), key=True)
+    axis = value_axis("perplexity", min(values), max(values))
+    panel = Panel(tuple(marks), x, axis, key=not _has_end_labels(series))
     counts = sorted({result.n for result in series.values()})
-    rows = f"{_range(counts)} rows"
-    caption = f"Perplexity of the tokens between two positions in {rows}; bands: 95 % intervals over rows."
+    caption = (
+        f"Perplexity of the tokens in each range of positions, over {_range(counts)} sequences. Bands are 95 % "
+        "intervals over sequences."
+    )
     return Figure((panel,), caption, title)
 
 
+def _has_end_labels(series: Mapping[str, Any]) -> bool:
+    """Whether lines are few enough for labels at their ends, which a reader finds faster than a key."""
+    return 1 < len(series) <= style.MOST_SERIES
+
+
+def _end_label(steps: Steps, series: Mapping[str, Any]) -> list[Mark]:
+    """Label a step line at its last value; steps carry no label of their own."""
+    known = [at for at, value in enumerate(steps.y) if math.isfinite(value)]
+    if not known or not _has_end_labels(series):
+        return []
+    invisible = replace(steps.look, dash="", marker="")
+    return [Line([steps.edges[known[-1] + 1]], [steps.y[known[-1]]], invisible, end=steps.name)]
+
+
 def _position_axis(edges: Sequence[int]) -> Axis:
-    """Ticks at edges of bins; logarithmic where bins grow, or the first would vanish."""
+    """Build an axis with ticks at bin edges. It is logarithmic if bins grow, because the first would vanish."""
     widths = np.diff(edges)
     grows = edges[0] == 0 and len(edges) > 2 and widths.max() >= style.LOG_RATIO * widths.min()
     left = edges[1] / 2 if grows else edges[0]
     ticks = length_ticks(edges[1:] if grows else edges)
-    return Axis("position in the row (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
+    return Axis("position in the sequence (tokens)", "log2" if grows else "linear", (left, edges[-1]), ticks)
 
 
 def passkey_figure(series: Series, title: str = "") -> Figure:
-    """Right passkeys in percent by length as bars with 95 % intervals, one bar a model at each length.
+    """Draw passkey accuracy by length as bars with 95 % intervals, one bar per model and length.
 
     Args:
-        series: passkey results by the model's name; those that were not run leave a gap, and those without a
-            length have no place.
+        series: passkey results by model name. Lengths that did not run leave a gap; results without a length are not
+            drawn.
     """
     scores = {
         name: {r.length: r for r in results if r.status == "ok" and r.length is not None}
@@ -142,7 +158,7 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
         sides = at - 0.46 * width, at + 0.46 * width
         marks += [
             Boxes(*sides, 0 * score, score, series_fill(number, len(scores)), named(series, number)),
-            # The dot shows a score of 0, where the bar has no height.
+            # A dot keeps a score of 0 visible, whose bar has no height.
             Line(at, score, Look(INK, "", "o", size=4), order=4),
             whiskers(at, score, low, high, caps=4),
         ]
@@ -152,7 +168,7 @@ def passkey_figure(series: Series, title: str = "") -> Figure:
             for n in lengths
             if n in asked and n not in found
         ]
-    # Room for at least three groups, or a single bar would be as wide as the figure.
+    # With room for three groups, a single bar does not fill the figure.
     centre, half = (len(lengths) - 1) / 2, max(len(lengths), 3) / 2
     ticks = tuple((float(n), length_text(length)) for n, length in enumerate(lengths))
     panel = Panel(
@@ -172,12 +188,12 @@ def score_figure(
     threshold: float | None = None,
     caption: str | None = None,
 ) -> Figure:
-    """Score of one task by length as lines with 95 % bands, one line a model.
+    """Draw the score of one task by length as lines with 95 % bands, one line per model.
 
     Args:
-        series: results of one task by the model's name; a length that was not run breaks the line and is named.
-        trained_length: tokens; marked where it lies on the axis.
-        threshold: a score to mark, such as the one of an effective length.
+        series: results of one task by model name. A length that did not run breaks the line and is labelled.
+        trained_length: trained length in tokens, marked if it lies within the axis.
+        threshold: score to mark, such as the threshold of the effective length.
     """
     drawn = _one_task(series)
     check_count("scores", len(series), style.MOST_LINES)
@@ -185,11 +201,14 @@ def score_figure(
     x, y = _score_axes(lengths, drawn, MOST_LENGTHS)
     x = replace(x, label="length (tokens)")
     if drawn[0].unit == "percent":
-        # Room above 100 % for words at the line of the trained length.
+        # Leave room above 100 % for the label of the trained length.
         y = replace(y, label=PERCENT, limits=(0, 110))
     marks: list[Mark] = []
+    # The threshold is labelled at the right edge, where the ends of lines would be.
+    direct = threshold is None and _has_end_labels(series)
     for number, results in enumerate(series.values()):
-        marks += _score_line(results, lengths, _line_look(number, len(series)), named(series, number))
+        look = _line_look(number, len(series))
+        marks += _score_line(results, lengths, look, named(series, number), direct)
         if len(series) == 1:
             marks += _not_run_notes(results, 9)
     if threshold is not None:
@@ -199,7 +218,7 @@ def score_figure(
     if trained_length is not None and x.limits is not None:
         marks += mark_length(trained_length, "trained length", *x.limits)
     words = caption or " ".join([_samples_words(drawn), *_missing_words(series)])
-    return Figure((Panel(tuple(marks), x, y, key=True),), words, title)
+    return Figure((Panel(tuple(marks), x, y, key=not direct),), words, title)
 
 
 def tasks_figure(
@@ -209,12 +228,12 @@ def tasks_figure(
     threshold: float | None = None,
     caption: str | None = None,
 ) -> Figure:
-    """All tasks of one model by length, a small panel each with shared axes; ``overall`` last, in bold.
+    """Draw all tasks of one model by length in small panels with shared axes; ``overall`` comes last, in bold.
 
     Args:
-        results: tasks of one suite, in percent, at one or more lengths. A task that was not run has a panel
-            that says so.
-        trained_length, threshold: as in :func:`score_figure`.
+        results: tasks of one suite, in percent, at one or more lengths. The panel of a task that did not run says why.
+        trained_length: trained length in tokens, marked if it lies within the axis.
+        threshold: score to mark, such as the threshold of the effective length.
     """
     tasks = sorted(dict.fromkeys(each.task for each in results), key=lambda task: task == OVERALL)
     drawn = _measured(results)
@@ -224,10 +243,10 @@ def tasks_figure(
     rules, told = [], []
     if trained_length is not None and x.limits[0] < trained_length < x.limits[1]:
         rules.append(Rule(trained_length, width=0.8, order=1))
-        told.append(f"Vertical line: trained length {length_text(trained_length)}.")
+        told.append(f"The vertical line is the trained length, {length_text(trained_length)}.")
     if threshold is not None:
         rules.append(Rule(threshold, "y", dash=THRESHOLD_DASH, width=0.8, order=1))
-        told.append(f"Horizontal line: {threshold:g} %.")
+        told.append(f"The horizontal line is the threshold of the effective length, {threshold:g} %.")
     panels = []
     for task in tasks:
         marks = _task_marks([each for each in results if each.task == task], lengths, x.limits)
@@ -235,7 +254,7 @@ def tasks_figure(
         panels.append(Panel((*marks, *rules), x, y, heading, bold=task == OVERALL, small=True))
     columns = min(PANEL_COLUMNS, len(tasks))
     samples = _samples_words([r for r in drawn if r.task != OVERALL] or drawn)
-    words = " ".join(["Score by length in tokens.", samples, *told])
+    words = " ".join(["Score of each task by length in tokens.", samples, *told])
     height = 0.25 + PANEL_INCHES * -(-len(tasks) // columns)
     return Figure(
         tuple(panels), caption or words, title, height, columns=columns, shared=True, y_label=PERCENT
@@ -245,7 +264,7 @@ def tasks_figure(
 def _task_marks(
     results: Sequence[TaskResult], lengths: Sequence[int], ends: tuple[float, float]
 ) -> list[Mark]:
-    """One task's line in a small panel, or why there is none."""
+    """Draw one task's line in a small panel, or write why it did not run."""
     missing = [each for each in results if each.status != "ok"]
     if len(missing) == len(results):
         reasons = dict.fromkeys(shown(each.reason or "", 90) for each in missing)
@@ -256,11 +275,11 @@ def _task_marks(
 
 
 def needle_figure(results: Sequence[TaskResult], title: str = "", caption: str | None = None) -> Figure:
-    """Right answers by length and depth as a heat map; 0 % of the depth at the top.
+    """Draw correct answers by length and depth as a heat map, with a depth of 0 % at the top.
 
     Args:
-        results: of one task, at one or more lengths, with ``depths`` in their details. Lengths that were not
-            run are hatched and say so.
+        results: results of one task at one or more lengths, with ``depths`` in their details. Lengths that did not run
+            are hatched and labelled.
     """
     columns = sorted((r for r in results if r.length is not None), key=lambda r: r.length or 0)
     cells = [_depths(each) for each in columns]
@@ -318,12 +337,15 @@ def _depth_words(
     values: Sequence[Sequence[float]],
 ) -> str:
     counts = sorted({int(each["n"]) for column in cells for each in column.values()})
-    words = [f"{_range(counts)} samples a cell; a depth of 0 % is the beginning of the text."]
+    words = [
+        f"Correct answers in percent, over {_range(counts)} samples per cell. A depth of 0 % is the beginning of the "
+        "text."
+    ]
     reasons = dict.fromkeys(shown(r.reason or "", 120) for r in columns if r.status != "ok")
-    words += [f"Hatched: not run ({reason})." for reason in reasons]
+    words += [f"Hatched columns did not run ({reason})." for reason in reasons]
     ran = [column for column, result in enumerate(columns) if result.status == "ok"]
     if any(math.isnan(row[column]) for row in values for column in ran):
-        words.append("Hatched without words: not asked at this depth and length.")
+        words.append("Hatched cells have no sample at this depth and length.")
     return " ".join(words)
 
 
@@ -333,12 +355,12 @@ def retention_figure(
     chance: Mapping[str, float] | None = None,
     caption: str | None = None,
 ) -> Figure:
-    """Tasks of the short context as bars with 95 % intervals, one bar a model.
+    """Draw short-context tasks as bars with 95 % intervals, one bar per task and model.
 
     Args:
-        series: results in percent by the model's name, such as ``before`` and ``after``. Results in another
-            unit have no bar and are named.
-        chance: percent that guessing gets, by task; marked where it is given.
+        series: results in percent by model name, such as ``before`` and ``after``. Results in other units have no bar;
+            the caption names them.
+        chance: accuracy of random guessing in percent, by task; marked if given.
     """
     if len(series) > style.MOST_SERIES:
         check_count("scores", len(series))
@@ -371,10 +393,10 @@ def retention_figure(
     names = [task if len(alike) == 1 or task not in sizes else f"{task}, n {sizes[task]}" for task in tasks]
     axis = row_axis(names)
     panel = Panel(tuple(marks), Axis("score (%)", limits=(0, 104)), axis, key=True, grid="x")
-    counted = f"; {alike.pop()} samples of each task" if len(alike) == 1 else "; n: samples"
+    counted = f"{alike.pop()} samples per task" if len(alike) == 1 else "n is the number of samples"
     others = dict.fromkeys(each.task for each in every if each.unit != "percent")
-    left_out = f" No percentage, and no bar: {', '.join(others)}." if others else ""
-    words = f"With 95 % intervals{counted}.{left_out}"
+    left_out = f" Not shown because not in percent: {', '.join(others)}." if others else ""
+    words = f"Scores with 95 % intervals; {counted}.{left_out}"
     return Figure((panel,), caption or words, title, _rows_height(axis.ticks, len(series)))
 
 
@@ -384,12 +406,12 @@ def difference_figure(
     names: tuple[str, str] = ("A", "B"),
     caption: str | None = None,
 ) -> Figure:
-    """Paired differences with their 95 % intervals as points in rows, against a line at 0.
+    """Draw paired differences with 95 % intervals as points in rows, against a line at 0.
 
     Args:
-        differences: from ``ropewalk.evaluation.comparison.compare``. Percentage points and perplexities have
-            axes of their own; real ones are filled, and what could not be compared says so.
-        names: of A and B.
+        differences: differences from ``ropewalk.evaluation.comparison.compare``. Percentage points and perplexities
+            have separate axes. Significant differences are filled; pairs that could not be compared are labelled.
+        names: names of A and B.
     """
     drawn = [each for each in differences if math.isfinite(each.difference)]
     if not drawn:
@@ -400,23 +422,23 @@ def difference_figure(
     for unit in units:
         group = [each for each in differences if each.unit == unit]
         marks, axis = _forest(group)
-        label = f"{names[1]} less {names[0]} ({UNITS[unit]})"
+        label = f"{names[1]} minus {names[0]} ({UNITS[unit]})"
         rows = row_axis([_row_name(each) for each in group])
-        # What a filled point means is the same in every panel.
+        # Only the first panel has a key, because filled points mean the same in every panel.
         kinds = {each.real for each in drawn} if not panels else set()
-        words = {True: "real difference", False: "may be chance"}
+        words = {True: "significant", False: "not significant"}
         key = [Line([], [], _point(real), text) for real, text in words.items() if real in kinds]
         panels.append(Panel((*key, *marks), replace(axis, label=label), rows, key=not panels, grid="x"))
         heights.append(len(group) + 1.0)
         inches += _rows_height(rows.ticks, 1)
     without = sum(each.unit not in units for each in differences)
-    said = "Differences of the same samples with 95 % intervals; filled: more than chance (p below 0.05, adjusted)."
-    said += f" {without} others could not be compared." if without else ""
+    said = "Differences on the same samples with 95 % intervals. Filled points are significant (adjusted p below 0.05)."
+    said += f" {without} other results could not be compared." if without else ""
     return Figure(tuple(panels), caption or said, title, inches, heights=tuple(heights))
 
 
 def _forest(group: Sequence[ScoreDifference]) -> tuple[list[Mark], Axis]:
-    """Points in rows, and the axis that holds them."""
+    """Build the points in rows and an axis that covers them."""
     marks: list[Mark] = [Rule(0, dash="-", order=1)]
     values = [0.0]
     for row, each in enumerate(group):
@@ -445,13 +467,13 @@ def _point(is_real: bool) -> Look:
 
 
 def _rows_height(names: Ticks | None, bars: int) -> float:
-    """Inches that rows of so many bars take, with names of several lines."""
+    """Height in inches of rows with this many bars each and names of one or more lines."""
     lines = 1 + max(name.count("\n") for _, name in names or [(0, "")])
     return max(1.6, 0.75 + len(names or ()) * max(BAR_INCHES * bars, NAME_INCHES * (lines + 0.3)))
 
 
 def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
-    """The results with a score and a length; RopewalkError if there is none."""
+    """Results with a score and a length; RopewalkError if there are none."""
     drawn = [r for r in results if r.status == "ok" and r.length is not None and math.isfinite(r.score)]
     if not drawn:
         raise RopewalkError("there is no score to draw")
@@ -459,10 +481,10 @@ def _measured(results: Sequence[TaskResult]) -> list[TaskResult]:
 
 
 def _one_task(series: Series) -> list[TaskResult]:
-    """The results with a score and a length.
+    """Results with a score and a length.
 
     Raises:
-        RopewalkError: if there are none, or they are of several tasks or units.
+        RopewalkError: if there are none, or they belong to several tasks or units.
     """
     kinds = dict.fromkeys((r.suite, r.task, r.unit) for results in series.values() for r in results)
     if len(kinds) > 1:
@@ -472,12 +494,12 @@ def _one_task(series: Series) -> list[TaskResult]:
 
 
 def _lengths(results: Sequence[TaskResult]) -> list[int]:
-    """Also those that were not run: a line must not lead past them."""
+    """All lengths, including those that did not run, so that no line passes over them."""
     return sorted({each.length for each in results if each.length is not None})
 
 
 def _score_axes(lengths: Sequence[int], drawn: Sequence[TaskResult], most: int) -> tuple[Axis, Axis]:
-    """Lengths with ticks where something was measured; percent from 0 to 100, or perplexity."""
+    """Build an axis of lengths with ticks at the measured ones, and an axis of percent or perplexity."""
     room = (lengths[-1] / lengths[0]) ** 0.06 if len(lengths) > 1 else 2
     limits = lengths[0] / room, lengths[-1] * room
     x = Axis("", "log2", limits, length_ticks(spaced(lengths, most)))
@@ -487,15 +509,18 @@ def _score_axes(lengths: Sequence[int], drawn: Sequence[TaskResult], most: int) 
     return x, value_axis("perplexity", min(values), max(values))
 
 
-def _score_line(results: Sequence[TaskResult], lengths: Sequence[int], look: Look, name: str) -> list[Mark]:
-    """A line broken where there is no score, its band, and whiskers where a point stands alone."""
+def _score_line(
+    results: Sequence[TaskResult], lengths: Sequence[int], look: Look, name: str, direct: bool = False
+) -> list[Mark]:
+    """Build a line with gaps for missing scores, its band, and error bars for isolated points."""
     found = {each.length: each for each in results if math.isfinite(each.score)}
     at = np.array([length for length in lengths if any(each.length == length for each in results)])
     score = np.array([found[n].score if n in found else math.nan for n in at])
     low, high = (
         np.array([_finite(found[n].ci95[end]) if n in found else math.nan for n in at]) for end in (0, 1)
     )
-    marks: list[Mark] = [Line(at, score, look, name, clip=False), band(at, low, high, look.colour)]
+    end = name if direct and np.isfinite(score).any() else ""
+    marks: list[Mark] = [Line(at, score, look, name, end, clip=False), band(at, low, high, look.colour)]
     single = alone(score)
     if single.any():
         bars = [each[single] for each in (at, score, low, high)]
@@ -504,7 +529,7 @@ def _score_line(results: Sequence[TaskResult], lengths: Sequence[int], look: Loo
 
 
 def _line_look(number: int, count: int) -> Look:
-    """One of up to eight: no two have the same marker."""
+    """Style of one of up to eight lines, each with its own marker."""
     if number < style.MOST_SERIES:
         return series_look(number, count, **({"marker": "o"} if count == 1 else {}))
     dash = style.DASHES[number % len(style.DASHES)]
@@ -512,7 +537,7 @@ def _line_look(number: int, count: int) -> Look:
 
 
 def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
-    """Words at the lengths that have no point, which else would look as if nobody had asked for them."""
+    """Label lengths that did not run, which would otherwise look as if nobody had requested them."""
     return [
         Note("not run", each.length, None, 0, 4, "foot", upright=True, size=size)
         for each in results
@@ -521,7 +546,7 @@ def _not_run_notes(results: Sequence[TaskResult], size: float) -> list[Note]:
 
 
 def _samples_words(drawn: Sequence[TaskResult], each: str = "point") -> str:
-    return f"{_range(sorted({result.n for result in drawn}))} samples a {each}, with 95 % intervals."
+    return f"{_range(sorted({result.n for result in drawn}))} samples per {each}, with 95 % intervals."
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -529,7 +554,7 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def _missing_words(series: Series) -> list[str]:
-    """What has no point, and why."""
+    """One sentence for each group of lengths that did not run, with the reason."""
     found = []
     for name, results in series.items():
         reasons: dict[str, list[str]] = {}
@@ -543,14 +568,14 @@ def _missing_words(series: Series) -> list[str]:
 
 
 def _columns(results: Any) -> tuple[Any, Any, Any]:
-    """Scores and both ends of their intervals, an array each."""
+    """Scores and both ends of their intervals, as three arrays."""
     rows = np.array([(each.score, *map(_finite, each.ci95)) for each in results], dtype=np.float64)
     score, low, high = rows.reshape(-1, 3).T
     return score, low, high
 
 
 def _sizes(drawn: Sequence[TaskResult]) -> dict[str, str]:
-    """n of each task, as ``1,000``, or of each model where they differ."""
+    """Number of samples of each task, such as ``1,000``, or one number per model if they differ."""
     counts: dict[str, dict[str, None]] = {}
     for each in drawn:
         counts.setdefault(each.task, {})[f"{each.n:,}"] = None

@@ -1,8 +1,8 @@
-"""Figures of RoPE theory: feasible bases, margins, decay, angles, periods, and the losses of a probe.
+"""Draw RoPE theory: feasible bases, margins, decay, angles, periods, and the losses of a probe.
 
-Nothing here knows how the values come about: every function takes plain numbers. All take ``title``, above the
-panels, and ``caption``, one or two sentences below them (a fitting one is made where it is None or empty), and raise
-RopewalkError if there is nothing to draw or a value is not finite.
+All functions take plain numbers. Each also takes a ``title`` above the panels and a ``caption`` below them, for which
+None or an empty string means the default caption. Each raises RopewalkError if there is nothing to draw or a value is
+not finite.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from ropewalk.reporting.primitives import (
 from ropewalk.reporting.style import BLUE, FILLS, GREY, INK, SHADE, VERMILION, base_text, length_text
 
 DECAY_BINS = 100
-"""Few enough for the patterns of several lines to be seen."""
+"""Number of bins of a decay curve: few enough to keep dash patterns visible."""
 PIXELS = 500
-"""About the height of the axes."""
+"""Approximate height of the axes in pixels."""
 RASTERISED_BANDS = 1000
-"""Intervals from which the bands of an SVG are an image inside it."""
+"""Number of intervals above which an SVG stores the bands as an image."""
 
 
 def margin_figure(
     series: Mapping[str, tuple[ArrayLike, ArrayLike, int | None]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """Similarity margin ``B(m)`` against distance, lowest to highest in narrow bins, one panel a series.
+    """Draw the similarity margin ``B(m)`` against distance, one panel per series.
 
     Args:
-        series: by name ``(m, B, context_bound)``: distances in tokens, rising, those below 1 not drawn; their
-            margins; and the tokens up to which no margin is negative, None where that is all or not known.
+        series: ``(m, B, context_bound)`` by name: increasing distances in tokens (those below 1 are not drawn), their
+            margins, and the distance up to which no margin is negative (None if unknown or beyond the last distance).
     """
     values = _checked_series("margin", {name: each[:2] for name, each in series.items()}, 1)
     longest = max(float(m[-1]) for m, _ in values.values())
@@ -73,8 +73,9 @@ def margin_figure(
         heading = fill(name, style.TITLE_CHARACTERS) if several or not title else ""
         panels.append(Panel(tuple(marks), x, Axis("margin B(m)"), heading))
     words = (
-        "Band: lowest to highest margin among neighbouring distances; line: the lowest, hatched where it is "
-        "negative. Up to the dashed length, similar tokens get more attention than random ones at every distance."
+        "The band spans the lowest to the highest margin of neighbouring distances. The line is the lowest margin, "
+        "hatched where negative. Up to the dashed line, similar tokens get more attention than random ones at every "
+        "distance."
     )
     return Figure(
         tuple(panels), caption or words, title, 1.0 + 1.75 * len(panels) if several else 4.0, shared=True
@@ -82,6 +83,7 @@ def margin_figure(
 
 
 def _margin_marks(curve: Envelope, bound: int | None, longest: float) -> list[Mark]:
+    # Hatch only the part of the band below zero.
     below = np.minimum(curve.low, 0)
     marks: list[Mark] = [
         Area(curve.x, curve.low, curve.high, Fill(FILLS[1])),
@@ -98,10 +100,10 @@ def _margin_marks(curve: Envelope, bound: int | None, longest: float) -> list[Ma
 def decay_figure(
     series: Mapping[str, tuple[ArrayLike, ArrayLike]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """Upper bound of attention against relative distance, one line a series.
+    """Draw the upper bound of attention against relative distance, one line per series.
 
     Args:
-        series: by name ``(m, bound)``: distances in tokens, rising, those below 1 not drawn; and their bounds.
+        series: ``(m, bound)`` by name: increasing distances in tokens (those below 1 are not drawn) and their bounds.
     """
     values = _checked_series("bound", series, 1)
     curves = [envelope(*each, DECAY_BINS) for each in values.values()]
@@ -111,17 +113,17 @@ def decay_figure(
         look = series_look(number, len(curves), marker="")
         marks += [
             Area(curve.x, curve.low, curve.high, Fill(look.colour, alpha=0.13)),
-            Line(curve.x, curve.mean, look, named(values, number)),
+            Line(curve.x, curve.mean, look, named(values, number), end=named(values, number)),
         ]
     x = Axis("relative distance (tokens)", "log2", (1, longest), power_ticks(1, longest))
     y = value_axis(
         "upper bound of attention", min(c.low.min() for c in curves), max(c.high.max() for c in curves)
     )
     words = (
-        "How much attention a pair of tokens can get at most, by its distance: the higher a line stays, the "
-        "slower attention decays. Line: mean of neighbouring distances; band: their lowest to highest."
+        "Upper bound of the attention between two tokens at a distance; a line that stays higher means slower decay. "
+        "Lines are means over neighbouring distances, and bands span their lowest to highest values."
     )
-    return Figure((Panel(tuple(marks), x, y, key=True),), caption or words, title)
+    return Figure((Panel(tuple(marks), x, y),), caption or words, title)
 
 
 def slowest_pair_figure(
@@ -131,11 +133,11 @@ def slowest_pair_figure(
     title: str = "",
     caption: str | None = None,
 ) -> Figure:
-    """Angle of the slowest pair against position, with the positions and the angles that training showed.
+    """Draw the angle of the slowest rotary pair against position, with the positions and angles seen in training.
 
     Args:
-        series: by name ``(position, angle)``: tokens, rising, and radians, unwrapped. The first series is the
-            model as trained; its angles within the trained length are those that training showed.
+        series: ``(position, angle)`` by name: increasing positions in tokens and unwrapped angles in radians. The first
+            series is the model as trained; its angles within the trained length are those seen in training.
         trained_length, target_length: tokens, ``1 <= trained_length <= target_length``.
     """
     _check_lengths(trained_length, target_length)
@@ -158,7 +160,7 @@ def slowest_pair_figure(
     for number, (name, (x, y)) in enumerate(curves.items()):
         look = series_look(number, len(curves), width=2)
         marks += [
-            Line(x, y, series_look(number, len(curves), width=2, marker=""), name),
+            Line(x, y, series_look(number, len(curves), width=2, marker=""), end=name),
             Line(x[-1:], y[-1:], look, clip=False),
         ]
     end = max(target_length, *(int(x[-1]) for x, _ in curves.values()))
@@ -172,7 +174,7 @@ def slowest_pair_figure(
         if length < end
     ]
     lowest, highest = min(y.min() for _, y in curves.values()), max(y.max() for _, y in curves.values())
-    # Room above for the words of the marked length.
+    # Leave room above the lines for the labels of the marked lengths.
     limits = min(0.0, 1.05 * lowest), 1.15 * highest or 1.0
     panel = Panel(
         tuple(marks),
@@ -181,9 +183,9 @@ def slowest_pair_figure(
         key=True,
     )
     words = (
-        f"Training showed positions up to {length_text(trained_length)} (shaded) and so only the hatched angles "
-        f"of the slowest pair. A line that leaves the hatched band before {length_text(target_length)} asks the "
-        "model for angles it has never seen."
+        f"Training covered positions up to {length_text(trained_length)} (shaded), which gave the slowest rotary pair "
+        f"only the hatched angles. A line that leaves the hatched band before {length_text(target_length)} reaches "
+        "angles not seen in training."
     )
     return Figure((panel,), caption or words, title)
 
@@ -195,10 +197,10 @@ def periods_figure(
     title: str = "",
     caption: str | None = None,
 ) -> Figure:
-    """Period of every pair against its index; pairs with no full turn in training are hollow.
+    """Draw the period of every rotary pair against its index. Pairs that complete no turn in training are hollow.
 
     Args:
-        series: by name ``[pairs]`` periods in tokens, positive.
+        series: periods ``[pairs]`` in tokens by name, positive.
         trained_length, target_length: tokens, ``1 <= trained_length <= target_length``.
     """
     check_count("period", len(series))
@@ -207,7 +209,9 @@ def periods_figure(
     for name, each in periods.items():
         check_finite(f"period of {name!r}", each)
         if each.ndim != 1 or not len(each) or (each <= 0).any():
-            raise RopewalkError(f"period of {name!r}: a row of positive numbers of tokens is needed")
+            raise RopewalkError(
+                f"period of {name!r} must be a one-dimensional array of positive numbers of tokens"
+            )
     marks: list[Mark] = [
         Span(trained_length, target_length, Fill(SHADE), "y"),
         Rule(trained_length, "y", f"trained length {length_text(trained_length)}", "below"),
@@ -227,14 +231,14 @@ def periods_figure(
     most = max(len(each) for each in periods.values())
     panel = Panel(
         tuple(marks),
-        Axis("pair of dimensions (0 turns fastest)", limits=(-0.5 - 0.01 * most, most - 0.5 + 0.01 * most)),
+        Axis("rotary pair (0 turns fastest)", limits=(-0.5 - 0.01 * most, most - 0.5 + 0.01 * most)),
         Axis("period (tokens)", "log2", (low, high), power_ticks(low, high)),
         key=True,
     )
     counts = "; ".join(f"{name}: {(p > trained_length).sum()} of {len(p)}" for name, p in periods.items())
     words = (
-        "Tokens that each pair of dimensions takes for a full turn. Hollow: pairs that never complete one within "
-        f"the trained length ({counts})."
+        "Period of each rotary pair: the tokens it takes for a full turn. Hollow markers are pairs that do not "
+        f"complete a turn within the trained length ({counts})."
     )
     return Figure((panel,), caption or words, title)
 
@@ -247,14 +251,14 @@ def feasible_bases_figure(
     ceiling: float,
     title: str = "",
 ) -> Figure:
-    """Base against context length: a column of feasible bands a length, with the holes left blank.
+    """Draw the feasible bases of each context length as a column of bands, with gaps for infeasible bases.
 
     Args:
-        lengths: ``[n]`` tokens, rising.
-        feasible: ``[n]`` lists of intervals ``(low, high)`` of bases in rising order; a list may be empty.
-        safe_bases: ``[n]`` bases from which all are feasible up to the ceiling; None where there is none.
-        published: bases by length, marked with a cross; may be empty.
-        ceiling: largest base that was looked at.
+        lengths: ``[n]`` increasing context lengths in tokens.
+        feasible: ``[n]`` lists of intervals ``(low, high)`` of bases in increasing order; a list may be empty.
+        safe_bases: ``[n]`` bases above which all bases up to the ceiling are feasible; None if there is none.
+        published: published bases by length, marked with a cross; may be empty.
+        ceiling: largest base searched.
     """
     _check_bands(lengths, feasible, safe_bases, published, ceiling)
     at = np.log2([*lengths])
@@ -262,9 +266,10 @@ def feasible_bases_figure(
     lowest = min([*bands.low, *published.values()]) / 3
     highest = 2 * max([ceiling, *published.values()])
     longest, shortest = max([*lengths, *published]), min([*lengths, *published])
-    # Room beside a single column, or it would be as wide as the figure.
+    # A single column gets wide margins; otherwise it would fill the figure.
     room = 2.0 ** (0.6 if longest > shortest else 2)
     ticks = length_ticks(lengths) if len(lengths) <= 11 else power_ticks(shortest, longest)
+    # Intervals are in increasing order, so the first low end is the infimum.
     infima = {length: each[0][0] for length, each in zip(lengths, feasible, strict=True) if each}
     safe = [np.nan if base is None else base for base in safe_bases]
     marks: list[Mark] = [
@@ -284,11 +289,11 @@ def feasible_bases_figure(
     )
     thin = (highest / lowest) ** (1 / PIXELS)
     narrow = any(high < low * thin for low, high in zip(bands.low, bands.high, strict=True))
-    pale = " (paler where bands and holes are too narrow to tell apart)" if narrow else ""
+    pale = " (paler where bands and gaps are too narrow to distinguish)" if narrow else ""
     words = (
-        f"Filled: bases whose margin B(m) is nowhere negative up to the context length{pale}; blank gaps in a "
-        f"column are holes. From the safe base up to {base_text(ceiling)} (dashed), the largest base examined, "
-        "there is no hole."
+        "Filled: feasible bases, whose margin B(m) is non-negative at every distance up to the context length"
+        f"{pale}. Gaps in a column are infeasible bases. There are no gaps from the safe base up to "
+        f"{base_text(ceiling)} (dashed), the largest base searched."
     )
     return Figure((panel,), words, title, 4.6)
 
@@ -296,7 +301,7 @@ def feasible_bases_figure(
 def _bands(
     lengths: Sequence[int], feasible: Sequence[Sequence[tuple[float, float]]], half_octaves: float
 ) -> Boxes:
-    """One box an interval, ``half_octaves`` to either side of its length."""
+    """One box per interval, extending ``half_octaves`` to either side of its length."""
     sides = 2.0**half_octaves
     corners = np.array(
         [
@@ -321,14 +326,15 @@ def _check_bands(
         raise RopewalkError("there is no feasible base to draw")
     if not len(lengths) == len(feasible) == len(safe_bases):
         raise RopewalkError(
-            f"{len(lengths)} lengths, {len(feasible)} lists of intervals and {len(safe_bases)} safe bases do not match"
+            f"got {len(lengths)} lengths, {len(feasible)} lists of intervals and {len(safe_bases)} safe bases; the "
+            "numbers must be equal"
         )
     safe = [base for base in safe_bases if base is not None]
     ends = np.array([ends for bands in feasible for ends in bands], dtype=np.float64)
     numbers = [*published.values(), *published, *safe, ceiling]
     check_finite("the set of feasible bases", lengths, ends, numbers)
     if min(lengths) < 1 or (np.diff(lengths) <= 0).any():
-        raise RopewalkError("lengths of feasible bases must be positive and rise")
+        raise RopewalkError("lengths of feasible bases must be positive and in increasing order")
     if (ends[:, 0] > ends[:, 1]).any() or min(ends.min(), *numbers) <= 0:
         raise RopewalkError("feasible bases must be intervals (low, high) of positive numbers")
 
@@ -336,13 +342,13 @@ def _check_bands(
 def probe_figure(
     rows: Sequence[tuple[str, float, float, float]], title: str = "", caption: str | None = None
 ) -> Figure:
-    """Losses with 95 % intervals, one row each from the top, the lowest loss emphasised.
+    """Draw losses with 95 % intervals, one row per setting, with the lowest loss emphasised.
 
-    Bars where they can begin at 0; points where the losses lie too close together for that, or so far apart
-    that the axis is logarithmic.
+    Losses are bars if the axis can start at 0. They are points if they lie too close together for that, or so far
+    apart that the axis is logarithmic.
 
     Args:
-        rows: ``(name, loss, low, high)`` in nats a token, in the order to show.
+        rows: ``(name, loss, low, high)`` in nats per token, in display order.
     """
     check_count("loss", len(rows), len(rows))
     loss, low, high = np.array([row[1:] for row in rows], dtype=np.float64).T
@@ -364,32 +370,33 @@ def probe_figure(
         ]
     panel = Panel(tuple(marks), axis, row_axis([row[0] for row in rows], [best]), grid="x")
     words = (
-        f"Mean loss with its 95 % interval; lower is better, lowest: {rows[best][0]}. Where intervals overlap, "
-        "these losses alone do not decide the order."
+        f"Mean loss with 95 % interval; lower is better. {rows[best][0]} has the lowest loss. Settings whose intervals "
+        "overlap cannot be ranked by these losses alone."
     )
     return Figure((panel,), caption or words, title, max(1.6, 0.9 + 0.32 * len(rows)))
 
 
 def _loss_axis(low: float, high: float) -> tuple[Axis, bool]:
-    """An axis of losses, and whether bars can stand on it: logarithmic, from 0, or where 0 would hide differences."""
-    label = "loss (nats a token{})"
+    """Choose an axis for losses, and say whether it can carry bars: only if it is linear and starts at 0."""
+    label = "loss (nats per token{})"
     if is_spread(low, high):
         limits = low / 1.15, high * 1.15
         return Axis(label.format("; logarithmic"), "log", limits, text=style.tick_text), False
+    # Equal losses would give an axis of zero length.
     room = 0.06 * ((high - low) or high or 1)
     if low > 0.7 * high:
-        return Axis(label.format("; the axis does not begin at 0"), limits=(low - room, high + room)), False
+        return Axis(label.format("; the axis does not start at 0"), limits=(low - room, high + room)), False
     return Axis(label.format(""), limits=(min(0, low), high + room)), True
 
 
 def _checked_series(
     what: str, series: Mapping[str, Sequence[ArrayLike]], smallest_x: float
 ) -> dict[str, tuple[Floats, Floats]]:
-    """The series as float64 from ``smallest_x`` on.
+    """Convert the series to float64 and drop the points below ``smallest_x``.
 
     Raises:
-        RopewalkError: if there are none or too many, or one is empty, not finite, of two lengths, or its x
-            do not rise.
+        RopewalkError: if there are none or too many, or one is empty or not finite, its x and values differ in length,
+            or its x do not increase.
     """
     check_count(what, len(series))
     checked = {}
@@ -397,14 +404,14 @@ def _checked_series(
         at, value = np.asarray(x, dtype=np.float64), np.asarray(values, dtype=np.float64)
         if at.ndim != 1 or at.shape != value.shape:
             raise RopewalkError(
-                f"{what} of {name!r}: {at.shape} points and {value.shape} values do not match"
+                f"{what} of {name!r}: points have shape {at.shape} but values {value.shape}; both must be [n]"
             )
         check_finite(f"{what} of {name!r}", at, value)
         if not (np.diff(at) > 0).all():
-            raise RopewalkError(f"{what} of {name!r}: its points must rise")
+            raise RopewalkError(f"{what} of {name!r}: points must be in increasing order")
         value, at = value[at >= smallest_x], at[at >= smallest_x]
         if not len(at):
-            raise RopewalkError(f"{what} of {name!r}: there is no point from {smallest_x:g} on to draw")
+            raise RopewalkError(f"{what} of {name!r} has no point at {smallest_x:g} or above to draw")
         checked[name] = at, value
     return checked
 
@@ -412,4 +419,7 @@ def _checked_series(
 def _check_lengths(trained: int, target: int) -> None:
     """Raise RopewalkError unless ``1 <= trained <= target``."""
     if not 1 <= trained <= target:
-        raise RopewalkError(f"a trained length of {trained} and a target of {target} cannot be drawn")
+        raise RopewalkError(
+            f"cannot draw a trained length of {trained} and a target length of {target}; the trained length must be at "
+            "least 1 and at most the target"
+        )

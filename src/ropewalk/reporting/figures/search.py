@@ -1,7 +1,4 @@
-"""The figure of a search for rescale factors: what its candidates reached, and the factors against rules.
-
-Plain numbers come in; nothing here knows how they were found.
-"""
+"""Draw a search for rescale factors: perplexity of its candidates, and the factors found beside those of rules."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ from ropewalk.reporting.primitives import (
 from ropewalk.reporting.style import BLUE, GREEN, GREY, VERMILION, length_text
 
 WIDTHS = {1: style.WIDTH_INCHES, 2: 11.0}
-"""Inches of a picture, by its panels."""
+"""Width of a figure in inches, by number of panels."""
 SHOWN_SHARE = 0.9
-"""Of all candidates: the worst ones would flatten the others, and are drawn at the upper edge."""
+"""Share of candidates inside the axes. The worst ones would flatten the others, so they are at the upper edge."""
 NEAR = 1.5
-"""Times the lowest value: baselines up to there are always within the axes."""
+"""Baselines up to this multiple of the lowest perplexity are always inside the axes."""
 MOST_MARKED_PAIRS = 24
-"""Pairs up to which each one carries a large marker."""
+"""Largest number of pairs for which each has a large marker."""
 RULES = ((GREY, "--"), (VERMILION, "-."), (GREEN, ":"))
 FOUND = (Look(BLUE, "-", "o"), Look(BLUE, (0, (1, 1)), "s"))
 CANDIDATE = "#9cc3e4"
@@ -43,12 +40,11 @@ CANDIDATE = "#9cc3e4"
 
 @dataclass(frozen=True)
 class SearchCurve:
-    """What a search measured.
+    """Measurements of a search.
 
     Attributes:
-        points: by candidate, in order: the forwards that the search had cost by then, and its perplexity; None
-            where that is infinite.
-        baselines: perplexity by name of what needs no search, at most three; None where infinite.
+        points: one ``(forward passes so far, perplexity)`` per candidate, in order. A perplexity of None is infinite.
+        baselines: perplexity by name of at most three rules that need no search. None is infinite.
         target_length: tokens.
     """
 
@@ -59,13 +55,13 @@ class SearchCurve:
 
 @dataclass(frozen=True)
 class FactorLines:
-    """Rescale factors over the pairs.
+    """Rescale factors per rotary pair.
 
     Attributes:
-        found: ``[pairs]`` by name, one or two lists.
-        rules: ``[pairs]`` by name, at most three lists.
-        periods: ``[pairs]`` tokens that a pair takes for a full turn, unscaled.
-        original_length: tokens that the model was trained for before it was extended.
+        found: factors ``[pairs]`` by name, one or two lists.
+        rules: factors ``[pairs]`` of rules by name, at most three lists.
+        periods: period of each pair ``[pairs]`` before scaling, tokens.
+        original_length: trained length of the model before its context was extended, tokens.
     """
 
     found: Mapping[str, Sequence[float]]
@@ -77,14 +73,14 @@ class FactorLines:
 def search_figure(
     curve: SearchCurve | None = None, lines: FactorLines | None = None, title: str = ""
 ) -> Figure:
-    """The course of a search, the factors over the pairs, or both side by side.
+    """Draw the progress of a search, the factors per pair, or both side by side.
 
     Args:
-        curve, lines: what to draw, at least one.
-        title: above the picture.
+        curve, lines: panels to draw, at least one.
+        title: title above the panels.
 
     Raises:
-        RopewalkError: if there is nothing to draw, or a factor is no finite number.
+        RopewalkError: if there is nothing to draw, or a factor is not finite.
     """
     found = [
         *([_search_panel(curve)] if curve is not None else []),
@@ -97,7 +93,7 @@ def search_figure(
 
 
 def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
-    """Every candidate, the best so far, and what needs no search; and the caption."""
+    """Build the panel of candidates, the best perplexity so far and the baselines, and its caption."""
     finite = [(forwards, value) for forwards, value in curve.points if value is not None]
     if not finite:
         raise RopewalkError("there is no candidate with a finite perplexity to draw")
@@ -108,31 +104,31 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
     baselines = {name: value for name, value in curve.baselines.items() if value is not None}
     low = min([y.min(), *baselines.values()])
     near = [value for value in baselines.values() if value <= NEAR * low]
-    # The room above the nearer baselines is for most candidates.
+    # Show most candidates and the near baselines; the rest is drawn at the edge or named in the key.
     top = max([float(np.quantile(y, SHOWN_SHARE, method="lower")), *near, y.min()])
     room = (top / low) ** 0.06
     low, top = low / room, top * room
     inside, best = y <= top, np.minimum.accumulate(y)
     end = max(float(x[-1]), float(curve.points[-1][0]))
     marks: list[Mark] = [
-        Line(x[inside], y[inside], Look(CANDIDATE, "", "o", size=3), "a candidate", order=2),
+        Line(x[inside], y[inside], Look(CANDIDATE, "", "o", size=3), "candidate", order=2),
         Steps([*x, end], best, Look(width=2), "best so far", order=4),
     ]
     if not inside.all():
         edge = np.full((~inside).sum(), top)
         beyond = Look(CANDIDATE, "", "^", size=4)
-        marks.insert(1, Line(x[~inside], edge, beyond, "↑ above the axes", clip=False, order=2))
+        marks.insert(1, Line(x[~inside], edge, beyond, "↑ candidate above the axis", clip=False, order=2))
     for (name, value), (colour, dash) in zip(baselines.items(), RULES, strict=False):
         words = f"{_named(name)} {_short(value)}{' ↑' if value > top else ''}"
         if value > top:
-            # In the key alone: a line there would make the axis as high.
+            # Only in the key: a line would extend the axis up to its value.
             marks.append(Line([], [], Look(colour, dash, width=1.6), words))
         else:
             marks.append(Rule(value, "y", colour=colour, dash=dash, width=1.6, name=words, order=3))
     panel = Panel(
         tuple(marks),
         Axis(
-            "forwards (one candidate on one document)",
+            "forward passes (one candidate on one document)",
             limits=(0, end),
             text=style.count_text,
             most_ticks=6,
@@ -142,19 +138,19 @@ def _search_panel(curve: SearchCurve) -> tuple[Panel, str]:
         key=True,
     )
     infinite = [name for name, value in curve.baselines.items() if value is None]
-    missing = f" Infinite, and not shown: {', '.join(map(_named, infinite))}." if infinite else ""
+    missing = f" Not shown because infinite: {', '.join(map(_named, infinite))}." if infinite else ""
     return panel, (
-        f"Perplexity on the search documents of each candidate measured on all of them; the best, {_short(best[-1])}, "
-        f"came after {int(x[int(np.argmin(y))]):,} forwards.{missing}"
+        f"Perplexity on all search documents of each fully evaluated candidate. The best, {_short(best[-1])}, was "
+        f"found after {int(x[int(np.argmin(y))]):,} forward passes.{missing}"
     )
 
 
 def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
-    """Factors found and those of rules, with the pairs that never turn fully in training; and the caption."""
+    """Build the panel of factors, with the pairs that complete no turn in training, and its caption."""
     if not 1 <= len(lines.found) <= len(FOUND) or len(lines.rules) > len(RULES):
         raise RopewalkError(
             f"a figure shows one or two lists of factors and at most {len(RULES)} rules, got {len(lines.found)} "
-            f"and {len(lines.rules)}"
+            f"lists and {len(lines.rules)} rules"
         )
     drawn = {**lines.found, **lines.rules}
     for name, factors in drawn.items():
@@ -186,13 +182,13 @@ def _factors_panel(lines: FactorLines) -> tuple[Panel, str]:
     low, high = min(min(each) for each in drawn.values()), max(max(each) for each in drawn.values())
     panel = Panel(
         tuple(marks),
-        Axis("pair of dimensions (0 turns fastest)", limits=limits, most_ticks=8, whole=True),
+        Axis("rotary pair (0 turns fastest)", limits=limits, most_ticks=8, whole=True),
         value_axis("rescale factor λ", low, high),
         key=True,
     )
     return panel, (
-        f"Factors that the frequencies are divided by; pairs right of the dashed line ({len(unseen)} of {len(pairs)}) "
-        f"complete no full turn within the original {lines.original_length:,} tokens."
+        f"Rescale factors divide the frequencies. The pairs right of the dashed line ({len(unseen)} of {len(pairs)}) "
+        f"do not complete a turn within the original {lines.original_length:,} tokens."
     )
 
 
