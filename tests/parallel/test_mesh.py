@@ -21,7 +21,7 @@ def test_ranks_count_through_the_places_the_last_dimension_first(shape):
     counted = product(*(range(getattr(shape, name)) for name in DIMENSIONS))
     assert [tuple(getattr(place, name) for name in DIMENSIONS) for place in places] == list(counted)
     for rank in (-1, shape.world_size):
-        with pytest.raises(RopewalkError, match=f"rank {rank} is not in a mesh of {shape.world_size} ranks"):
+        with pytest.raises(RopewalkError, match=f"rank {rank} is outside a mesh of {shape.world_size} ranks"):
             shape.place(rank)
 
 
@@ -72,7 +72,7 @@ def test_live_groups_are_those_of_the_arithmetic_and_are_made_once(four_ranks, s
 
 
 def test_a_mesh_of_another_number_of_ranks_is_refused(two_ranks):
-    said = "a mesh of 2 shard x 2 sequence needs 4 ranks, there are 2"
+    said = "a mesh of 2 shard x 2 sequence needs 4 ranks, but the run has 2; change parallel, or start 4 processes"
     assert two_ranks.run(mesh_of_another_size, {"shard": 2, "sequence": 2}) == [said] * 2
 
 

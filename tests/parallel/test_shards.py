@@ -56,14 +56,14 @@ def test_positions_and_labels_are_the_rows_own(total, degree, seed):
 def test_chunks_must_cover_the_row_once():
     order = torch.arange(6)
     for chunks in [(((0, 3),), ((4, 6),)), (((0, 4),), ((3, 6),)), (((0, 6),), ((6, 7),))]:
-        with pytest.raises(RopewalkError, match="do not cover a row of 6 tokens once"):
+        with pytest.raises(RopewalkError, match="must cover the row's 6 tokens exactly once"):
             RowShards(order, chunks)
-    with pytest.raises(RopewalkError, match="ring_length 2 must hold 3 tokens and be a multiple of 1"):
+    with pytest.raises(RopewalkError, match="ring_length must be at least 3 and a multiple of 1, got 2"):
         RowShards(order, (((0, 3),), ((3, 6),)), ring_length=2)
 
 
 def test_an_unknown_balance_is_refused():
-    with pytest.raises(RopewalkError, match="unknown balance 'fair'; choose one of auto, contiguous"):
+    with pytest.raises(RopewalkError, match="unknown balance 'fair'; choose from auto, contiguous"):
         row_shards(PackedLayout.from_lengths([5]), 2, 1, "fair")
 
 
@@ -84,7 +84,7 @@ def test_every_rank_has_a_place_of_its_own(replicate, shard, ring, sequence):
 def test_meshes_are_checked_and_named():
     with pytest.raises(RopewalkError, match=r"parallel.ring must be 1 or more, got 0"):
         MeshShape(ring=0)
-    with pytest.raises(RopewalkError, match="rank 4 is not in a mesh of 4 ranks"):
+    with pytest.raises(RopewalkError, match="rank 4 is outside a mesh of 4 ranks; use 0 to 3"):
         MeshShape(shard=4).place(4)
     assert str(MeshShape(replicate=2, sequence=4)) == "2 replicate x 4 sequence"
     assert str(MeshShape()) == "1 rank"

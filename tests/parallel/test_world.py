@@ -27,7 +27,7 @@ def test_one_process_is_a_world_of_its_own():
 def test_half_an_environment_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(
-        RopewalkError, match=r"has RANK but no WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; .* torchrun"
+        RopewalkError, match=r"sets RANK but not WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; .* torchrun"
     ):
         world_from_environment()
     for name in VARIABLES:
@@ -103,7 +103,7 @@ def test_processes_need_a_device_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     two = World(size=2, local_size=2)
     with pytest.raises(
-        RopewalkError, match="2 processes on this machine need as many CUDA devices, torch sees 1"
+        RopewalkError, match="2 processes on this machine need 2 CUDA devices, but torch sees 1"
     ):
         require_devices(two, torch.device("cuda"))
     require_devices(two, torch.device("cpu"))

@@ -129,7 +129,7 @@ def test_torchrun_starts_a_run_again_by_itself(values, undisturbed, tmp_path):
     assert result.returncode == 0, result.stderr
     assert mark.exists()
     # Rank 0 found out by itself, or was told by the agent first.
-    assert re.search("rank 0 (lost contact with the other processes|was told to end)", result.stderr)
+    assert re.search("rank 0 (lost contact with the other processes|was terminated)", result.stderr)
     assert losses(tmp_path / "run") == losses(undisturbed[0])
 
 

@@ -1,4 +1,4 @@
-"""Rows that are cut over ranks: the mesh, shards of a row, and attention that computes the same numbers."""
+"""Sequence parallelism: the mesh of ranks, the shards of a packed row, and attention over sharded rows."""
 
 from ropewalk.parallel.attention import sharded_attend
 from ropewalk.parallel.mesh import Mesh, MeshShape, Place, SequenceGroups, make_mesh

@@ -1,4 +1,4 @@
-"""The exchanges between ranks that autograd must see, over public functions of torch.distributed alone."""
+"""Differentiable all-to-all exchanges, built on public functions of torch.distributed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _AllToAll(torch.autograd.Function):
 
 
 def all_to_all(x: Tensor, group: Any) -> Tensor:
-    """``[ranks, ...]`` to ``[ranks, ...]``: part p goes to rank p, part p of the result came from it.
+    """Send part p of ``[ranks, ...]`` to rank p; part p of the result, ``[ranks, ...]``, comes from rank p.
 
-    Its own inverse, and so its own gradient.
+    The exchange is its own inverse, so the backward is the same exchange.
     """
     received: Tensor = _AllToAll.apply(x.contiguous(), group)
     return received
@@ -42,9 +42,9 @@ class Parcels:
     """Which entries of a tensor go to which ranks.
 
     Attributes:
-        index: int64, entries for rank 0, then for rank 1, and so on; none stands twice among those of one rank.
-        send_counts, receive_counts: entries that go to each rank, and that come from each.
-        group: process group of these ranks, which a rank alone needs not.
+        index: int64, the entries for rank 0, then those for rank 1, and so on, without duplicates for one rank.
+        send_counts, receive_counts: number of entries sent to each rank and received from each rank.
+        group: process group of these ranks; unused if there is one rank.
     """
 
     index: Tensor
@@ -54,10 +54,10 @@ class Parcels:
 
 
 def send_entries(x: Tensor, parcels: Parcels) -> Tensor:
-    """``[entries, ...]`` to ``[received, ...]``: what each rank sends here, rank by rank; every rank calls this.
+    """Exchange entries: ``[entries, ...]`` in, ``[received, ...]`` out, in rank order of the senders; collective.
 
-    In the backward the gradients of received entries return to their owners, where they add up in float32 or wider,
-    rank by rank, so that the same bits come out every time.
+    The backward returns the gradients of received entries to their owners, which sum them in float32 or wider and in
+    rank order, so the result is deterministic.
     """
     received: Tensor = _SendEntries.apply(x, parcels)
     return received
@@ -77,6 +77,7 @@ class _SendEntries(torch.autograd.Function):
         returned = _sent(grad.contiguous(), parcels.receive_counts, parcels.send_counts, parcels.group)
         total = grad.new_zeros(ctx.shape, dtype=torch.promote_types(grad.dtype, torch.float32))
         counts = list(parcels.send_counts)
+        # One index_add_ per rank: an index occurs once in each, so no atomic additions race on CUDA.
         for index, part in zip(parcels.index.split(counts), returned.split(counts), strict=True):
             total.index_add_(0, index, part.to(total.dtype))
         return total.to(grad.dtype), None

@@ -1,4 +1,4 @@
-"""RunContext: what a run has around it, as one value in place of long argument lists."""
+"""RunContext: processes, output folder, reporter and device of a run, in one value instead of many arguments."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ropewalk.parallel.world import World
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """Where and among whom a run happens; what it does is in its config, seeds included.
+    """Environment of a run; the work itself, including seeds, is described by its settings.
 
     Attributes:
-        world: this process among all of the run.
-        mesh: how the processes hold a model and rows between them; None where each holds all.
-        output: folder that the run writes to; None where it writes nothing.
-        reporter: where remarks and progress go.
-        device: torch's name of it, or ``auto``: cuda where there is one, else cpu.
-        dtype: of parameters: ``auto`` (the checkpoint's own), float32, bfloat16 or float16.
+        world: rank of this process, and the size of the run.
+        mesh: how model and rows are sharded over the processes; None if each process holds everything.
+        output: folder that the run writes to; None if it writes nothing.
+        reporter: receiver of notes and progress.
+        device: torch device name, or ``auto``, which is cuda if available and cpu otherwise.
+        dtype: dtype of parameters: ``auto`` (the checkpoint's own), float32, bfloat16 or float16.
     """
 
     world: World = field(default_factory=World)
@@ -32,14 +32,14 @@ class RunContext:
 
     @property
     def is_rank_0(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints messages."""
         return self.world.is_rank_0
 
     @property
     def told(self) -> Reporter:
-        """The reporter of the process that talks; the others say nothing."""
+        """The reporter on rank 0, and a silent one on other ranks, so each message appears once."""
         return self.reporter if self.is_rank_0 else Silent()
 
     def on(self, mesh: Mesh | None) -> RunContext:
-        """The same run with its processes arranged as a mesh."""
+        """The same context with its processes arranged as a mesh."""
         return replace(self, mesh=mesh)

@@ -1,4 +1,4 @@
-"""MeshShape: how the ranks of a run are arranged, as pure arithmetic; and the process groups made from it."""
+"""MeshShape: degrees of parallelism and rank arithmetic; Mesh: the process groups built from them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 
 DIMENSIONS = ("replicate", "shard", "ring", "sequence")
-"""From the slowest to the fastest: neighbours in rank share the all-to-all of Ulysses, the busiest of all."""
+"""Slowest-varying first. Adjacent ranks form a Ulysses group, because its all-to-all carries the most traffic."""
 
 
 def sharded_dimension(size: Sequence[int], ranks: int) -> int:
-    """The dimension in which a parameter is cut over ranks.
+    """Dimension along which a parameter is sharded.
 
-    The first, padded where they do not divide it. A stack of matrices, one an expert, would be padded to many times its
-    size where there are more ranks than experts: it is cut in the first of its other dimensions that the ranks divide.
+    This is dimension 0, padded if the number of ranks does not divide it. A stack of expert matrices would be padded to
+    many times its size if there are more ranks than experts, so it is sharded along the first other dimension that the
+    number of ranks divides.
 
     Example:
         >>> sharded_dimension((8, 28672, 4096), 16)
@@ -30,7 +31,7 @@ def sharded_dimension(size: Sequence[int], ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands in each dimension of a mesh, from 0."""
+    """Zero-based coordinates of a rank in a mesh."""
 
     replicate: int
     shard: int
@@ -42,14 +43,14 @@ class Place:
 class MeshShape:
     """Degrees of parallelism; their product is the number of ranks.
 
-    Ranks of one *sequence group* (``ring`` x ``sequence`` of them) hold parts of the same rows; ``data_degree`` groups
-    hold different rows. Parameters are sharded over all ranks that are no replicas of each other.
+    The ``ring`` x ``sequence`` ranks of a *sequence group* hold parts of the same rows; the ``data_degree`` sequence
+    groups hold different rows. Parameters are sharded over all ranks of a replica.
 
     Attributes:
-        replicate: copies of the sharded model, for data parallelism alone (hybrid sharding).
-        shard: ranks that hold different rows and shards of the parameters.
-        ring: parts of a row between which keys and values travel.
-        sequence: parts of a row between which heads are exchanged (Ulysses).
+        replicate: replicas of the sharded model (hybrid-sharded data parallelism).
+        shard: data-parallel ranks that also shard the parameters (FSDP).
+        ring: degree of context parallelism, which exchanges keys and values.
+        sequence: degree of Ulysses, which exchanges attention heads.
     """
 
     replicate: int = 1
@@ -68,59 +69,61 @@ class MeshShape:
 
     @property
     def data_degree(self) -> int:
-        """Groups of ranks that hold different rows."""
+        """Number of sequence groups, which hold different rows."""
         return self.replicate * self.shard
 
     @property
     def sequence_degree(self) -> int:
-        """Ranks that a row is cut over."""
+        """Number of ranks that share a row."""
         return self.ring * self.sequence
 
     @property
     def shard_degree(self) -> int:
-        """Ranks that the parameters are sharded over."""
+        """Number of ranks that the parameters are sharded over."""
         return self.shard * self.ring * self.sequence
 
     def place(self, rank: int) -> Place:
-        """Where a rank stands.
+        """Coordinates of a rank in the mesh.
 
         Raises:
-            RopewalkError: if there is no such rank.
+            RopewalkError: if the mesh has no such rank.
         """
         if not 0 <= rank < self.world_size:
-            raise RopewalkError(f"rank {rank} is not in a mesh of {self.world_size} ranks")
+            raise RopewalkError(
+                f"rank {rank} is outside a mesh of {self.world_size} ranks; use 0 to {self.world_size - 1}"
+            )
         rest, sequence = divmod(rank, self.sequence)
         rest, ring = divmod(rest, self.ring)
         replicate, shard = divmod(rest, self.shard)
         return Place(replicate, shard, ring, sequence)
 
     def neighbours(self, dimension: str) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each group that a dimension connects: those that differ in nothing else."""
+        """Groups of ranks whose coordinates differ only in the given dimension."""
         groups: dict[Place, list[int]] = {}
         for rank in range(self.world_size):
             groups.setdefault(replace(self.place(rank), **{dimension: 0}), []).append(rank)
         return tuple(tuple(ranks) for ranks in groups.values())
 
     def data_rank(self, rank: int) -> int:
-        """Which of the ``data_degree`` groups a rank belongs to: ranks of one group read the same rows."""
+        """Index of the rank's sequence group, 0 to data_degree - 1; its ranks read the same rows."""
         place = self.place(rank)
         return place.replicate * self.shard + place.shard
 
     def __str__(self) -> str:
-        """Such as ``2 replicate x 4 sequence``; ``1 rank`` where nothing is parallel."""
+        """For example ``2 replicate x 4 sequence``, or ``1 rank`` if every degree is 1."""
         parts = [f"{getattr(self, name)} {name}" for name in DIMENSIONS if getattr(self, name) > 1]
         return " x ".join(parts) or "1 rank"
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceGroups:
-    """This rank's part in the exchange of one row's tokens and heads.
+    """Process groups and coordinates of this rank within its sequence group.
 
     Attributes:
-        ring_group, sequence_group: ``torch.distributed`` process groups of its neighbours in each dimension; None
-            where the degree is 1. A rank's number in the group is its place in the dimension.
+        ring_group, sequence_group: ``torch.distributed`` process groups along each dimension; None if its degree is
+            1. The group rank equals the coordinate in that dimension.
         ring, sequence: degrees.
-        ring_rank, sequence_rank: this rank's places.
+        ring_rank, sequence_rank: coordinates of this rank.
     """
 
     ring_group: Any = None
@@ -133,14 +136,14 @@ class SequenceGroups:
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """A mesh of live processes.
+    """A mesh of running processes.
 
     Attributes:
-        shape: the degrees.
-        rank: this process.
+        shape: degrees of parallelism.
+        rank: rank of this process.
         device_mesh: ``torch.distributed.DeviceMesh`` with the dimensions ``replicate`` and ``shard_all``, over which
             parameters are replicated and sharded.
-        groups: for attention.
+        groups: process groups for attention.
     """
 
     shape: MeshShape
@@ -154,24 +157,26 @@ class Mesh:
 
 
 def make_mesh(shape: MeshShape, device_type: str) -> Mesh:
-    """Arrange all ranks of the default process group; every one of them must call this.
+    """Arrange all ranks of the default process group as a mesh; every rank must call this function.
 
-    Process groups are made once for each arrangement of neighbours and shared by later meshes: each holds connections
-    and threads, and torch takes device meshes of one layout for the same, wherever it keeps them. They end with the
-    default group.
+    Later meshes of the same shape share the process groups, because each group holds connections and threads, and
+    because torch treats device meshes of one layout as equal. The groups end with the default group.
 
     Args:
-        shape: its world_size must be that of the default group.
+        shape: degrees whose product is the size of the default group.
         device_type: ``cpu`` or ``cuda``.
 
     Raises:
-        RopewalkError: if the numbers of ranks differ.
+        RopewalkError: if the shape does not match the size of the default group.
     """
     import torch.distributed as dist
 
     world = dist.get_world_size()
     if world != shape.world_size:
-        raise RopewalkError(f"a mesh of {shape} needs {shape.world_size} ranks, there are {world}")
+        raise RopewalkError(
+            f"a mesh of {shape} needs {shape.world_size} ranks, but the run has {world}; change parallel, or start "
+            f"{shape.world_size} processes"
+        )
     rank = dist.get_rank()
     place = shape.place(rank)
     groups = SequenceGroups(
@@ -186,25 +191,25 @@ def make_mesh(shape: MeshShape, device_type: str) -> Mesh:
 
 
 def forget_groups() -> None:
-    """Let go of the groups of a default process group that has been destroyed, so that their threads end."""
+    """Drop the cached groups of a destroyed default process group, so that their threads end."""
     _made.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _made(world: Any) -> dict[Any, Any]:
-    """What has been made of one default process group; another one has other ranks."""
+    """Cache of the groups built from one default process group; a new default group starts an empty cache."""
     return {}
 
 
 def _neighbours(shape: MeshShape, dimension: str) -> Any:
-    """This rank's process group in a dimension; None where the degree is 1."""
+    """This rank's process group along a dimension; None if the degree is 1."""
     import torch.distributed as dist
 
     if getattr(shape, dimension) == 1:
         return None
     made, lists = _made(dist.group.WORLD), shape.neighbours(dimension)
     if (dimension, lists) not in made:
-        # Every rank makes every group, its own and the others'.
+        # torch.distributed requires every rank to create every group, including those it is not in.
         mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists])
         made[dimension, lists] = mine
     return made[dimension, lists]

@@ -1,7 +1,7 @@
-"""Ranks: a pool of processes on this machine that talk over gloo, to test what several ranks compute together.
+"""Ranks: a pool of gloo processes on this machine, for testing code that runs on several ranks.
 
-The processes stay alive between calls, and start as forks of one that has imported torch. Public, like the oracles:
-users test their own collectives with it.
+The processes stay alive between calls. Each starts as a fork of a server process that has already imported torch, which
+saves seconds per rank. The class is public so that users can test their own collectives with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 SECONDS = 300.0
-"""How long a call may take; collectives give up after as long."""
+"""Default timeout of a call, and the timeout of collectives, in seconds."""
 
 
 LIBRARIES = [
@@ -35,17 +35,18 @@ LIBRARIES = [
     "cyclopts",
     "pydantic.json_schema",
 ]
-"""What most processes need, and takes seconds to import."""
+"""Modules that most processes need and that take seconds to import."""
 
 
 class RankFailure(AssertionError):
-    """A function raised on some rank; the message holds every rank's traceback that came in."""
+    """A function raised on some rank; the message contains the traceback of every rank that reported one."""
 
 
 class Ranks:
     """``world_size`` processes with a default process group over gloo.
 
-    A script that starts one needs ``if __name__ == "__main__":`` around it: each process imports the main module again.
+    A script that starts a pool must guard its entry point with ``if __name__ == "__main__":``, because each process
+    imports the main module again.
 
     Example:
         >>> with Ranks(2) as ranks:
@@ -68,18 +69,23 @@ class Ranks:
         self.close()
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> list[Any]:
-        """Call a function on every rank at once, and give what each returned, in order of rank.
+        """Call a function on every rank at once and return the results in rank order.
 
         Args:
-            function: defined at the top of an importable module; it, its arguments and its results are pickled.
-            args: the same for all ranks; a function asks torch.distributed for its rank.
-            seconds: after which the call fails.
+            function: function defined at the top level of an importable module. The function, its arguments and its
+                results must be picklable.
+            args: arguments, the same on all ranks; the function gets its rank from torch.distributed.
+            seconds: timeout of the call.
+
+        Returns:
+            One result per rank.
 
         Raises:
-            RankFailure: if it raises on a rank, or a rank dies or is late. The pool starts afresh at the next call.
+            RankFailure: if the function raises on a rank, or if a rank dies or exceeds the timeout. The next call
+                starts new processes.
         """
         if not all(process.is_alive() for process in self._processes):
-            # Ended between two calls, by whoever; nothing of theirs is awaited.
+            # A process was killed between two calls; no result is pending, so the pool can be replaced.
             self.close()
         if not self._processes:
             self._start()
@@ -105,9 +111,9 @@ class Ranks:
         return [results[rank] for rank in range(self.world_size)]
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         for process in self._processes:
-            # The server reaps its forks at once: the number of one that has ended may be another program's by now.
+            # The fork server reaps its children at once, so the pid of a finished one may belong to another program.
             if process.is_alive():
                 process.kill()
         for process in self._processes:
@@ -121,27 +127,29 @@ class Ranks:
 
     def _start(self) -> None:
         context = process_context()
+        # A file store: unlike a TCP store, it needs no free port, which parallel test runs would compete for.
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             where = (theirs, rank, self.world_size, self._folder.name, dict(os.environ))
             process = context.Process(target=_serve, args=where, daemon=True)
             process.start()
+            # The child must hold the only copy of its end: closing it on exit is what raises EOFError in run().
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
 
 def process_context() -> Any:
-    """How new processes start: as forks of a server that has imported large libraries and done nothing else.
+    """Multiprocessing context whose processes are forks of a server that has only imported large libraries.
 
-    The server is a child of this process and ends with it. Where the system cannot fork, each process imports what it
-    needs.
+    The server is a child of this process and ends with it. On systems that cannot fork, each process imports the
+    libraries itself.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # Without effect where the program has started the server before, for processes of its own.
+    # No effect if the program has already started the fork server for its own processes.
     context.set_forkserver_preload(LIBRARIES)
     return context
 
@@ -149,18 +157,19 @@ def process_context() -> Any:
 def _serve(
     pipe: Connection, rank: int, world_size: int, folder: str, environment: Mapping[str, str] | None = None
 ) -> None:
-    # The server keeps the environment that it was started in.
+    # The fork server keeps the environment it was started with, so later changes must be passed explicitly.
     os.environ.update(environment or {})
     import torch
     import torch.distributed as dist
 
-    # As torchrun says it to its processes.
+    # The variables that torchrun sets for its processes.
     for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world_size)):
         os.environ[name] = str(value)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    # What is loaded stays: hundreds of thousands of objects need not be looked through for garbage again and again.
+    # The imported modules live as long as the process; freezing them spares every collection hundreds of thousands of
+    # objects.
     gc.freeze()
-    # Ranks share the machine's cores; gloo needs some of them too.
+    # The ranks share the machine's cores with each other and with gloo's threads.
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -173,12 +182,12 @@ def _serve(
         try:
             function, args = pipe.recv()
         except (EOFError, ConnectionError):
-            # Whoever started this process has ended.
+            # The parent process has exited.
             return
         try:
             answer = (True, function(*args))
         except Exception:
-            # The test reads what went wrong, whatever it was.
+            # Any exception goes back to the caller, which raises it as a RankFailure.
             answer = (False, traceback.format_exc())
         try:
             pipe.send(answer)

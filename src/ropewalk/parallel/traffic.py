@@ -1,4 +1,4 @@
-"""Counting what ranks send each other: every collective that passes torch's dispatcher, whoever calls it."""
+"""Count the bytes that ranks send each other, over every collective that passes torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass
 class Traffic:
-    """What this rank sent to others, in bytes and messages by the kind of collective.
+    """Bytes that this rank sent to others and the number of calls, by kind of collective.
 
-    A collective is counted as an algorithm with the least volume sends it: of all-to-all everything but a rank's own
-    part, of all-gather and reduce-scatter (P - 1) / P of the whole, of all-reduce twice that.
+    The byte counts assume an algorithm of minimal volume. With P ranks, all-to-all sends everything but the rank's own
+    part, all-gather and reduce-scatter send (P - 1) / P of the whole tensor, and all-reduce sends twice that.
 
     Attributes:
-        bytes, calls: by ``all_to_all``, ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``broadcast``.
+        bytes, calls: dicts with the keys ``all_to_all``, ``all_gather``, ``reduce_scatter``, ``all_reduce`` and
+            ``broadcast``.
     """
 
     bytes: dict[str, int] = field(default_factory=dict)
@@ -38,10 +39,10 @@ class Traffic:
 
 @contextmanager
 def counted_traffic() -> Iterator[Traffic]:
-    """Count this rank's collectives while the context is open, those of a backward pass included.
+    """Count this rank's collectives while the context is open, including those of a backward pass.
 
-    ``TorchDispatchMode`` is where torch's own ``CommDebugMode`` counts them; it lies in a private module, and a test
-    compares with that class.
+    Torch's own ``CommDebugMode`` also counts in a ``TorchDispatchMode``. The class lives in a private module of torch,
+    so a test compares the two counts.
     """
     traffic = Traffic()
     with _Counter(traffic):
@@ -62,6 +63,7 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# Names of torch's c10d operators; the underscore variants work on one flat tensor instead of a list.
 _KINDS = {
     "alltoall_base_": "all_to_all",
     "_allgather_base_": "all_gather",

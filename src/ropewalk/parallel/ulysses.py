@@ -1,6 +1,7 @@
-"""Ulysses: from tokens of all heads to all tokens of some heads, around any attention, and back.
+"""Ulysses: exchange sequence shards for head shards before attention, and back after it.
 
-Between the two exchanges stands exactly the attention of one process, so its output differs in no bit.
+Between the two exchanges each rank runs the attention of a single process on its heads, so the output is identical bit
+for bit.
 
 Source: DeepSpeed-Ulysses, arXiv:2309.14509; with packed rows, arXiv:2411.13476, table 8.
 """
@@ -19,44 +20,45 @@ from ropewalk.parallel.collectives import all_to_all
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Shapes: B rows, H query heads, K key/value heads, P ranks, s places of one rank, D head dim, V value dim.
+# Shapes: B rows, H query heads, K key/value heads, P ranks, s tokens of one rank, D head dim, V value dim.
 
 
 def check_heads(num_heads: int, degree: int) -> None:
-    """Raise if heads cannot be divided over the ranks.
+    """Raise if the Ulysses degree does not divide the number of attention heads.
 
     Raises:
-        EngineError: saying which degrees would do.
+        EngineError: with the degrees that do.
     """
     if num_heads % degree:
         fitting = [d for d in range(1, num_heads + 1) if num_heads % d == 0]
         raise EngineError(
             f"parallel.sequence {degree} does not divide the model's {num_heads} attention heads; use one of "
-            f"{', '.join(map(str, fitting))}, and parallel.ring for what is beyond them"
+            f"{', '.join(map(str, fitting))}, and parallel.ring for further ranks"
         )
 
 
 def replicated_kv_heads(num_kv_heads: int, degree: int) -> int:
-    """Key/value heads after each is repeated so often that ``degree`` divides them."""
+    """Number of key/value heads after repeating each as often as needed for ``degree`` to divide their number."""
     return math.lcm(num_kv_heads, degree)
 
 
 def ulysses(
     q_BHsD: Tensor, k_BKsD: Tensor, v_BKsV: Tensor, group: Any, degree: int, attention: Attention
 ) -> Tensor:
-    """Attention over the places of all ranks, each computing its share of the heads.
+    """Attention over the tokens of all ranks; each rank computes its share of the heads.
 
     Args:
-        q_BHsD, k_BKsD, v_BKsV: this rank's places, as many on every rank; H a multiple of ``degree``.
-        group: process group of ``degree`` ranks, in the order of their places.
-        attention: of ``[B, H / P, P·s, D]``, ``[B, K' / P, P·s, D]`` and ``[B, K' / P, P·s, V]``, giving
-            ``[B, H / P, P·s, V]``.
+        q_BHsD, k_BKsD, v_BKsV: this rank's tokens, equally many on every rank; H is a multiple of ``degree``.
+        group: process group of ``degree`` ranks, in sequence order.
+        attention: function of query ``[B, H / P, P·s, D]``, key ``[B, K' / P, P·s, D]`` and value
+            ``[B, K' / P, P·s, V]`` that returns ``[B, H / P, P·s, V]``; K' is the number of key/value heads after
+            repetition.
 
     Returns:
         ``[B, H, s, V]``.
 
     Raises:
-        EngineError: if H is no multiple of ``degree``.
+        EngineError: if H is not a multiple of ``degree``.
     """
     check_heads(q_BHsD.shape[1], degree)
     repeats = replicated_kv_heads(k_BKsD.shape[1], degree) // k_BKsD.shape[1]
@@ -64,7 +66,7 @@ def ulysses(
         k_BKsD, v_BKsV = (x.repeat_interleave(repeats, dim=1) for x in (k_BKsD, v_BKsV))
     parts = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in (q_BHsD, k_BKsD, v_BKsV)]
     sizes = [part[0].numel() for part in parts]
-    # One message holds queries, keys and values.
+    # One all-to-all for queries, keys and values saves the latency of two more.
     received = all_to_all(torch.cat([part.flatten(1) for part in parts], dim=1), group).split(sizes, dim=1)
     q, k, v = (_joined(x.view(part.shape)) for x, part in zip(received, parts, strict=True))
     output = attention(q, k, v)
@@ -73,5 +75,5 @@ def ulysses(
 
 
 def _joined(x_PBhsD: Tensor) -> Tensor:
-    """``[P, B, h, s, D]`` to ``[B, h, P·s, D]``: the places of all ranks in their order."""
+    """``[P, B, h, s, D]`` to ``[B, h, P·s, D]``: concatenate the tokens of all ranks in rank order."""
     return x_PBhsD.permute(1, 2, 0, 3, 4).flatten(2, 3)

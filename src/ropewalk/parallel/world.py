@@ -1,4 +1,4 @@
-"""World: the processes of a run that torchrun started, what one of them does for all, and how they end together."""
+"""World: the processes that torchrun started, work that rank 0 does for all of them, and a joint shutdown on errors."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ropewalk.parallel.mesh import Mesh, forget_groups
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=30)
-"""How long the others wait for what rank 0 does alone: packing a large corpus takes hours."""
+"""Timeout of the other ranks while rank 0 works alone; packing a large corpus takes hours."""
 LAST_WORDS = 1.0
-"""Seconds that rank 0 has to print its error after it has left the group."""
+"""Seconds that the other ranks give rank 0 to print its error after it has left the process group."""
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """This process among all of a run.
+    """Rank of this process, and the size of the run.
 
     Attributes:
-        rank, size: over all machines.
-        local_rank, local_size: on this machine.
-        control: process group for messages between the processes themselves; None where there is one.
-        restarts: how often torchrun has started the processes anew after a failure.
+        rank, size: rank and number of processes over all machines.
+        local_rank, local_size: rank and number of processes on this machine.
+        control: gloo process group for Python objects and barriers; None in a run of one process.
+        restarts: number of times torchrun has restarted the processes after a failure.
     """
 
     rank: int = 0
@@ -48,14 +48,15 @@ class World:
 
     @property
     def is_rank_0(self) -> bool:
-        """Whether this is rank 0, which writes the run's files and talks to the user."""
+        """Whether this is rank 0, which writes the run's files and prints messages."""
         return self.rank == 0
 
     def on_rank_0(self, function: Callable[[], T]) -> T:
-        """What a function returned on rank 0, which alone calls it; every rank must call this.
+        """Call a function on rank 0 and broadcast its result; every rank must call this method.
 
         Raises:
-            RopewalkError: what it raised there; on the other ranks as an :class:`~ropewalk.errors.Echo` of it.
+            RopewalkError: the error that the function raised; the other ranks raise it as an
+                :class:`~ropewalk.errors.Echo`.
         """
         if self.size == 1:
             return function()
@@ -75,16 +76,16 @@ class World:
         return result
 
     def device_on(self, mesh: Mesh) -> torch.device:
-        """Where this process computes on a mesh: its own CUDA device, or the CPU."""
+        """Device of this process on a mesh: its own CUDA device, or the CPU."""
         kind: str = mesh.device_mesh.device_type
         return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
 
     def known_to_all(self, error: RopewalkError) -> RopewalkError:
-        """What to raise where every rank finds the same error by itself: rank 0 says it, the others end in silence."""
+        """Exception to raise for an error that every rank detects itself: rank 0 reports it, the others stay silent."""
         return error if self.is_rank_0 else Echo(str(error), failed=isinstance(error, RunFailure))
 
     def gather(self, value: T) -> list[T]:
-        """What every rank brings, by rank; every rank must call this. Values must be picklable."""
+        """Gather one picklable value per rank, in rank order; every rank must call this method."""
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size
@@ -92,11 +93,11 @@ class World:
         return gathered
 
     def gather_from(self, function: Callable[[], T]) -> list[T]:
-        """What a function returned on every rank, by rank; every rank must call this. Values must be picklable.
+        """Call a function on every rank and gather its picklable results in rank order; every rank must call this.
 
         Raises:
-            RopewalkError: what it raised on the first rank that it raised on; on the others an
-                :class:`~ropewalk.errors.Echo` of it, so that none waits for one that has given up.
+            RopewalkError: the error of the lowest rank on which the function raised. The other ranks raise it as an
+                :class:`~ropewalk.errors.Echo`, so no rank waits for one that has failed.
         """
         if self.size == 1:
             return [function()]
@@ -116,16 +117,16 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this method."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
 
 def world_from_environment() -> World:
-    """What torchrun says in the environment; one process where it says nothing.
+    """Read the environment variables that torchrun sets; without them, the run has one process.
 
     Raises:
-        RopewalkError: if only some of its variables are there, or one is no number.
+        RopewalkError: if only some of the variables are set, or if one is not a number.
     """
     given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if "WORLD_SIZE" not in given and "RANK" not in given:
@@ -133,42 +134,45 @@ def world_from_environment() -> World:
     missing = [name for name in VARIABLES if name not in given]
     if missing:
         raise RopewalkError(
-            f"the environment has {', '.join(given)} but no {', '.join(missing)}; start several processes with torchrun"
+            f"the environment sets {', '.join(given)} but not {', '.join(missing)}; start several processes with "
+            "torchrun"
         )
     try:
         rank, size, local_rank, local_size = (int(given[name]) for name in VARIABLES)
     except ValueError:
         told = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise RopewalkError(f"the environment says {told}, which are not all whole numbers") from None
+        raise RopewalkError(
+            f"the environment sets {told}, which are not all whole numbers; start the processes with torchrun"
+        ) from None
     return World(
         rank, size, local_rank, local_size, None, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     )
 
 
 def require_devices(world: World, device: torch.device) -> None:
-    """Raise if the processes of this machine would have to share a CUDA device.
+    """Raise if this machine has fewer CUDA devices than processes.
 
     Raises:
-        RopewalkError: with the number of devices that there are.
+        RopewalkError: with the number of devices that torch sees.
     """
     if world.size > 1 and device.type == "cuda" and torch.cuda.device_count() < world.local_size:
         raise RopewalkError(
-            f"{world.local_size} processes on this machine need as many CUDA devices, torch sees "
+            f"{world.local_size} processes on this machine need {world.local_size} CUDA devices, but torch sees "
             f"{torch.cuda.device_count()}; lower --nproc-per-node, or set device to cpu"
         )
 
 
 @contextmanager
 def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator[World]:
-    """Join the run's processes while the context is open: nothing to do where there is one.
+    """Join the run's process group while the context is open; a run of one process needs no group.
 
     Args:
-        device_type: ``cpu``, ``cuda``, or ``auto``: CUDA where there is a device for each process of this machine.
-        go_on: what a user can do after a process was lost.
+        device_type: ``cpu``, ``cuda``, or ``auto``, which is CUDA if this machine has a device for each process.
+        go_on: advice on how to resume after a process was lost, the last part of the error message.
 
     Raises:
-        RunFailure: where the block raised because another process ended.
-        RopewalkError: what the block raised, on ranks but the first with the rank's number before it.
+        RunFailure: if the block fails because another process ended.
+        RopewalkError: the error of the block; ranks other than 0 put their rank number before the message.
     """
     world = world_from_environment()
     if world.size == 1:
@@ -184,7 +188,7 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
             yield world
     except _Ended:
         raise RunFailure(
-            f"rank {world.rank} was told to end, because another process failed or the job was cancelled; {go_on}"
+            f"rank {world.rank} was terminated because another process failed or the job was cancelled; {go_on}"
         ) from None
     except Echo:
         if started:
@@ -203,28 +207,28 @@ def joined(device_type: str = "auto", go_on: str = "start it again") -> Iterator
         if not _is_lost_contact(error):
             raise
         raise RunFailure(
-            f"rank {world.rank} lost contact with the other processes: one of them has ended or hangs; its own message "
-            f"says why; {go_on}"
+            f"rank {world.rank} lost contact with the other processes: one of them exited or hangs, and its own "
+            f"message says why; {go_on}"
         ) from error
-    # Only in good order: a group whose other processes have died may never come back from this.
+    # Only after success: destroying a group whose other processes have died may hang.
     if started:
         dist.destroy_process_group()
         forget_groups()
     else:
-        # This process lives on, and may join again.
+        # The default group belongs to the caller, and this process may join again.
         dist.destroy_process_group(control)
 
 
 def _outlast_rank_0(world: World) -> None:
-    """torchrun ends all processes as soon as one of them fails: rank 0, which says why, must be the first."""
+    """Wait until rank 0 has exited: torchrun kills all processes when one fails, and rank 0 prints the error."""
     with suppress(RuntimeError):
-        # Nobody comes: the wait ends when rank 0 has gone.
+        # Rank 0 never enters this barrier; the wait ends when rank 0 exits and its connection closes.
         dist.barrier(group=world.control)
     time.sleep(LAST_WORDS)
 
 
 def _start(world: World, device_type: str) -> None:
-    # With too few devices the processes meet over gloo, where one of them can say so.
+    # With too few CUDA devices the processes still join over gloo, so that rank 0 can report the problem.
     enough = torch.cuda.device_count() >= world.local_size
     device_type = "cuda" if device_type in ("auto", "cuda") and enough else "cpu"
     if device_type == "cuda":
@@ -241,10 +245,10 @@ def _start(world: World, device_type: str) -> None:
 
 
 def _fresh_store(world: World) -> Any:
-    """A store without what processes before a restart have left in it; None where torch's own does.
+    """Key-value store without the keys of processes before a restart; None if torch's default store is fine.
 
-    torchrun keeps one store over its restarts, and gloo would look for its neighbours where the last ones were. The
-    count of restarts names an attempt on one machine only: of several, each counts the failures of its own processes.
+    torchrun keeps one store across restarts, so gloo would read the addresses of processes that have exited. The number
+    of restarts identifies an attempt on one machine only: with several, each machine counts its own failures.
     """
     if not world.restarts or world.local_size < world.size:
         return None
@@ -253,7 +257,7 @@ def _fresh_store(world: World) -> Any:
 
 
 def _most_restarts(restarts: int, group: Any) -> int:
-    """Each machine's torchrun counts the failures of its own processes; the run has been started again for any."""
+    """Largest restart count of all machines: each torchrun counts its own failures only, but any one restarts all."""
     most = torch.tensor(restarts)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return int(most)
@@ -264,7 +268,7 @@ def _control_group() -> Any:
 
 
 def _is_lost_contact(error: RuntimeError) -> bool:
-    """gloo says it as a plain RuntimeError, NCCL and the store as torch's own kinds."""
+    """Whether an error means that a peer exited: gloo raises a plain RuntimeError, NCCL and the store a DistError."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
@@ -272,12 +276,12 @@ def _is_lost_contact(error: RuntimeError) -> bool:
 
 
 class _Ended(BaseException):
-    """SIGTERM came; not an Exception, so that nothing on the way mistakes it for its own failure."""
+    """SIGTERM arrived. Not an Exception, so no ``except Exception`` on the way up swallows it."""
 
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """torchrun ends the other processes with SIGTERM when one has failed: they say so, and files stay whole."""
+    """Raise on SIGTERM, which torchrun sends when another process fails, so that files are closed and the user told."""
 
     def end(*_: Any) -> None:
         raise _Ended
@@ -285,13 +289,13 @@ def _ending_on_sigterm() -> Iterator[None]:
     try:
         before = signal.signal(signal.SIGTERM, end)
     except ValueError:
-        # Only the main thread may; elsewhere whoever started the thread decides.
+        # Only the main thread may set signal handlers; in other threads SIGTERM keeps its handler.
         yield
         return
     try:
         yield
     except BaseException:
-        # What went wrong is still to be said, and this process is to end anyway: torchrun kills those that do not.
+        # Ignore further signals while the error is reported; torchrun kills a process that does not exit.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     signal.signal(signal.SIGTERM, before)

@@ -166,7 +166,7 @@ def test_a_forward_keeps_a_row_of_keys_and_values_and_one_piece_more(four_ranks)
 
 
 def test_a_rank_that_refuses_ends_the_others(four_ranks):
-    with pytest.raises(RankFailure, match=r"rank 2(.|\n)*do not fit query"):
+    with pytest.raises(RankFailure, match=r"rank 2(.|\n)*do not match query"):
         four_ranks.run(one_rank_refuses)
 
 
@@ -281,16 +281,16 @@ def test_tensors_that_contradict_each_other_are_refused():
     sharded = ring_of_one([layout])
     q, k = torch.zeros(1, 4, 7, 8), torch.zeros(1, 2, 7, 8)
     for tensors, message in [
-        ((q[:, :, :6], k, k), r"query must be .* with 1 rows of 7 places, got shape \(1, 4, 6, 8\)"),
-        ((q, k.double(), k), r"key is torch.float64 on cpu, query is torch.float32 on cpu"),
-        ((q, k[..., :4], k), r"do not fit query"),
+        ((q[:, :, :6], k, k), r"query must be .* with 1 rows of 7 tokens, got shape \(1, 4, 6, 8\)"),
+        ((q, k.double(), k), r"key is torch.float64 on cpu but query is torch.float32 on cpu"),
+        ((q, k[..., :4], k), r"do not match query"),
         ((q[:, :3], k, k), r"num_heads 3 is not a multiple of num_kv_heads 2"),
         ((q.to(torch.int64), k.to(torch.int64), k.to(torch.int64)), r"got torch.int64"),
     ]:
         with pytest.raises(RopewalkError, match=message):
             ring_attend(*tensors, sharded)
     groups = SequenceGroups(ring=2)
-    with pytest.raises(RopewalkError, match=r"cut over a ring of 1 ranks, the mesh has 2"):
+    with pytest.raises(RopewalkError, match=r"sharded over a ring of 1 ranks, but the mesh has a ring of 2"):
         ring_attend(q, k, k, ShardedLayouts(sharded.layouts, sharded.rows, groups))
 
 

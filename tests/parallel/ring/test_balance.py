@@ -98,7 +98,7 @@ def test_work_of_long_rows_does_not_overflow():
 def test_a_row_shorter_than_the_ring_is_refused():
     layout = PackedLayout.from_lengths([2], "anchor", 1)
     with pytest.raises(
-        RopewalkError, match=r"a row of 3 tokens cannot be cut over a ring of 4 ranks; use longer"
+        RopewalkError, match=r"a row of 3 tokens is too short for a ring of 4 ranks; use longer"
     ):
         row_shards(layout, 4, 1)
     assert row_shards(layout, 3, 1).padding == 0

@@ -178,14 +178,14 @@ def test_a_zigzag_of_one_document_holds_a_row_of_keys_and_one_piece_more(ring):
 def test_layouts_that_are_cut_in_storage_order_are_refused():
     layout = PackedLayout.from_segments([4, 4, 4], [0, 1, 0], "intra_document", 0)
     rows = (RowShards(torch.arange(12), (((0, 6),), ((6, 12),))),)
-    with pytest.raises(RopewalkError, match=r"cut in \(document, order\) order"):
+    with pytest.raises(RopewalkError, match=r"needs shards in \(document, order\) order"):
         ring_plan((layout,), rows, 0)
 
 
 def test_rows_of_other_shard_lengths_are_refused():
     layout = PackedLayout.from_lengths([8], "full", 0)
     rows = (row_shards(layout, 2, 1), row_shards(layout, 2, 3))
-    with pytest.raises(RopewalkError, match=r"cut alike, got rings of 2 x 6 places and of 2 x 4"):
+    with pytest.raises(RopewalkError, match=r"shards of one shape, got 2 ranks x 6 tokens and 2 x 4"):
         ring_plan((layout, layout), rows, 0)
 
 

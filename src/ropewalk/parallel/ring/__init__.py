@@ -1,4 +1,4 @@
-"""Rows that are cut over a ring of ranks, each of which gets the keys and values that its queries see."""
+"""Context parallelism over a ring of ranks: each rank receives the keys and values that its queries see."""
 
 from ropewalk.parallel.ring.attention import prepare, ring_attend
 

@@ -1,10 +1,12 @@
-"""ring_attend: attention over rows of which each rank of a ring holds a part of the queries, keys and values.
+"""ring_attend: context-parallel attention over rows whose queries, keys and values are sharded over a ring of ranks.
 
-Each rank gets, in one exchange, the keys and values that its queries see, and attends to them as to any packed row. All
-but the exchange is plain differentiable calls of the engines, and its gradient is the reverse exchange. A rank so holds
-the keys and values of up to a whole row, in one layer at a time where layers are computed again in the backward.
+Each rank receives the keys and values that its queries see in one all-to-all, and then attends to them as in any packed
+row. Everything but the exchange is a differentiable call of an engine, and the backward of the exchange is the reverse
+exchange. A rank therefore holds the keys and values of up to a whole row; with gradient checkpointing, for one layer at
+a time.
 
-Source: the all-gather form of context parallelism, arXiv:2407.21783, section 3.3.2; why not rounds: docs/log.md.
+Source: the all-gather form of context parallelism, arXiv:2407.21783, section 3.3.2. docs/log.md says why ropewalk does
+not pass keys around in rounds.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from ropewalk.parallel.ring.plan import RingPlan, calls_on, gather_on, ring_plan
 from ropewalk.parallel.ring.traffic import heads_of_an_exchange
 from ropewalk.parallel.shards import ShardedLayouts
 
-# Shapes: B rows, n places of one ring rank, H query heads, K key/value heads, D head dim, V value dim, Q tokens that
-# the rank holds, R received keys, S slots of the runs' keys; E = D + V: keys and values of a token travel side by side.
+# Shapes: B rows, n tokens of one ring rank with padding, H query heads, K key/value heads, D head dim, V value dim, Q
+# tokens of the rank without padding, R received keys, S slots of the runs' keys; E = D + V, since a token's key and
+# value are sent as one vector.
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -42,13 +45,13 @@ def ring_attend(
     engine: str = "auto",
     options: AttentionOptions = PLAIN,
 ) -> Tensor:
-    """Attention over the places of all ranks of a ring; every rank of it calls this.
+    """Attention over the tokens of all ranks of a ring; every rank of the ring must call this function.
 
     Args:
-        query: ``[batch, num_heads, ring_length, head_dim]``, RoPE applied with the row's own positions.
+        query: ``[batch, num_heads, ring_length, head_dim]``, with RoPE applied at the row's own positions.
         key: ``[batch, num_kv_heads, ring_length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, ring_length, value_dim]``.
-        sharded: how the rows are cut.
+        sharded: layouts of the whole rows and the tokens of this rank.
         engine: ``auto``, ``segments`` or ``varlen`` (CUDA, 16-bit floats).
         options: scale, soft cap, window or chunks, and sinks of the layer, as for :func:`ropewalk.attend`.
 
@@ -57,7 +60,7 @@ def ring_attend(
 
     Raises:
         RopewalkError: if shapes, dtypes or layouts contradict each other.
-        EngineError: if the engine cannot do this; the message says what can.
+        EngineError: if the engine does not support these inputs; the message names engines that do.
     """
     _check_tensors(query, key, value, sharded)
     head_dim, value_dim = query.shape[3], value.shape[3]
@@ -68,6 +71,7 @@ def ring_attend(
     plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, options.locality)
     group = sharded.groups.ring_group
     parcels = Parcels(sent_on(plan, query.device), plan.send_counts, plan.receive_counts, group)
+    # Heads are exchanged in groups, which bounds the memory of the exchange buffers.
     heads = heads_of_an_exchange(
         len(query) * sharded.total_length, key.shape[1], (head_dim + value_dim) * key.itemsize
     )
@@ -94,10 +98,10 @@ def attend_received(
 
     Args:
         query: ``[batch, num_heads, ring_length, head_dim]``.
-        kv_RKE: in the order of the plan.
-        plan: the rank's.
-        engine: ``varlen``, or ``segments``.
-        options: as for :func:`ring_attend`; the plan is of its locality.
+        kv_RKE: received keys and values, ``[received, num_kv_heads, head_dim + value_dim]``, in the order of the plan.
+        plan: plan of this rank, made for the locality of ``options``.
+        engine: ``varlen`` or ``segments``.
+        options: as for :func:`ring_attend`.
 
     Returns:
         ``[batch, num_heads, ring_length, value_dim]``; zeros in padding.
@@ -110,11 +114,12 @@ def attend_received(
         ]
     )
     kv_SKE = into_runs(kv_RKE.transpose(0, 1)[None], gather_on(plan, query.device))
-    # As large as the slots, and no longer needed.
+    # Free the received keys before attention allocates: they take as much memory as the slots.
     del kv_RKE
     k_SKD, v_SKV = kv_SKE.split([head_dim, kv_SKE.shape[2] - head_dim], dim=2)
     if not plan.queries:
-        # No token: the backward must reach the exchange all the same, where the other ranks wait.
+        # This rank has no token, but its graph must still contain the exchange: its backward is a collective, in which
+        # the other ranks would wait forever.
         output_QHV = v_SKV.repeat_interleave(q_QHD.shape[1] // v_SKV.shape[1], dim=1) + q_QHD.sum(
             2, keepdim=True
         )
@@ -135,7 +140,7 @@ def prepare(
     device: torch.device,
     localities: Iterable[Locality] = (EVERYTHING,),
 ) -> None:
-    """Make what :func:`ring_attend` needs of these rows before it is called, so that no step waits for it."""
+    """Compute and cache the plans of :func:`ring_attend` ahead of time, so that the training step need not wait."""
     for locality in localities:
         plan = ring_plan(sharded.layouts, sharded.rows, sharded.groups.ring_rank, locality)
         sent_on(plan, device)
@@ -145,9 +150,9 @@ def prepare(
 
 
 def _own_dtypes(query: Tensor) -> AbstractContextManager[Any]:
-    """No autocast: it would turn float32 queries and keys, and products of soft-capped scores, into 16-bit ones."""
+    """Disable autocast, which would cast float32 queries, keys and products of soft-capped scores to 16 bits."""
     kind = query.device.type
-    # There is none on the device meta.
+    # The meta device has no autocast.
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
@@ -161,21 +166,26 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sharded: ShardedLa
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4 or tensor.shape[0] != len(rows) or tensor.shape[2] != rows[0].ring_length:
             raise RopewalkError(
-                f"{name} must be [batch, heads, places, width] with {len(rows)} rows of {rows[0].ring_length} places, "
+                f"{name} must be [batch, heads, tokens, width] with {len(rows)} rows of {rows[0].ring_length} tokens, "
                 f"got shape {tuple(tensor.shape)}"
             )
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise RopewalkError(
-                f"{name} is {tensor.dtype} on {tensor.device}, query is {query.dtype} on {query.device}: "
-                "they must agree"
+                f"{name} is {tensor.dtype} on {tensor.device} but query is {query.dtype} on {query.device}; "
+                "use one dtype and one device"
             )
     if query.dtype not in DTYPES:
-        raise RopewalkError(f"queries must be of one of {', '.join(map(str, DTYPES))}, got {query.dtype}")
+        raise RopewalkError(
+            f"query must have one of the dtypes {', '.join(map(str, DTYPES))}, got {query.dtype}"
+        )
     if key.shape[1] != value.shape[1] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
-            f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit query {tuple(query.shape)}"
+            f"the shapes of key {tuple(key.shape)} and value {tuple(value.shape)} do not match query "
+            f"{tuple(query.shape)}; key and value need as many heads, key and query the same head_dim"
         )
     if query.shape[1] % key.shape[1]:
         raise RopewalkError(f"num_heads {query.shape[1]} is not a multiple of num_kv_heads {key.shape[1]}")
     if groups.ring != rows[0].ring:
-        raise RopewalkError(f"rows are cut over a ring of {rows[0].ring} ranks, the mesh has {groups.ring}")
+        raise RopewalkError(
+            f"the rows are sharded over a ring of {rows[0].ring} ranks, but the mesh has a ring of {groups.ring}"
+        )

@@ -1,6 +1,6 @@
-"""Which pieces of a row each rank of a ring holds, so that ranks hold as many tokens and have as much to compute.
+"""Load balancing: cut a row over a ring so that ranks have equally many tokens and about equal work.
 
-All coordinates are places in the row's (document, order) order, ``layout.storage_in_order``.
+All coordinates are indices into the row sorted by (document, order), ``layout.storage_in_order``.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from ropewalk.attention.spans import Spans
 from ropewalk.errors import RopewalkError
 
 Chunks = tuple[tuple[tuple[int, int], ...], ...]
-"""For each rank of a ring its pieces as (start, end), ascending."""
+"""For each rank of a ring, its pieces as ascending (start, end) index pairs."""
 
 PIECES = (4, 8, 16)
-"""Pieces a rank that ``cost`` tries; more of them balance better and leave fewer documents whole."""
+"""Numbers of pieces per rank that ``cost`` tries; more pieces balance better but split more documents."""
 TIE = 0.01
-"""Work that differs by less counts as equal: a hundredth is not worth cutting more documents."""
+"""Relative difference of work that counts as equal: 1 % less work does not justify splitting more documents."""
 PIECES_TIE = 0.04
-"""The same between numbers of pieces: each piece of a long document has its own copy of the keys before it, so that 16
-of them hold up to four times a row's, where 4 hold little more than one (docs/log.md)."""
+"""Tolerance between numbers of pieces. Each piece of a long document has its own copy of the keys before it: 16 pieces
+hold up to four times the keys of a row, 4 pieces little more than one row's (docs/log.md)."""
 
 
 def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:
-    """Cut a row over the ranks of a ring; ranks hold the same number of tokens, or one fewer.
+    """Cut a row over the ranks of a ring; the token counts of ranks differ by at most one.
 
     Args:
-        layout: the row's.
+        layout: layout of the row.
         ring: number of ranks.
         balance: ``contiguous``, ``zigzag``, ``cost`` or ``auto``, as for :func:`ropewalk.parallel.row_shards`.
-            ``auto`` takes the first cut, in that order, whose busiest rank has at most 1 % more work than the best
-            cut's; ``cost`` likewise the one with the fewest pieces, at most 4 %.
+            ``auto`` takes the first cut, in this order, whose busiest rank has at most 1 % more work than that of the
+            best cut. ``cost`` takes the cut with the fewest pieces whose busiest rank has at most 4 % more.
 
     Returns:
-        For each rank its pieces as (start, end) in ``layout.storage_in_order``, none empty.
+        For each rank, its non-empty pieces as (start, end) in ``layout.storage_in_order``.
 
     Raises:
         RopewalkError: if the row has fewer tokens than the ring has ranks.
     """
     if layout.total_length < ring:
         raise RopewalkError(
-            f"a row of {layout.total_length} tokens cannot be cut over a ring of {ring} ranks; use longer rows or "
-            f"parallel.ring up to {layout.total_length}"
+            f"a row of {layout.total_length} tokens is too short for a ring of {ring} ranks; use longer rows, or set "
+            f"parallel.ring to at most {layout.total_length}"
         )
     total = layout.total_length
     if balance == "contiguous":
         return _cut(list(range(ring)), total)
     if balance == "zigzag":
+        # Under a causal mask late tokens see more keys, so rank i pairs an early piece with a late one.
         return _cut([*range(ring), *reversed(range(ring))], total)
     spans = Spans.of(layout)
     by_cost = [_cut(_owners_by_work(spans, total, ring, pieces), total) for pieces in PIECES]
@@ -62,13 +63,13 @@ def ring_chunks(layout: PackedLayout, ring: int, balance: str) -> Chunks:
 
 
 def _first_within(tie: float, layout: PackedLayout, cuts: Sequence[Chunks]) -> Chunks:
-    """The first cut whose busiest rank has at most this share more work than the best one's."""
+    """First cut whose busiest rank has at most (1 + tie) times the work of the best cut's busiest rank."""
     work = [max(ring_work(layout, chunks)) for chunks in cuts]
     return next(chunks for chunks, most in zip(cuts, work, strict=True) if most <= (1 + tie) * min(work))
 
 
 def ring_work(layout: PackedLayout, chunks: Chunks) -> tuple[int, ...]:
-    """Visible pairs of query and key whose query each rank holds; their sum is that of the layout's dense mask."""
+    """Number of visible (query, key) pairs of each rank's queries; the sum equals that of the layout's dense mask."""
     spans = Spans.of(layout)
 
     def pairs(pieces: tuple[tuple[int, int], ...]) -> int:
@@ -79,9 +80,9 @@ def ring_work(layout: PackedLayout, chunks: Chunks) -> tuple[int, ...]:
 
 
 def _owners_by_work(spans: Spans, total: int, ring: int, pieces: int) -> list[int]:
-    """The rank of each of ``pieces`` x ``ring`` equal pieces: the heaviest first, to the rank with the least so far.
+    """Rank of each of ``pieces`` x ``ring`` equal pieces: greedily, the heaviest piece to the least loaded rank.
 
-    Every rank takes as many pieces as the others, since ranks are padded to the one with the most tokens.
+    All ranks get the same number of pieces, because every rank is padded to the longest one.
     """
     count = pieces * ring
     work = np.diff(spans.pairs_before(np.arange(count + 1) * total // count))
@@ -96,7 +97,7 @@ def _owners_by_work(spans: Spans, total: int, ring: int, pieces: int) -> list[in
 
 
 def _cut(owners: Sequence[int], total: int) -> Chunks:
-    """Pieces of a row whose owners are given in order: each rank's share of the tokens, over its pieces equally."""
+    """Cut a row into pieces with the given owners; a rank's equal share of the tokens is spread over its pieces."""
     ring = max(owners) + 1
     sizes: list[list[int]] = []
     for rank in range(ring):
@@ -106,6 +107,7 @@ def _cut(owners: Sequence[int], total: int) -> Chunks:
     start = 0
     for owner in owners:
         end = start + sizes[owner].pop(0)
+        # Merge adjacent pieces of one rank: fewer runs for the engine, and no key held twice.
         if chunks[owner] and chunks[owner][-1][1] == start:
             chunks[owner][-1] = (chunks[owner][-1][0], end)
         elif end > start:

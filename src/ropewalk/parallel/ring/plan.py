@@ -1,8 +1,8 @@
-"""RingPlan: which keys the ranks of a ring exchange, and which queries see them. A pure value, made without processes.
+"""RingPlan: which keys the ranks of a ring exchange, and which queries see them. Computing it needs no processes.
 
-A rank holds its places in (document, order) order, so the keys of one document that another rank holds before some
-query are one range of its places, and so are the anchor's. Every rank computes what it sends and what it receives from
-the layouts alone; nothing is negotiated.
+Each rank stores its tokens in (document, order) order, so the keys of a document that precede a query form one range of
+indices on each rank, and so do the keys of the anchor. Every rank computes from the layouts alone what it sends and
+receives; the ranks do not communicate for this.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class RingPlan:
-    """What one rank sends, receives and computes.
+    """Keys that one rank sends and receives, and the attention calls that it computes.
 
-    A run is a piece of a document, or of the whole row under ``full``, that the rank holds without a gap. Its keys are
-    the anchor's and those of its document up to its last query, in the order of the row.
+    A run is a contiguous piece of a document on this rank, or of the whole row under the pattern ``full``. Its keys are
+    those of the anchor and those of its document up to its last query, in row order.
 
     Attributes:
         ring_rank: this rank.
-        sent: int64, local places (of the flattened batch: row · ring_length + place) whose keys go to rank 0, then
-            those that go to rank 1, and so on; ascending for each rank, this one included.
-        send_counts: how many go to each rank.
-        receive_counts: how many come from each rank.
-        slots: int64, the received key in each slot of the runs' keys, which stand one after the other; each received
-            key stands in one slot or more.
-        queries, keys: how many each run has. The runs' queries, one after the other, are all local places that hold a
-            token.
-        tokens: of each row, how many this rank holds; padding stands behind them.
+        sent: int64, local indices into the flattened batch (row · ring_length + index in the row) of the keys sent to
+            rank 0, then of those sent to rank 1, and so on, this rank included; ascending for each rank.
+        send_counts: number of keys sent to each rank.
+        receive_counts: number of keys received from each rank.
+        slots: int64, for each slot of the runs' concatenated keys, the index of the received key; each received key
+            fills one slot or more.
+        queries, keys: numbers of queries and keys of each run. The concatenated queries of the runs are all local
+            tokens without padding.
+        tokens: for each row, the number of tokens on this rank; padding follows them.
     """
 
     ring_rank: int
@@ -73,13 +73,13 @@ def sent_on(plan: RingPlan, device: torch.device) -> Tensor:
 
 @kept
 def gather_on(plan: RingPlan, device: torch.device) -> Gather | None:
-    """The gather of received keys into the runs' slots, None where they lie that way already."""
+    """Gather of received keys into the runs' slots; None if they are already in that order."""
     return gather_by(plan.slots, device)
 
 
 @kept
 def calls_on(plan: RingPlan, device: torch.device) -> tuple[Call, ...]:
-    """The calls of the engine ``varlen``."""
+    """Arguments of the ``varlen`` engine's kernel calls, on a device."""
     return calls_of(plan.queries, plan.keys, device)
 
 
@@ -90,28 +90,26 @@ def ring_plan(
     ring_rank: int,
     locality: Locality = EVERYTHING,
 ) -> RingPlan:
-    """What one rank sends, receives and computes; made once a batch, where all layers find it.
+    """Compute the plan of one rank; it is cached, so all layers of a batch share it.
 
     Args:
-        layouts: of the whole rows.
-        rows: how each is cut, all into shards of one length.
+        layouts: layouts of the whole rows.
+        rows: shards of each row, all of one length.
         ring_rank: the rank, 0 to ring - 1.
-        locality: of the layer; keys that no query's window or chunk holds are not sent.
+        locality: window or chunks of the layer; keys outside every query's window or chunk are not sent.
 
     Raises:
-        RopewalkError: if shards and layouts do not belong together.
+        RopewalkError: if shards and layouts do not match.
     """
     ring, length = rows[0].ring, rows[0].ring_length
     for layout, row in zip(layouts, rows, strict=True):
         if (row.ring, row.ring_length) != (ring, length):
             raise RopewalkError(
-                f"rows of a batch must be cut alike, got rings of {row.ring} x {row.ring_length} places and of {ring} "
-                f"x {length}"
+                f"all rows of a batch must have shards of one shape, got {row.ring} ranks x {row.ring_length} tokens "
+                f"and {ring} x {length}"
             )
         if not torch.equal(row.order, layout.storage_in_order):
-            raise RopewalkError(
-                "a ring needs rows that are cut in (document, order) order; make their shards with row_shards"
-            )
+            raise RopewalkError("a ring needs shards in (document, order) order; create them with row_shards")
     cuts = [
         _RowCut(Spans.of(layout, locality), row.chunks) for layout, row in zip(layouts, rows, strict=True)
     ]
@@ -119,11 +117,12 @@ def ring_plan(
         np.concatenate([cut.seen(other, ring_rank) + row * length for row, cut in enumerate(cuts)])
         for other in range(ring)
     ]
-    # For each rank and row, the places in order whose keys come from there: received in this order.
+    # For each source rank and row, the sorted indices of the keys that come from there, in the order of arrival.
     received = [[cut.held_by(source)[cut.seen(ring_rank, source)] for cut in cuts] for source in range(ring)]
     slots: list[Ints] = []
     queries: list[int] = []
     for number, cut in enumerate(cuts):
+        # at[i]: position in the receive buffer of the key at sorted index i, -1 if it is not received.
         at, start = np.full(cut.total, -1), 0
         for parts in received:
             at[parts[number]] = np.arange(len(parts[number])) + start + _total(parts[:number])
@@ -146,7 +145,7 @@ def ring_plan(
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run's queries as places in order, and its keys: shared ones of the row, and those from ``first`` to its end."""
+    """A run in sorted indices: queries start to end; keys shared_start to shared_end, then first to end."""
 
     start: int
     end: int
@@ -156,7 +155,7 @@ class _Piece:
 
 
 class _RowCut:
-    """One row's spans and chunks, and the arithmetic of places in order and of local ones."""
+    """Spans and chunks of one row, and the arithmetic between sorted indices of the row and local ones of a rank."""
 
     def __init__(self, spans: Spans, chunks: Sequence[Sequence[Range]]) -> None:
         self.spans = spans
@@ -165,11 +164,11 @@ class _RowCut:
         self._found: dict[int, tuple[Ints, ...]] = {}
 
     def held_by(self, rank: int) -> Ints:
-        """The places in order that a rank holds."""
+        """Sorted indices of the tokens that a rank holds."""
         return _joined((start, end) for start, end in self.chunks[rank].tolist())
 
     def held_before(self, rank: int, places: Ints) -> Ints:
-        """How many tokens before some places a rank holds: the local place, where it holds that place itself."""
+        """Number of the rank's tokens before each sorted index, which is the local index of a token it holds."""
         starts, ends = self.chunks[rank].T
         if not len(starts):
             return np.zeros_like(places)
@@ -179,12 +178,12 @@ class _RowCut:
         return before[chunk] + inside
 
     def pieces(self, rank: int) -> list[_Piece]:
-        """The rank's places, cut where a chunk or a span ends."""
+        """The rank's tokens as pieces that end where a chunk or a span ends."""
         columns = (column.tolist() for column in self._pieces(rank))
         return [_Piece(*found) for found in zip(*columns, strict=True)]
 
     def seen(self, rank: int, source: int) -> Ints:
-        """Ascending local places of ``source`` whose keys a rank's queries see."""
+        """Ascending local indices on ``source`` of the keys that the queries of ``rank`` see."""
         _, *ranges = self._pieces(rank)
         ends, firsts, shared_starts, shared_ends = (self.held_before(source, places) for places in ranges)
         shared = zip(shared_starts.tolist(), shared_ends.tolist(), strict=True)
@@ -192,13 +191,13 @@ class _RowCut:
         return _joined(_union([*shared, *own]))
 
     def _pieces(self, rank: int) -> tuple[Ints, ...]:
-        """Of each piece of a rank: start, end, first key of its own span, and the range of shared keys."""
+        """Arrays over the pieces of a rank: start, end, first key of the own span, start and end of shared keys."""
         if rank not in self._found:
             cuts = np.unique(np.concatenate([self.chunks[rank].flatten(), self.spans.starts]))
             starts, ends = cuts[:-1], cuts[1:]
             mine = self.held_before(rank, ends) > self.held_before(rank, starts)
             starts, ends = starts[mine], ends[mine]
-            # The first query of a piece sees the oldest keys of any.
+            # Windows and chunks only move forward, so the first query of a piece sees the oldest keys.
             shared_starts, firsts = self.spans.first_seen(starts)
             shared_ends = self.spans.shared_end[self.spans.span_of(starts)]
             self._found[rank] = (starts, ends, firsts, shared_starts, shared_ends)
@@ -210,7 +209,7 @@ def _total(parts: Sequence[Ints]) -> int:
 
 
 def _union(ranges: Iterable[Range]) -> list[Range]:
-    """Ascending ranges, apart from each other, that cover these and nothing else."""
+    """Union of ranges as ascending, disjoint ranges."""
     joined: list[Range] = []
     for start, end in sorted(each for each in ranges if each[0] < each[1]):
         if joined and start <= joined[-1][1]:
@@ -221,5 +220,5 @@ def _union(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _joined(ranges: Iterable[Range]) -> Ints:
-    """The places in some ranges."""
+    """Concatenated indices of the ranges."""
     return np.concatenate([np.arange(0), *(np.arange(start, end) for start, end in ranges)])

@@ -1,4 +1,4 @@
-"""What a ring's exchanges bring: heads and bytes of rows that are there, and keys at most before any row is packed."""
+"""Size of a ring's exchanges: bytes for given rows, and upper bounds on keys before any row is packed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ropewalk.parallel.ring.balance import Chunks, ring_chunks
 from ropewalk.parallel.ring.plan import RingPlan
 
 EXCHANGED_BYTES = 2**30
-"""Keys and values of whole rows that one exchange may bring, of as many heads as fit, one at least.
+"""Upper bound in bytes on the keys and values of whole rows in one exchange; an exchange has at least one head.
 
-It bounds what is held for a moment, gradients and copies; what the backward needs of all heads is held anyway."""
+The bound limits temporary buffers: gradients and copies. The tensors that the backward needs are held for all heads
+regardless."""
 
 
 def heads_of_an_exchange(tokens: int, num_kv_heads: int, key_bytes: int) -> int:
-    """Key/value heads whose keys and values one exchange brings: the same number on every rank.
+    """Number of key/value heads per exchange, the same on every rank.
 
     Args:
-        tokens: of all whole rows.
-        num_kv_heads: of one rank.
-        key_bytes: of a key and its value.
+        tokens: tokens of all whole rows.
+        num_kv_heads: key/value heads of one rank.
+        key_bytes: bytes of one key and its value.
     """
     return min(num_kv_heads, max(1, EXCHANGED_BYTES // (tokens * key_bytes)))
 
@@ -30,15 +31,19 @@ def heads_of_an_exchange(tokens: int, num_kv_heads: int, key_bytes: int) -> int:
 def ring_bytes(
     plan: RingPlan, num_kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype
 ) -> tuple[int, int]:
-    """Bytes that a rank sends to others in a forward and in a backward of ``ring_attend``.
+    """Bytes that a rank sends to others in the forward and in the backward of ``ring_attend``.
 
-    Keys and values travel in the forward; in the backward the gradients of received ones return to their owners, in
-    the same dtype.
+    The forward sends keys and values. The backward returns the gradients of received ones to their owners, in the same
+    dtype.
 
     Args:
-        plan: the rank's.
-        num_kv_heads, head_dim, value_dim: of the tensors that ring_attend gets (under Ulysses, a rank's share).
-        dtype: theirs.
+        plan: plan of the rank.
+        num_kv_heads, head_dim, value_dim: sizes of the tensors passed to ring_attend (under Ulysses, with this rank's
+            share of the heads).
+        dtype: dtype of keys and values.
+
+    Returns:
+        (forward, backward), bytes.
     """
     key = num_kv_heads * (head_dim + value_dim) * dtype.itemsize
     return plan.sent_to_others * key, plan.received_from_others * key
@@ -46,15 +51,15 @@ def ring_bytes(
 
 @lru_cache(maxsize=64)
 def packed_ring_keys(row_length: int, document_length: int, ring: int) -> tuple[tuple[int, int], ...]:
-    """Keys that each ring rank sends and receives at most, in a row of equal documents cut as ``auto`` does.
+    """Largest number of keys that each ring rank sends and receives, for a row of equal documents and balance ``auto``.
 
     Args:
         row_length: tokens of the row.
-        document_length: tokens of each document, the last one takes the rest; they do not see each other.
-        ring: ranks that the row is cut over.
+        document_length: tokens of each document, which see only their own document; the last one takes the rest.
+        ring: number of ranks.
 
     Returns:
-        (sent, received) of each rank.
+        (sent, received) keys of each rank.
 
     Raises:
         RopewalkError: if the row has fewer tokens than the ring has ranks.
@@ -66,17 +71,17 @@ def packed_ring_keys(row_length: int, document_length: int, ring: int) -> tuple[
 
 
 def most_ring_keys(chunks: Chunks, longest: int) -> tuple[tuple[int, int], ...]:
-    """Keys that each ring rank sends and receives at most, for any documents of up to ``longest`` tokens in a row.
+    """Largest number of keys that each ring rank sends and receives, for any documents of up to ``longest`` tokens.
 
-    A piece's last document is the only one that goes on behind it. A rank whose next piece starts g places behind
-    has a query of it only if the document has g + 1 tokens there, and so at most longest - g - 1 in the piece.
+    Only the last document of a piece continues after it. A rank whose next piece starts g tokens later has a query of
+    that document only if the document has at least g + 1 tokens after the piece, and so at most longest - g - 1 in it.
 
     Args:
-        chunks: each rank's pieces, as of :class:`ropewalk.parallel.RowShards`.
-        longest: tokens of a document, 1 or more.
+        chunks: pieces of each rank, as in :class:`ropewalk.parallel.RowShards`.
+        longest: tokens of the longest document, 1 or more.
 
     Returns:
-        (sent, received) of each rank; exact for one document that is the whole row.
+        (sent, received) keys of each rank; exact if one document fills the row.
     """
     pieces = sorted((start, end, rank) for rank, held in enumerate(chunks) for start, end in held)
     sent, received = [0] * len(chunks), [0] * len(chunks)
