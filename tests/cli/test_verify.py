@@ -57,7 +57,7 @@ def test_a_failure_is_in_the_table_and_in_the_status(recipe, capsys, monkeypatch
     monkeypatch.setattr(ropewalk.verification.run, "run_planned", run_with_a_cast)
     assert main(["verify", recipe, *SMALL, *NARROW]) == 1
     captured = capsys.readouterr()
-    assert "failed: RoPE as loaded: in bfloat16 the model rotates by other angles" in captured.out
+    assert "failed: RoPE as loaded: in bfloat16 the model's RoPE angles are not those of" in captured.out
     assert "NO" in captured.out
     title, *table = captured.out.partition("\n\n")[0].splitlines()
     assert "embedded, first layer: 4 rows" in title

@@ -42,7 +42,7 @@ def prepared(values, tmp_path, **options):
 def test_rows_hold_several_documents_of_the_user(recipe, tmp_path):
     case, remarks, mesh = prepared(recipe, tmp_path, rows=3, length=64)
     assert (len(case.rows), case.length, case.context, mesh.world_size) == (3, 64, 1024, 1)
-    assert remarks == ["rows of 64 tokens, where the stage has 1,024"]
+    assert remarks == ["rows of 64 tokens instead of the stage's 1,024"]
     assert case.rope.rope_theta > 10_000
     for row in case.rows:
         assert len(row.layout.document_lengths) > 1
@@ -86,7 +86,7 @@ def test_the_stages_memory_settings_are_verified(recipe, tmp_path):
     recipe["stages"][0] |= {"rows_per_batch": 4, "gradient_checkpointing": True, "offload_activations": True}
     case, remarks, _ = prepared(recipe, tmp_path, rows=2, length=64)
     assert (case.rows_per_batch, case.gradient_checkpointing, case.offload_activations) == (4, True, True)
-    assert "micro-batches of 2 rows, where the stage has 4" in remarks
+    assert "micro-batches of 2 rows instead of the stage's 4" in remarks
 
 
 def test_micro_batches_have_two_rows_at_least(recipe, tmp_path):
@@ -118,14 +118,15 @@ def test_first_layers_without_a_weight_are_refused(recipe, tmp_path):
 def test_a_model_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 1 << 12)
     with pytest.raises(
-        RopewalkError, match=r"takes about 0 GiB of memory in float64.*--layers, fewer than 5"
+        RopewalkError,
+        match=r"about 0 GiB of memory in float64.*verify fewer than 5 of the model's layers with --layers",
     ):
         prepared(recipe, tmp_path, rows=2, length=64)
 
 
 def test_too_few_documents_are_refused(recipe, tmp_path):
     with pytest.raises(
-        RopewalkError, match=r"the documents fill \d+ rows of 1024 tokens, and verifying needs 9"
+        RopewalkError, match=r"the documents fill only \d+ rows of 1024 tokens, but verify needs 9"
     ):
         prepared(recipe, tmp_path, rows=9, length=1024)
 

@@ -32,14 +32,17 @@ FAST = ("mean of means", "theta default on reload")
 SHARDS = {"labels of shards, 2 sequence", "labels of shards, 2 ring"}
 PARTS = {"2 ranks = 1 rank, 2 sequence", "2 ranks = 1 rank, 2 ring"}
 EXPECTED = {
-    "labels shifted after sharding": (SHARDS | PARTS, "the ranks lose"),
+    "labels shifted after sharding": (SHARDS | PARTS, "the ranks lack"),
     "mean of means": (
         PARTS | {"2 ranks = 1 rank, 2 shard", "loss normalisation, 2 shard"},
-        "rows with few targets count for more",
+        "rows with few targets get too much weight",
     ),
-    "positions local to the shard": (SHARDS | PARTS, "other positions on their ranks than in the row"),
+    "positions local to the shard": (
+        SHARDS | PARTS,
+        "positions of tokens on their ranks differ from those in the row",
+    ),
     "labels rolled but in the first row": (SHARDS | PARTS, "targets of the row and have"),
-    "boundary token dropped": (SHARDS | PARTS, "the ranks lose"),
+    "boundary token dropped": (SHARDS | PARTS, "the ranks lack"),
     "theta default on reload": (
         {"saved folder = model in memory", "RoPE after save and load"},
         "it runs unscaled RoPE with rope_theta 10,000",
@@ -53,11 +56,11 @@ EXPECTED = {
             "attention on ranks, 2 sequence",
             "2 ranks = 1 rank, 2 ring",
         },
-        "documents of a row see each other",
+        "tokens attend to other documents of the row",
     ),
     "optimiser state lost": (
         {"sharded checkpoint = memory", "resumed run = unbroken run"},
-        "a resumed run would not be the same run",
+        "a resumed run would differ from an uninterrupted one",
     ),
 }
 
@@ -110,4 +113,4 @@ def test_targets_that_cross_documents_are_found(two_ranks, shallow_case):
     failed = failing(two_ranks, broken, planned_checks(broken, 2))
     assert set(failed) == {"labels of rows"}
     assert "token 0 of row 0 (document -1) has target" in failed["labels of rows"]
-    assert "no target follows in its document" in failed["labels of rows"]
+    assert "its document requires no target" in failed["labels of rows"]

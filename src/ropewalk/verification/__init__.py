@@ -1,4 +1,4 @@
-"""verify: on the user's own model and documents, that packing, ranks, checkpoints and RoPE change no number."""
+"""verify: check on the user's model and documents that packing, ranks, checkpoints and RoPE do not change results."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Case: the user's model, rows and settings, made small enough to be computed several times over."""
+"""Case: the user's model, rows and settings, reduced so that they can be computed several times."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ from ropewalk.training.stage_rope import stage_ropes
 from ropewalk.training.stage_rope.base import Before
 
 WORK = 6e8
-"""Parameters times tokens of all rows: one pass forward and backward takes a CPU core about a second in float64."""
+"""Budget of parameters x tokens of all rows; a forward and backward in float64 takes about a second on a CPU core."""
 BYTES_A_PARAMETER = 64
-"""Weights, gradients and the gradients of two steps of both sides in float64, and those of one side in float32."""
+"""Both sides hold weights, gradients and the gradients of two steps in float64; one side holds them in float32 too."""
 SHORTEST = 32
+"""Smallest row length in tokens."""
 LEAST_IN_BATCH = 2
-"""Rows of a micro-batch, where there are so many: a fault may spare its first row."""
+"""Smallest number of rows in a micro-batch, if there are enough rows: a bug may affect only rows after the first."""
 DOCUMENTS_A_ROW = 3
-"""Documents longer than a third of a row are cut, so that rows have boundaries to verify."""
+"""Documents longer than a third of a row are truncated, so that rows contain document boundaries to verify."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Everything that the checks work on; it travels to the processes of a pool.
+    """Input of all checks; it is pickled and sent to the processes of a pool.
 
     Attributes:
         model: folder of the model, or of its first layers.
-        setup: how the recipe's first stage runs it: with which RoPE, for which context, over which engine.
+        setup: how the recipe's first stage runs the model: RoPE, context and engine.
         rows: packed rows of one length.
-        trained: bool ``[length]`` a row: False where a token must not be a target (tags and padding).
-        num_heads: attention heads, which decide how rows may be cut.
-        attention: what the layers ask of an engine, on the device where one process computes and in the dtype that
-            the precision computes in.
-        seed, optimizer, precision: as the recipe or its plan say.
-        rows_per_batch: rows of one forward pass; the stage's, and at least 2.
-        gradient_checkpointing, offload_activations: as the stage says.
-        scratch: folder for what the checks save.
-        key: of this case, for results that several checks need.
+        trained: for each row, bool ``[length]``, False where a token must not be a target (tags and padding).
+        num_heads: number of attention heads, which limits the Ulysses degrees.
+        attention: requirements of the layers on an engine, for the device of one process and the dtype of the
+            precision.
+        seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
+        rows_per_batch: rows per forward pass: those of the stage, and at least 2.
+        gradient_checkpointing, offload_activations: settings of the stage.
+        scratch: folder for files that the checks save.
+        key: unique key of this case, under which results that several checks need are cached.
     """
 
     model: str
@@ -82,12 +83,12 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """Tokens per row."""
         return self.rows[0].layout.total_length
 
     @property
     def device(self) -> str:
-        """Where one process computes."""
+        """Device of a single process."""
         return str(self.attention.device)
 
     @property
@@ -98,12 +99,12 @@ class Case:
 
     @property
     def context(self) -> int:
-        """Tokens that the stage trains for; the config says as many."""
+        """Context of the stage in tokens, which is also the config's max_position_embeddings."""
         assert self.setup.max_position_embeddings is not None
         return self.setup.max_position_embeddings
 
     def batches(self, mesh: Mesh) -> list[tuple[Row, ...]]:
-        """This rank's rows in the micro-batches of a run; the last may hold fewer."""
+        """This rank's rows in micro-batches, as in a run; the last one may have fewer rows."""
         rows = self.rows[mesh.data_rank :: mesh.shape.data_degree]
         size = self.rows_per_batch
         return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -117,21 +118,22 @@ def prepare(
     layers: int | None = None,
     world: World | None = None,
 ) -> tuple[Case, list[str], MeshShape]:
-    """Take the first stage of a recipe, a few of its rows, and its model or the first layers of it.
+    """Build a case from the first stage of a recipe, a few of its rows, and its model or the model's first layers.
 
     Args:
-        recipe: the user's.
-        scratch: folder for the copy of the model, the rows, and what checks save.
-        rows: how many.
-        length: tokens of a row; if None the first stage's context, or what a CPU computes in about a minute.
-        layers: of the model; all if None.
-        world: the processes that the recipe is to run on; this one alone if None.
+        recipe: recipe of the user.
+        scratch: folder for the copy of the model, the rows, and files that checks save.
+        rows: number of rows.
+        length: tokens per row; if None, the first stage's context, or less if a CPU needs more than about a minute.
+        layers: number of first layers of the model to use; all if None.
+        world: processes that the recipe runs on; this one alone if None.
 
     Returns:
-        The case, remarks on what is not as in the recipe, and the recipe's mesh.
+        The case, remarks on differences from the recipe, and the recipe's mesh.
 
     Raises:
-        RopewalkError: as a run of the recipe would, or for a length or a number of layers that there is not.
+        RopewalkError: if a run of the recipe would be refused, or if the length or the number of layers is out of
+            range.
     """
     resolved = resolve(recipe, world)
     stage, remarks = recipe.stages[0], []
@@ -148,7 +150,7 @@ def prepare(
         remarks.append(f"the {first_layers(layers)} of {there}")
     parameters = _parameters(model, recipe)
     _refuse_large(parameters, there, layers)
-    # Weights that cannot be read end it here, not in every check anew.
+    # Load once now: unreadable weights should be one error here, not a failure of every check.
     setup = ModelSetup(
         method,
         stage.context,
@@ -160,10 +162,10 @@ def prepare(
     )
     load_model(model, replace(setup, engine="auto"))
     if stage.rows_per_batch > rows:
-        remarks.append(f"micro-batches of {rows} rows, where the stage has {stage.rows_per_batch}")
+        remarks.append(f"micro-batches of {rows} rows instead of the stage's {stage.rows_per_batch}")
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
-        remarks.append(f"rows of {tokens:,} tokens, where the stage has {stage.context:,}")
+        remarks.append(f"rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
     if recipe.data.rows:
         packed = _rows_of_stage(recipe, resolved)
     else:
@@ -172,8 +174,8 @@ def prepare(
         )
     if len(packed) < rows:
         raise RopewalkError(
-            f"the documents fill {len(packed)} rows of {tokens} tokens, and verifying needs {rows}; lower --length or "
-            "--rows, or give more documents"
+            f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows}; lower --length "
+            "or --rows, or give more documents"
         )
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
     assert config.num_heads is not None
@@ -197,18 +199,18 @@ def prepare(
 
 
 def first_layers(count: int) -> str:
-    """``first layer``, ``first 2 layers``."""
+    """Text such as ``first layer`` or ``first 2 layers``."""
     return "first layer" if count == 1 else f"first {count} layers"
 
 
 def _refuse_large(parameters: int, there: int, layers: int | None) -> None:
-    """Float64 takes room, and a machine that runs out of memory says nothing of why."""
+    """Raise if float64 copies of the model exceed this machine's memory: the kernel would kill the process silently."""
     needed, memory = parameters * BYTES_A_PARAMETER, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         kept = there if layers is None else layers
         raise RopewalkError(
-            f"verifying {parameters:,} parameters takes about {needed / 2**30:,.0f} GiB of memory in float64 and this "
-            f"machine has {memory / 2**30:,.0f}; verify the model's first layers with --layers, fewer than {kept}"
+            f"verifying {parameters:,} parameters takes about {needed / 2**30:,.0f} GiB of memory in float64, but this "
+            f"machine has {memory / 2**30:,.0f} GiB; verify fewer than {kept} of the model's layers with --layers"
         )
 
 
@@ -220,7 +222,7 @@ def _row_length(parameters: int, context: int, asked: int | None, rows: int) -> 
             )
         return asked
     affordable = int(WORK / (parameters * rows))
-    # A power of two, as contexts are.
+    # Round down to a power of two, like most contexts; it stays divisible by the usual numbers of ranks.
     power: int = 1 << max(affordable, SHORTEST).bit_length() - 1
     return min(context, power)
 
@@ -235,7 +237,7 @@ def _parameters(model: str, recipe: Recipe) -> int:
 
 
 def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch: Path) -> str:
-    """A folder with the first layers of a model and everything around them, as transformers saves it."""
+    """Save the first layers of a model, with embeddings and head, as a transformers folder and return its path."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(resolved.model, recipe.trust_remote_code).source
@@ -244,7 +246,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     if not 1 <= layers <= there:
         raise RopewalkError(f"--layers must be from 1 to the model's {there}, got {layers}")
     for name, value in vars(text).items():
-        # Layer types, and whatever else a config says of each layer.
+        # Layer types and other per-layer lists of the config must have one entry per remaining layer.
         if isinstance(value, list) and len(value) == there:
             setattr(text, name, value[:layers])
     text.num_hidden_layers = layers
@@ -265,10 +267,10 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
             f"cannot take the {first_layers(layers)} of {resolved.model}: {reason}"
         ) from error
     if loading["missing_keys"]:
-        # transformers has filled them with random numbers, and saved those.
+        # transformers initialises missing weights randomly and would have saved them.
         raise RopewalkError(
-            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])}, which its "
-            f"{first_layers(layers)} need"
+            f"the checkpoint in {resolved.model} lacks the weight {min(loading['missing_keys'])}, which the "
+            f"{first_layers(layers)} need; restore the checkpoint's weight files"
         )
     resolved.tokenizer.save_pretrained(folder)
     return str(folder)
@@ -283,15 +285,15 @@ def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
         if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:
             return rows
     raise RopewalkError(
-        f"data.rows has no folder of rows of {stage.context} tokens, pattern {stage.pattern}, positions "
-        f"{stage.positions}, which the first stage needs"
+        f"data.rows has no folder with rows of {stage.context} tokens, pattern {stage.pattern} and positions "
+        f"{stage.positions}, which the first stage needs; pack them with ropewalk data pack"
     )
 
 
 def _pack(
     recipe: Recipe, resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path
 ) -> PackedRows:
-    """The first documents of the recipe's sources, packed as the run would pack them."""
+    """Pack the first documents of the recipe's sources with the packing settings of the run."""
     file = scratch / "documents.jsonl"
     most = max(2, settings.context // DOCUMENTS_A_ROW)
     wanted = (rows + 1) * settings.context
@@ -311,7 +313,7 @@ def _pack(
 
 
 def _documents(recipe: Recipe, resolved: ResolvedRecipe) -> Iterator[tuple[list[int], str]]:
-    # Small batches: a few documents suffice.
+    # Small batches, because the caller stops after a few documents.
     for document in tokenise(read_documents(recipe.data.sources), resolved.tokenizer, batch_documents=16):
         if len(document.input_ids) > 1:
             yield document.input_ids.tolist(), document.source
@@ -326,7 +328,7 @@ def _trained(rows: PackedRows, number: int) -> Tensor:
 
 
 def _shortened(row: Row, length: int) -> Row:
-    """The first tokens of a row, with the targets that lie among them."""
+    """The first ``length`` tokens of a row, with the targets that are among them."""
     if length == row.layout.total_length:
         return row
     layout = row.layout
@@ -341,7 +343,7 @@ def _shortened(row: Row, length: int) -> Row:
 
 
 def with_labels(row: Row, keep: Sequence[int] | Tensor) -> Row:
-    """The same row with targets at some places only."""
+    """The same row with targets only at the given indices."""
     labels = torch.full_like(row.labels, IGNORED)
     labels[keep] = row.labels[keep]
     return Row(row.input_ids, labels, row.layout)

@@ -1,4 +1,4 @@
-"""Losses and gradients of the model, in one process and on a mesh, in float64 where that tells rounding from faults."""
+"""Losses and gradients of the model, in one process and on a mesh; in float64, which separates rounding from bugs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from ropewalk.verification.case import Case
 
 T = TypeVar("T")
 STRIDE = 0.1
-"""Norm of the change of all weights between two steps: large enough to show in the second step's gradients."""
+"""Norm of the weight update between the two steps; large enough to change the gradients of the second step."""
 
 
 def _widened(model: LossModel) -> AbstractContextManager[Any]:
-    """Float64 all the way, if the model is in float64."""
+    """Context in which a float64 model computes entirely in float64; no effect on other models."""
     wide = model.head.linear.weight.dtype == torch.float64
     return KeepFloat64() if wide else nullcontext()
 
 
 def engine_for(case: Case, dtype: torch.dtype) -> str:
-    """The recipe's engine where it computes in a dtype; some are for 16 bits only, and segments is for all."""
+    """The recipe's engine if it supports the dtype, otherwise ``segments``: some engines support only 16-bit floats."""
     return (
         "segments"
         if dtype == torch.float64 and case.setup.engine in ("auto", "varlen", "flex")
@@ -46,17 +46,17 @@ def engine_for(case: Case, dtype: torch.dtype) -> str:
 def load_whole(
     case: Case, dtype: torch.dtype, engine: str | None = None, stored: torch.dtype | None = None
 ) -> LossModel:
-    """The model in this process, with the recipe's RoPE.
+    """Load the whole model in this process, with the recipe's RoPE.
 
     Args:
-        case: whose model.
-        dtype: to compute in.
+        case: case whose model to load.
+        dtype: dtype of computation.
         engine: attention engine; the recipe's if None.
-        stored: dtype that weights are rounded to before; ``dtype`` if None.
+        stored: dtype that the weights are rounded to first; ``dtype`` if None.
     """
     setup = replace(case.setup, engine=engine or engine_for(case, dtype))
     model = load_model(case.model, setup, stored or dtype, case.device)
-    # As in a run: the frequencies of transformers' own rotary module keep their dtype.
+    # cast_parameters, as in a run, rather than model.to(): inv_freq of transformers' rotary module keeps its dtype.
     cast_parameters(model, dtype)
     experts_for(model, dtype)
     return LossModel(model, OutputHead.unchecked(model)).train()
@@ -65,7 +65,7 @@ def load_whole(
 def load_on(
     case: Case, mesh: Mesh, world: World, dtype: torch.dtype, compute: torch.dtype | None = None
 ) -> LossModel:
-    """The model sharded over a mesh, as a run loads it; every rank calls this."""
+    """Load the model sharded over a mesh, as a run does; every rank must call this function."""
     setup = replace(case.setup, engine=engine_for(case, compute or dtype))
     model = load_sharded(case.model, mesh, world, setup, dtype, compute).train()
     experts_for(model.model, dtype)
@@ -73,23 +73,23 @@ def load_on(
 
 
 def experts_for(model: Any, dtype: torch.dtype) -> None:
-    """Make the experts of a model, if it has any, compute in a dtype: in float64 one after the other."""
+    """Run the experts of a mixture one by one in float64, which transformers' grouped kernels do not support."""
     if dtype == torch.float64:
         run_experts_one_by_one(model)
 
 
 def as_in_a_run(model: LossModel, case: Case) -> LossModel:
-    """The same model, whose layers are computed again in the backward if the recipe says so; not in float64."""
-    # What keeps float64 wide does not hold in the backward.
+    """Enable gradient checkpointing if the recipe does, except in float64."""
+    # KeepFloat64 is not active during the recomputation in the backward.
     if case.gradient_checkpointing and model.head.linear.weight.dtype != torch.float64:
         checkpoint_activations(model.model)
     return model
 
 
 class Descent:
-    """Stands where the optimiser does: keeps the gradients of a step, then goes a fixed distance against them.
+    """Stand-in for the optimiser: records the gradients of a step, then moves a fixed distance along their negative.
 
-    Not AdamW, which makes a whole step of the rounding of a gradient that vanishes.
+    AdamW would not do: it normalises gradients, so the rounding error of a vanishing gradient becomes a full step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -102,10 +102,10 @@ class Descent:
             parameter.grad = None
 
     def collect_gradients(self) -> None:
-        """Gradients are wide enough where they are."""
+        """Do nothing: gradients already have the dtype that is compared."""
 
     def clip(self) -> Tensor:
-        """The norm, unclipped; the gradients stay, whole, in CPU memory."""
+        """Return the gradient norm without clipping, and keep the whole gradients in CPU memory."""
         held = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         self.gradients.append({f"gradient of {name}": _whole(gradient) for name, gradient in held.items()})
         norm: Tensor = torch.stack([gradient.norm() for gradient in self.gradients[-1].values()]).norm()
@@ -131,14 +131,14 @@ def trained_steps(
     rows_per_batch: Sequence[int] = (1, 1),
     offload: bool = False,
 ) -> list[dict[str, Tensor]]:
-    """What a run's own training step computes: for each step its loss, gradient norm and gradients.
+    """Loss, gradient norm and gradients of each step, computed by the training step of a run.
 
     Args:
-        model: whole, or sharded over the mesh.
-        rows: of the step, over all ranks.
-        mesh: None for this process alone.
-        rows_per_batch: rows of one forward pass, a number a step; all steps are on the same rows.
-        offload: keep what the backward needs in CPU memory, as a recipe may say.
+        model: whole model, or sharded over the mesh.
+        rows: rows of each step, over all ranks; all steps use the same rows.
+        mesh: mesh of the ranks; None for this process alone.
+        rows_per_batch: for each step, the rows per forward pass.
+        offload: keep activations for the backward in CPU memory.
     """
     mine = rows if mesh is None else rows[mesh.data_rank :: mesh.shape.data_degree]
     optimizer: Any = Descent(model)
@@ -158,8 +158,8 @@ class RowResult:
     """Token losses and gradients of rows.
 
     Attributes:
-        losses: float64 ``[rows, length]``, 0 where there is no target.
-        values: ``loss`` and the gradients.
+        losses: float64 ``[rows, length]``, 0 where a token has no target.
+        values: the loss, under ``loss``, and the gradients.
     """
 
     losses: Tensor
@@ -169,14 +169,14 @@ class RowResult:
 def row_losses(
     model: LossModel, rows: Sequence[Row], losses_of: Callable[[LossModel, Row], Tensor]
 ) -> RowResult:
-    """Mean loss of all targets of rows, its gradients, and each token's loss; row by row, in one process.
+    """Mean loss over all targets of the rows, its gradients, and each token's loss; row by row in one process.
 
-    Independent of the training step: one sum, one count, nothing but autograd.
+    This is independent of the training step: one sum divided by one count, and plain autograd.
 
     Args:
-        model: whole.
-        rows: any number.
-        losses_of: the token losses ``[length]`` of one row.
+        model: whole model.
+        rows: any number of rows.
+        losses_of: function that returns the token losses ``[length]`` of one row.
     """
     count = sum(int((row.labels >= 0).sum()) for row in rows)
     model.zero_grad(set_to_none=True)
@@ -197,7 +197,7 @@ def row_losses(
 
 
 def packed_losses(model: LossModel, row: Row) -> Tensor:
-    """Token losses ``[length]`` of a row as a run computes them."""
+    """Token losses ``[length]`` of a packed row, as in a training run."""
     device = model.device
     losses: Tensor = model(row.input_ids[None].to(device), row.labels[None].to(device), (row.layout,))
     return losses[0]
@@ -205,12 +205,12 @@ def packed_losses(model: LossModel, row: Row) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _kept(key: str) -> dict[str, Any]:
-    """Results of one process that several checks compare with; of the latest case only."""
+    """Cache of single-process results that several checks compare with; it holds the latest case only."""
     return {}
 
 
 def once(case: Case, name: str, compute: Callable[[], T]) -> T:
-    """What ``compute`` gave for this case in this process, computed once; for what one process computes by itself."""
+    """Cached result of ``compute`` for this case in this process; for computations without collectives."""
     kept = _kept(case.key)
     if name not in kept:
         kept[name] = compute()
@@ -219,7 +219,7 @@ def once(case: Case, name: str, compute: Callable[[], T]) -> T:
 
 
 def once_together(case: Case, world: World, name: str, compute: Callable[[], T]) -> T:
-    """The same for what all ranks compute together: all of them do as long as one has no result."""
+    """Cached result of a collective computation: all ranks compute it again if any rank lacks the result."""
     kept = _kept(case.key)
     if not all(told_to_all(world, name in kept)):
         kept[name] = compute()
@@ -228,19 +228,19 @@ def once_together(case: Case, world: World, name: str, compute: Callable[[], T])
 
 
 ALLOWANCE = 4.0
-"""Twice the rounding error, because both sides have it; twice again, because one draw of it tells only its size."""
+"""Factor on the measured rounding error: 2 because both sides round, times 2 because one sample only estimates it."""
 
 Values = Mapping[str, Tensor]
-"""Quantities by what a user calls them: ``token losses``, ``gradient of lm_head.weight``."""
+"""Quantities by their name in messages, such as ``token losses`` or ``gradient of lm_head.weight``."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest relative difference of two sets of quantities.
+    """The largest relative difference between two sets of quantities.
 
     Attributes:
-        error: norm of the difference over the norm of the expected values; infinite where a value is no number.
-        name: of the quantity.
+        error: norm of the difference divided by the norm of the expected values; infinite if a value is not finite.
+        name: name of the quantity with that difference.
     """
 
     error: float
@@ -248,7 +248,7 @@ class Difference:
 
 
 def largest_difference(found: Values, expected: Values) -> Difference:
-    """Over all quantities, in float64 on the CPU."""
+    """Largest relative difference over all quantities, computed in float64 on the CPU; infinite if names differ."""
     if found.keys() != expected.keys():
         strange = sorted(found.keys() ^ expected.keys())[0]
         return Difference(math.inf, strange)
@@ -267,13 +267,13 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 
 def rounding_budget(narrow: Values, wide: Values, dtype: torch.dtype) -> float:
-    """What rounding explains in ``dtype``, from one process's own error.
+    """Largest difference that rounding in ``dtype`` explains, estimated from the rounding error of one process.
 
     Args:
-        narrow: quantities as computed in float32.
-        wide: the same in float64.
-        dtype: in which the two sides of the comparison are computed, float32 or float64; an error shrinks with the unit
-            of the arithmetic.
+        narrow: quantities computed in float32.
+        wide: the same quantities computed in float64.
+        dtype: dtype in which both sides of the comparison are computed, float32 or float64. The float32 error is
+            scaled by the ratio of the two machine epsilons.
     """
     eps = torch.finfo(dtype).eps
     own = largest_difference(narrow, wide).error * eps / torch.finfo(torch.float32).eps

@@ -1,4 +1,4 @@
-"""What one comparison found, what it is called, and what all of them found."""
+"""Result types: the outcome of one comparison, a named check, and the result of all checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ropewalk.io.results import Result
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one comparison found.
+    """Outcome of one comparison.
 
     Attributes:
-        error: how far the two sides differ; None where nothing was compared.
-        budget: how far they may, from rounding alone.
-        passed: None where the check has nothing to compare here, and ``note`` says why.
-        note: what was compared, or what is wrong, in words.
+        error: difference of the two sides; None if nothing was compared.
+        budget: largest difference that rounding alone explains; None if nothing was compared.
+        passed: None if the check does not apply here; ``note`` gives the reason.
+        note: what was compared, or what is wrong, as text.
     """
 
     error: float | None
@@ -27,7 +27,7 @@ class Outcome:
 
     @classmethod
     def within(cls, error: float, budget: float, good: str, bad: str) -> Outcome:
-        """Passed where the error is a number and within the budget; ``bad`` says what is wrong otherwise."""
+        """Pass if the error is finite and within the budget; the note is ``good`` on success and ``bad`` on failure."""
         passed = math.isfinite(error) and error <= budget
         return cls(error, budget, passed, good if passed else bad)
 
@@ -38,12 +38,12 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Outcome):
-    """One line of the report: an outcome, and what it is of.
+    """One line of the report: an outcome with the name of its check.
 
     Attributes:
-        name: what should hold.
-        compared: what with what.
-        seconds: it took.
+        name: the property that was checked.
+        compared: the two sides of the comparison, as "A with B".
+        seconds: duration of the check.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Check(Outcome):
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the name first; an error that is no number is None."""
+        """Plain values, with the name first; a non-finite error becomes None, since JSON has no infinity."""
         finite = self.error is not None and math.isfinite(self.error)
         own = {"name": self.name, "compared": self.compared}
         return {**own, **asdict(self), "error": self.error if finite else None}
@@ -59,19 +59,19 @@ class Check(Outcome):
 
 @dataclass(frozen=True)
 class VerifyResult(Result):
-    """What all checks found, in the process that leads.
+    """Result of all checks, on rank 0.
 
     Attributes:
-        model: the recipe's.
-        layers: first layers that were verified; None for all.
-        rows, length: packed rows and tokens of each that were verified.
-        context: of the recipe's first stage, tokens.
-        pattern, precision, device: as of :class:`~ropewalk.verification.case.Case`.
-        versions: of the software.
-        mesh: which processes ran.
-        recipe_mesh: the recipe's, where it was verified.
-        seconds: that all took.
-        checks: in the order that they ran.
+        model: model of the recipe.
+        layers: number of first layers that were verified; None for all layers.
+        rows, length: number of packed rows that were verified, and tokens per row.
+        context: context of the recipe's first stage, tokens.
+        pattern, precision, device: attention pattern, precision and device of the run that was verified.
+        versions: versions of the software.
+        mesh: the processes that ran the checks.
+        recipe_mesh: the recipe's mesh, if it was verified; otherwise None.
+        seconds: duration of all checks.
+        checks: the checks in the order in which they ran.
     """
 
     model: str
@@ -94,7 +94,7 @@ class VerifyResult(Result):
         return [check.name for check in self.checks if check.passed is False]
 
     def to_json(self) -> dict[str, Any]:
-        """The counts of what passed, failed and did not run stand before the checks."""
+        """Plain values, with the numbers of passed, failed and skipped checks before the checks."""
         plain = super().to_json()
         checks = plain.pop("checks")
         verdicts = [check.passed for check in self.checks]
@@ -103,4 +103,4 @@ class VerifyResult(Result):
 
 
 VERDICTS = {"passed": True, "failed": False, "not_run": None}
-"""Names of the counts."""
+"""Value of ``passed`` that each count of :meth:`VerifyResult.to_json` counts."""

@@ -1,4 +1,4 @@
-"""Verify a recipe: which processes compute, and how its checks run, each by itself, on all ranks at once."""
+"""Verify a recipe: start or join the processes, and run the checks one after another on all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class _Verified:
-    """Attributes: the case; which processes ran; the recipe's mesh, where it was verified; what the checks found."""
+    """What a verification returns on each path.
+
+    Attributes:
+        case: model, rows and settings that were verified.
+        processes: the processes that ran, as text.
+        own: the recipe's mesh; None if it was not verified.
+        checks: results of the checks.
+    """
 
     case: Case
     processes: str
@@ -38,18 +45,19 @@ class _Verified:
 
 
 def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyResult:
-    """Verify on a recipe's model and documents that packing, ranks, checkpoints and RoPE change no number.
+    """Check on a recipe's model and documents that packing, ranks, checkpoints and RoPE do not change results.
 
     Args:
-        config: the recipe, and how much of it.
-        context: the processes of torchrun, which all call this; a single one starts ``config.ranks`` others. Its
-            reporter is told of what is not as in the recipe, and of progress.
+        config: the recipe, and how much of it to verify.
+        context: processes of torchrun, each of which must call this function; a single process starts ``config.ranks``
+            processes. The reporter receives notes on differences from the recipe, and progress.
 
     Returns:
-        What rank 0 found; the other ranks have checks without an outcome.
+        The results on rank 0; on other ranks the checks have no outcome.
 
     Raises:
-        RopewalkError: as a run of the recipe would, or for more layers, rows or tokens than there are.
+        RopewalkError: if a run of the recipe would be refused, or if more layers, rows or tokens are requested than
+            exist.
 
     Example:
         >>> result = verify(VerifySettings(recipe="demo", layers=1, length=32))  # doctest: +SKIP
@@ -79,15 +87,16 @@ def verify(config: VerifySettings, context: RunContext | None = None) -> VerifyR
 
 
 def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
-    """In a pool of processes on this machine, which talk over gloo."""
+    """Verify in a pool of gloo processes on this machine."""
     ranks = config.ranks
     own = MeshShape(**recipe.parallel.model_dump()) if isinstance(recipe.parallel, Parallel) else None
     here = own if own is not None and own.world_size == ranks else None
     if own is not None and own.world_size > 1 and here is None:
         context.told.note(
-            f"the recipe's mesh of {own} takes --ranks {own.world_size}; it is not verified here"
+            f"the recipe's mesh ({own}) is not verified, because it needs {own.world_size} processes; pass --ranks "
+            f"{own.world_size} to verify it"
         )
-    # A mesh is what torchrun's processes form; there are none.
+    # This process alone cannot form the recipe's mesh; the processes of the pool build their own meshes.
     alone = recipe.model_copy(update={"parallel": "auto"})
     with _scratch(Path(recipe.output), shared=False) as folder, Ranks(ranks) as pool:
         case, remarks, _ = prepare(alone, folder, _rows(config.rows, ranks), config.length, config.layers)
@@ -102,7 +111,7 @@ def _on_own_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -
 
 
 def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext) -> _Verified:
-    """In the processes that torchrun started, on the recipe's mesh too."""
+    """Verify in the processes that torchrun started, also on the recipe's mesh."""
     world = context.world
     several = world.local_size < world.size
     with _scratch(Path(recipe.output), shared=several) if world.is_rank_0 else _nothing() as folder:
@@ -121,13 +130,13 @@ def _on_given_ranks(recipe: Recipe, config: VerifySettings, context: RunContext)
 
 
 def _rows(asked: int, ranks: int) -> int:
-    """As many rows for each rank."""
+    """Round the number of rows up to a multiple of the ranks."""
     return -(-asked // ranks) * ranks
 
 
 @contextmanager
 def _scratch(output: Path, shared: bool) -> Iterator[Path]:
-    """A folder that is gone afterwards; beside the run's output where other machines must see it."""
+    """Temporary folder; next to the run's output if other machines must see it, because that file system is shared."""
     place = output.expanduser().absolute().parent if shared else None
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
@@ -137,22 +146,22 @@ def _scratch(output: Path, shared: bool) -> Iterator[Path]:
 
 @contextmanager
 def _nothing() -> Iterator[Path]:
-    """Where rank 0 makes the folder."""
+    """Stand-in for :func:`_scratch` on ranks other than 0, which get the path from rank 0."""
     yield Path()
 
 
 def run_checks(
     planned: Sequence[Planned], call: Callable[[Planned], Check], reporter: Reporter | None = None
 ) -> list[Check]:
-    """Run checks one after the other; one that fails in a pool has failed, and the others still run.
+    """Run checks one after another. A check that raises in the pool counts as failed, and the remaining checks run.
 
     Args:
-        planned: from :func:`planned_checks`.
-        call: runs one on all ranks, and gives what rank 0 found.
-        reporter: progress.
+        planned: checks from :func:`planned_checks`.
+        call: runs a check on all ranks and returns the result of rank 0.
+        reporter: receiver of progress.
 
     Raises:
-        Exception: what ``call`` does, but for a failure in a pool.
+        Exception: any exception of ``call`` other than a failure in the pool.
     """
     checks = []
     with (reporter or Silent()).bar("verify", len(planned)) as advance:
@@ -162,14 +171,14 @@ def run_checks(
             try:
                 checks.append(call(each))
             except RankFailure as error:
-                # Whatever the model, a library or the machine did: that is what was asked, and the pool starts afresh.
+                # Any failure of the model, a library or the machine is a finding; the pool starts new processes.
                 checks.append(_check(each, _stopped(error), time.perf_counter() - began))
         advance(len(planned), "")
     return checks
 
 
 def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check:
-    """Run one check in a pool of ranks, which all call this; rank 0 has the result."""
+    """Run one check in a pool of ranks, each of which must call this function; rank 0 has the result."""
     with joined(device_type) as world:
         began = time.perf_counter()
         outcome = _outcome(planned, case, world, device_type)
@@ -178,13 +187,14 @@ def run_planned(planned: Planned, case: Case, device_type: str = "cpu") -> Check
 
 
 def run_in(planned: Planned, case: Case, world: World, device_type: str) -> Check:
-    """The same in processes that nobody starts anew.
+    """Run one check in processes of torchrun, which are not restarted after a failure.
 
-    What every rank knows to have failed is the check's result, and all go on to the next. Anything else leaves the
-    process: the others may be waiting for this rank in the midst of a collective, and only its end can wake them.
+    An error that every rank knows of becomes the check's result, and all ranks continue with the next check. Any other
+    error must end the process: the other ranks may be waiting for this one in a collective, and only its exit
+    interrupts them.
 
     Raises:
-        Exception: what went wrong on this rank alone.
+        Exception: an error of this rank alone.
     """
     began = time.perf_counter()
     telling = _Telling(**{each.name: getattr(world, each.name) for each in fields(World)})
@@ -194,17 +204,17 @@ def run_in(planned: Planned, case: Case, world: World, device_type: str) -> Chec
         if not isinstance(error, Echo) and not any(error is told for told in telling.told):
             raise
         outcome = _stopped(error)
-    # The others wait for what rank 0 does alone here, where they have the patience for it.
+    # Ranks wait here while rank 0 works alone: the control group has a timeout of days, the default group of minutes.
     world.barrier()
     return _check(planned, outcome, time.perf_counter() - began)
 
 
 @dataclass(frozen=True, eq=False)
 class _Telling(World):
-    """A world that remembers which errors of rank 0 all ranks know of.
+    """A world that records which errors all ranks know of.
 
     Attributes:
-        told: by rank 0, which raises them itself; the others raise an Echo.
+        told: errors that rank 0 broadcast and raised itself; the other ranks raise an Echo of them.
     """
 
     told: list[RopewalkError] = field(default_factory=list)
@@ -232,7 +242,7 @@ def _outcome(planned: Planned, case: Case, world: World, device_type: str) -> Ou
     try:
         return claim.check(case)
     except Exception as error:
-        # Whatever the model, a library or the machine did: that is what was asked, and nobody waits for this rank.
+        # Any failure of the model, a library or the machine is a finding, and no other rank waits in a collective.
         return _stopped(error)
 
 
@@ -245,7 +255,7 @@ def _check(planned: Planned, outcome: Outcome, seconds: float) -> Check:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line of an error; of one in a pool, the last line of the first rank's traceback."""
+    """One line that describes an error; for a failure in the pool, the last line of the first rank's traceback."""
     if isinstance(error, RankFailure):
         first = re.split(r"^rank \d+: ", str(error), flags=re.MULTILINE)[1]
         line: str = [line for line in first.splitlines() if line.strip()][-1]

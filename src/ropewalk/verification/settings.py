@@ -1,4 +1,4 @@
-"""What ``verify`` is asked for."""
+"""Settings of ``ropewalk verify``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ropewalk.io.settings import Count, Length, Option, Overrides, Settings
 
 
 class VerifySettings(Settings):
-    """A recipe, and how much of its model and rows is verified."""
+    """The recipe to verify, and how much of its model and rows to use."""
 
     group: ClassVar[str | None] = "What to verify"
 

@@ -50,5 +50,5 @@ def test_layers_of_every_type_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(effective_rope, "load_model", without_local)
     faulty = rope_as_loaded(case)
     assert faulty.passed is False
-    assert "in layers of type sliding_attention, the model rotates by other angles" in faulty.note
+    assert "in layers of type sliding_attention, the model's RoPE angles are not those of" in faulty.note
     assert "rope_theta 30,000" in faulty.note

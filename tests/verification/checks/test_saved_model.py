@@ -38,4 +38,4 @@ def test_a_config_that_loses_its_base_is_outside_the_budget(two_ranks, shallow_c
     check = two_ranks.run(run_with, "theta default on reload", SAVED, of_its_own(shallow_case))[0]
     assert check.passed is False
     assert check.error > 10 * check.budget
-    assert "its weights or its config are not those of the model that was saved" in check.note
+    assert "the folder's weights or config are not those of the model that was saved" in check.note

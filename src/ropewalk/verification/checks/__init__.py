@@ -1,4 +1,4 @@
-"""The checks: each module here declares its claims in ``CLAIMS``, and is found because it lies here."""
+"""The checks. Every module of this package is discovered automatically and declares its claims in ``CLAIMS``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Meshes:
     """The meshes that a case is checked on.
 
     Attributes:
-        ranks: how many processes there are, 2 or more.
-        shapes: every mesh of so many ranks, with the reason why it cannot be, if so.
-        own: the recipe's, among them; None where it has none of so many ranks.
+        ranks: number of processes, 2 or more.
+        shapes: every mesh of this many ranks, with the reason why it does not apply; None if it does.
+        own: the recipe's mesh, which is one of them; None if the recipe has no mesh of this many ranks.
     """
 
     ranks: int
@@ -29,7 +29,7 @@ class Meshes:
 
     @classmethod
     def of(cls, case: Case, ranks: int, own: MeshShape | None = None) -> Meshes:
-        """All meshes of so many ranks that the model's heads allow, and the recipe's own."""
+        """All meshes of this many ranks, and the recipe's own; Ulysses only where the model's heads allow it."""
         heads = case.num_heads
         no_heads = f"not applicable: {ranks} ranks do not divide the model's {heads} attention heads"
         shapes: dict[MeshShape, str | None] = {
@@ -45,42 +45,42 @@ class Meshes:
 
 
 MeshChoice = Callable[[Meshes], list[MeshShape]]
-"""Which of the meshes a claim is checked on."""
+"""Function that selects the meshes on which a claim is checked."""
 
 
 def every_mesh(meshes: Meshes) -> list[MeshShape]:
-    """All of them."""
+    """Select every mesh."""
     return list(meshes.shapes)
 
 
 def meshes_that_cut_rows(meshes: Meshes) -> list[MeshShape]:
-    """Those that hold a row in parts."""
+    """Select the meshes that shard rows."""
     return [shape for shape in meshes.shapes if shape.sequence_degree > 1]
 
 
 def sharded_and_own(meshes: Meshes) -> list[MeshShape]:
-    """All ranks sharding the model, and the recipe's."""
+    """Select the mesh in which all ranks shard the model, and the recipe's mesh."""
     shapes = (MeshShape(shard=meshes.ranks), meshes.own)
     return list(dict.fromkeys(shape for shape in shapes if shape is not None))
 
 
 def own_mesh(meshes: Meshes) -> list[MeshShape]:
-    """The recipe's, or all ranks sharding the model where it has none."""
+    """Select the recipe's mesh, or the mesh in which all ranks shard the model if the recipe has none."""
     return sharded_and_own(meshes)[-1:]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that should hold, and how it is checked.
+    """A property that should hold, and the function that checks it.
 
     Attributes:
-        kind: its key, unique.
-        place: where it stands in the report; lower ones come first.
-        name: what should hold, in the report; ``{ranks}`` and ``{mesh}`` are filled in.
-        compared: what with what.
-        check: compares, given the case alone, or the case, a mesh and the world that all ranks of it share; rank 0
-            has the outcome.
-        meshes: which meshes it is checked on; None for a check of one process.
+        kind: unique key.
+        place: sort key in the report, ascending.
+        name: the property, as named in the report; ``{ranks}`` and ``{mesh}`` are filled in.
+        compared: the two sides of the comparison, as "A with B".
+        check: function that compares. It takes the case, or, if ``meshes`` is set, the case, a mesh and the world, and
+            is then called on every rank; rank 0 has the outcome.
+        meshes: selects the meshes for the check; None for a check in one process.
     """
 
     kind: str
@@ -93,13 +93,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Planned:
-    """A check that is to run; it travels to the processes of a pool.
+    """A check to run; it is pickled and sent to the processes of a pool.
 
     Attributes:
-        kind: of its claim.
-        name, compared: as of a :class:`~ropewalk.verification.result.Check`.
-        shape: of the mesh, for a check of all ranks.
-        reason: why it cannot be run, if so.
+        kind: kind of its claim.
+        name, compared: as in :class:`~ropewalk.verification.result.Check`.
+        shape: shape of the mesh; None for a check in one process.
+        reason: why the check does not apply; None if it does.
     """
 
     kind: str
@@ -111,19 +111,19 @@ class Planned:
 
 @cache
 def claims() -> dict[str, Claim]:
-    """All claims by kind, in the order of the report."""
+    """All claims by kind, in report order."""
     modules = (import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__))
     found = sorted((claim for module in modules for claim in module.CLAIMS), key=lambda claim: claim.place)
     return {claim.kind: claim for claim in found}
 
 
 def planned_checks(case: Case, ranks: int, own: MeshShape | None = None) -> list[Planned]:
-    """All checks for a case, in the order that they run.
+    """All checks for a case, in the order in which they run.
 
     Args:
-        case: to verify.
-        ranks: how many there are, 2 or more.
-        own: the recipe's mesh, verified beside the others.
+        case: case to verify.
+        ranks: number of processes, 2 or more.
+        own: the recipe's mesh, which is verified in addition to the others.
     """
     meshes = Meshes.of(case, ranks, own)
     planned = []

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: what is read back is what was in memory, and training goes on as if unbroken."""
+"""Check sharded checkpoints: loading restores the state in memory, and a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ropewalk.verification.result import Outcome
 
 LEARNING_RATE = 1e-3
 STEPS = 2
-"""Before the checkpoint, and after it."""
+"""Number of steps before the checkpoint, and again after it."""
 
 State = Mapping[str, Tensor]
 
@@ -35,10 +35,10 @@ class BrokenRun:
     """A short run that saved a checkpoint in the middle.
 
     Attributes:
-        path: the checkpoint.
-        saved: weights and optimiser state when it was written; empty on ranks but the first, as ``ended``.
-        ended: the same at the end of the run.
-        losses: of the steps after the checkpoint.
+        path: folder of the checkpoint.
+        saved: weights and optimiser state when the checkpoint was written; empty on ranks other than 0.
+        ended: weights and optimiser state at the end of the run; empty on ranks other than 0.
+        losses: losses of the steps after the checkpoint.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class BrokenRun:
 
 
 def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Weights and optimiser state from a sharded checkpoint, on the same mesh and in one process, bit for bit."""
+    """Compare weights and optimiser state loaded from a sharded checkpoint, on the mesh and in one process, bitwise."""
     run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
@@ -64,13 +64,13 @@ def checkpoint_equals_memory(case: Case, mesh: Mesh, world: World) -> Outcome:
         worst[0],
         0.0,
         f"{len(run.saved)} tensors of weights and optimiser, read {' and '.join(sides)}",
-        f"{worst[1]} is another one {where} after the checkpoint was loaded than when it was written; a "
-        "resumed run would not be the same run",
+        f"{worst[1]} {where} differs after loading the checkpoint from its value when the checkpoint was written; a "
+        "resumed run would differ from an uninterrupted one",
     )
 
 
 def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Two steps, a checkpoint, two more: in one go, and by processes that loaded the checkpoint; bit for bit."""
+    """Compare two steps after a checkpoint, uninterrupted and after loading the checkpoint; bit for bit."""
     run = once_together(case, world, "broken run", lambda: _broken_run(case, mesh, world))
     model, optimizer = _fresh(case, mesh, world)
     load_checkpoint(run.path, model, optimizer, world, mesh)
@@ -83,7 +83,7 @@ def resumed_equals_unbroken(case: Case, mesh: Mesh, world: World) -> Outcome:
         max(error, *(abs(a - b) for a, b in zip(losses, run.losses, strict=True))),
         0.0,
         f"losses, weights and optimiser after {STEPS} + {STEPS} steps over {mesh.shape}",
-        f"{name} differs after the resumed steps, whose losses are {losses} and were {run.losses}: the checkpoint "
+        f"{name} differs after the resumed steps, whose losses are {losses} instead of {run.losses}: the checkpoint "
         "lacks something that training depends on",
     )
 
@@ -114,7 +114,7 @@ def _train(case: Case, model: LossModel, optimizer: MasterAdamW, mesh: Mesh) -> 
 
 
 def _state(model: LossModel, optimizer: MasterAdamW, world: World) -> dict[str, Tensor]:
-    """Weights and optimiser state, whole, on rank 0."""
+    """Weights and optimiser state, gathered on rank 0; empty on the other ranks."""
     state = {name: tensor.clone() for name, tensor in gathered_state(model.model, world).items()}
     for name, tensor in optimizer.state().items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -134,7 +134,7 @@ CLAIMS = (
         "checkpoint",
         100,
         "sharded checkpoint = memory",
-        "weights and optimiser as read with as written",
+        "weights and optimiser state as loaded with those in memory",
         checkpoint_equals_memory,
         own_mesh,
     ),
@@ -142,7 +142,7 @@ CLAIMS = (
         "resume",
         110,
         "resumed run = unbroken run",
-        "two steps after a checkpoint, loaded and not",
+        "two steps after loading a checkpoint with the same steps without interruption",
         resumed_equals_unbroken,
         own_mesh,
     ),

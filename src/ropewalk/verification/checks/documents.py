@@ -1,4 +1,4 @@
-"""A packed row against its documents, each by itself."""
+"""Check that a packed row gives the same losses and gradients as its documents computed separately."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from ropewalk.verification.result import Outcome
 
 
 def packed_equals_separate(case: Case) -> Outcome:
-    """Token losses and gradients of packed rows against plain causal attention over each document by itself."""
+    """Compare token losses and gradients of packed rows with plain causal attention over each document alone."""
     pattern = case.rows[0].layout.pattern
     if pattern == "full":
         return Outcome.not_run(
-            "not applicable: under pattern full every token sees all before it, so nothing is apart"
+            "not applicable: with pattern full every token attends to all earlier tokens of the row, so documents are "
+            "not separate"
         )
     if case.rope.length_dependent and not case.setup.exact_rope:
         return Outcome.not_run(
-            f"not applicable: transformers' own {case.rope.name} takes other frequencies for a shorter sequence"
+            f"not applicable: transformers' own {case.rope.name} uses different frequencies for shorter sequences"
         )
-    # The anchor belongs to no document; whether it has a target is a question for the labels.
+    # The anchor belongs to no document, so it has no counterpart here; the check of labels covers its target.
     rows = [with_labels(row, (row.layout.document_ids >= 0).nonzero().flatten()) for row in case.rows]
     model = load_whole(case, torch.float64)
     packed, separate = (row_losses(model, rows, losses) for losses in (packed_losses, separate_losses))
@@ -61,20 +62,20 @@ def _first_difference(case: Case, packed: RowResult, separate: RowResult, budget
     scale = float(separate.losses.abs().max())
     wrong = ((packed.losses - separate.losses).abs() > budget * scale).nonzero()
     if not len(wrong):
-        return "the losses agree and the gradients do not, so the backward of attention mixes documents"
+        return "the losses agree but the gradients do not, so the backward of attention mixes documents"
     row, token = wrong[0].tolist()
     document = int(case.rows[row].layout.document_ids[token])
     return (
         f"token {token} of row {row} (document {document}) has loss {float(packed.losses[row, token]):.6f} in the "
-        f"packed row and {float(separate.losses[row, token]):.6f} behind its own document alone; documents "
-        "of a row see each other, or do not see their own tokens"
+        f"packed row and {float(separate.losses[row, token]):.6f} in its own document alone; tokens attend to "
+        "other documents of the row, or miss tokens of their own"
     )
 
 
 def separate_losses(model: LossModel, row: Row) -> Tensor:
-    """Token losses ``[length]`` of a row, document by document through stock causal attention, no layout involved.
+    """Token losses ``[length]`` of a row, computed per document with stock causal attention and without a layout.
 
-    A document keeps its positions in the row, and under the pattern anchor the anchor stands before it.
+    A document keeps its positions in the row; with the pattern ``anchor``, the anchor precedes it.
     """
     layout = row.layout
     losses = torch.zeros(layout.total_length, dtype=model.head.linear.weight.dtype, device=model.device)
@@ -94,16 +95,16 @@ def separate_losses(model: LossModel, row: Row) -> Tensor:
 
 
 def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int, lead: int) -> Tensor:
-    """Hidden states ``[tokens, hidden_size]`` of one sequence at given positions, behind an anchor of ``lead``."""
+    """Hidden states ``[tokens, hidden_size]`` of one sequence at given positions, after ``lead`` anchor tokens."""
     rotary: Any = rotary_module(model.model)[2]
-    # A method that depends on the length takes that of the whole row.
+    # Length-dependent RoPE methods must use the length of the whole row.
     pinned = rotary.pinned(length) if isinstance(rotary, RotaryEmbedding) else nullcontext()
     device = model.device
     with pinned, _tuned_at(model.model, positions.to(device)), _restarting_behind(model.model, lead):
         output = decoder_of(model.model)(
             ids[None].to(device),
             position_ids=positions[None].to(device),
-            # Said aloud, or transformers takes a jump in position for a new document.
+            # Without an explicit mask, transformers interprets a jump in position as the start of a new document.
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64, device=device),
             use_cache=False,
         )
@@ -113,9 +114,9 @@ def _plain(model: LossModel, ids: Tensor, positions: Tensor, length: int, lead: 
 
 @contextmanager
 def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
-    """While the context is open, recurrent layers see the first ``lead`` tokens as a sequence of their own.
+    """While the context is open, recurrent layers treat the first ``lead`` tokens as a separate sequence.
 
-    An anchor means nothing to them: in a packed row their state starts with the document.
+    Recurrent layers ignore the anchor: in a packed row their state starts at the beginning of each document.
     """
     config = ModelConfig.of(model.config)
     with ExitStack() as stack:
@@ -136,10 +137,10 @@ def _restarting_behind(model: Any, lead: int) -> Iterator[None]:
 
 @contextmanager
 def _tuned_at(model: Any, positions: Tensor) -> Iterator[None]:
-    """While the context is open, Llama 4 tunes queries by these positions.
+    """While the context is open, Llama 4's attention temperature tuning uses these positions.
 
-    It tunes those of layers without RoPE by their place in the tensor, and a document alone has other places than
-    positions.
+    In layers without RoPE, Llama 4 scales queries by their index in the tensor. For a document computed alone, the
+    index differs from the position in the row.
     """
     tuned = [
         module
@@ -152,7 +153,7 @@ def _tuned_at(model: Any, positions: Tensor) -> Iterator[None]:
             module.attn_temperature_tuning = False
             steps = torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale))
             factor = (1 + module.attn_scale * steps)[None, :, None]
-            # Nothing comes between this projection and the tuning in such a layer.
+            # In layers without RoPE the tuning directly follows this projection, so a hook on its output is equivalent.
             hook = module.q_proj.register_forward_hook(lambda _, args, query, by=factor: query * by)
             stack.callback(hook.remove)
         yield

@@ -1,4 +1,4 @@
-"""The angles that a model's rotary module applies, measured in a forward pass, against the recipe's method."""
+"""Check the angles that a model's rotary module applies in a forward pass against the recipe's RoPE method."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ropewalk.verification.computing import load_on, once_together
 from ropewalk.verification.result import Outcome
 
 TOKENS = 32
-"""Places of a probe, spread over the whole context."""
+"""Number of probed positions, spread over the whole context."""
 NEAR = 3
-"""The first positions, which tell each pair's frequency: no pair has turned round yet."""
+"""Number of leading positions to probe; they reveal the frequencies, because no pair has completed a turn yet."""
 
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """What a rotary module gave the layers of one type in one forward pass.
+    """Output of a rotary module for the layers of one type in one forward pass.
 
     Attributes:
         cos, sin: float64 ``[tokens, rotary_dim / 2]``.
-        dtype: in which the module gave them.
-        exact: whether it is ropewalk's own.
+        dtype: dtype in which the module returned them.
+        exact: whether it is ropewalk's own module.
     """
 
     cos: Tensor
@@ -45,11 +45,11 @@ class Applied:
 
 
 ByLayerType = Mapping[str | None, Applied]
-"""The same by layer type; the key None where all layers share one RoPE."""
+"""Output by layer type; the key is None if all layers share one RoPE."""
 
 
 def rope_as_loaded(case: Case) -> Outcome:
-    """As a run loads the model, and as it casts it for its precision."""
+    """Check RoPE after loading the model and casting it for the precision, as a run does."""
     dtype = case.attention.dtype
     model = load_model(case.model, replace(case.setup, engine="auto"), torch.float32, case.device)
     if case.precision == "bfloat16":
@@ -58,14 +58,14 @@ def rope_as_loaded(case: Case) -> Outcome:
 
 
 def rope_after_wrapping(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """As the model runs sharded, its parameters gathered in the dtype of the recipe's precision."""
+    """Check RoPE of the sharded model, whose parameters are gathered in the dtype of the recipe's precision."""
     compute = torch.bfloat16 if case.precision == "bfloat16" else None
     applied = _in_row(case, load_on(case, mesh, world, torch.float32, compute))
     return _held(case, {f"sharded over {mesh.shape}": applied})
 
 
 def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """After the model was saved as a plain folder: as ropewalk loads that, and as transformers does."""
+    """Check RoPE of the saved folder, once loaded by ropewalk and once by transformers."""
     from transformers import AutoModelForCausalLM
 
     folder = saved_folder(case, mesh, world)
@@ -95,7 +95,7 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
 
 
 def saved_folder(case: Case, mesh: Mesh, world: World) -> Path:
-    """The model with the recipe's RoPE, written from its shards as a run writes its result; once a case."""
+    """Export the model with the recipe's RoPE from its shards, as a run exports its result; cached per case."""
 
     def save() -> Path:
         dtype = getattr(torch, read_config(case.model, case.setup.trust_remote_code).dtype or "float32")
@@ -112,14 +112,14 @@ def _losses(model: Any) -> LossModel:
 
 
 def _probe(case: Case) -> tuple[Tensor, Tensor]:
-    """Token ids and positions: the first few, and others as far as the context goes."""
+    """Token ids and positions of the probe: the first few positions, and others up to the end of the context."""
     far = torch.linspace(NEAR, case.context - 1, TOKENS - NEAR).long()
     positions = torch.cat([torch.arange(NEAR), far]).unique()
     return case.rows[0].input_ids[: len(positions)], positions
 
 
 def _in_row(case: Case, model: LossModel) -> ByLayerType:
-    """Through the same call that training makes, with a layout whose positions are the probe's."""
+    """Angles in the forward call of training, with a layout that has the positions of the probe."""
     ids, positions = _probe(case)
     ends = torch.tensor([0, len(ids)], dtype=torch.int32)
     layout = PackedLayout(ends, torch.zeros(1, dtype=torch.int32), positions, 0, "full")
@@ -129,7 +129,7 @@ def _in_row(case: Case, model: LossModel) -> ByLayerType:
 
 
 def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
-    """What the rotary module gives the layers of each type that the model has."""
+    """Capture the rotary module's output for each layer type of the model."""
     rotary = rotary_module(model)[2]
     outputs: dict[str | None, Any] = {}
 
@@ -148,7 +148,7 @@ def _captured(model: Any, run: Callable[[], object]) -> ByLayerType:
 
 
 def _cos_sin(output: Any) -> tuple[Tensor, Tensor]:
-    """``[tokens, rotary_dim / 2]`` each, of whatever style the module gives them in."""
+    """Convert the module's output, in any rotary style, to cos and sin of ``[tokens, rotary_dim / 2]``."""
     if isinstance(output, Tensor):
         return output[0].real.cpu(), output[0].imag.cpu()
     cos, sin = (_one_of_pair(part[0].cpu()) for part in output)
@@ -164,7 +164,7 @@ def _one_of_pair(given: Tensor) -> Tensor:
 
 
 def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
-    """The worst angle of all, as a share of what rounding explains there."""
+    """Outcome for the angle whose error is largest relative to its rounding budget."""
     _, positions = _probe(case)
     methods = configured(case.model, case.setup)[1]
     shares = []
@@ -175,7 +175,10 @@ def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
             inv_freq, factor = method.frequencies(case.context)
             angles = positions.double()[:, None] * inv_freq
             if applied.cos.shape != angles.shape:
-                pairs = f"{place} rotates {applied.cos.shape[-1]} pairs of dimensions, the recipe {angles.shape[-1]}"
+                pairs = (
+                    f"{place} the model rotates {applied.cos.shape[-1]} pairs of dimensions, but the recipe's RoPE has "
+                    f"{angles.shape[-1]}"
+                )
                 return Outcome(math.inf, 0.0, False, pairs)
             error, budget = _angle_errors(applied, angles, inv_freq, factor)
             worst = int((error / budget).nan_to_num(nan=math.inf).argmax())
@@ -189,16 +192,18 @@ def _held(case: Case, found: Mapping[str, ByLayerType]) -> Outcome:
         error_there,
         budget_there,
         f"angles up to position {case.context - 1:,}, in rad; {' and '.join([*found, *kinds])}",
-        f"{place} the model rotates by other angles than the recipe's {_described(method)}: "
+        f"{place} the model's RoPE angles are not those of the recipe's {_described(method)}: "
         f"{_likely(method.frequencies(case.context).inv_freq, applied)}",
     )
 
 
 def _angle_errors(applied: Applied, angles: Tensor, inv_freq: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Errors in rad (of the length of (cos, sin), which is the attention factor, too) and what rounding explains.
+    """Error of each angle, and the part that rounding explains, both in rad.
 
-    cos and sin are rounded to their dtype. transformers' own module computes in float32: the frequency is theta to a
-    power, whose relative error grows with its logarithm, and the product with the position is rounded once more.
+    The error is the larger of the error of the angle and the relative error of the norm of (cos, sin), which is the
+    attention factor. cos and sin are rounded to their dtype. The module of transformers also computes in float32: the
+    frequency is a power of theta, whose relative error grows with its logarithm, and the product with the position is
+    rounded again.
     """
     turn = 2 * math.pi
     angle = torch.remainder(torch.atan2(applied.sin, applied.cos) - angles + math.pi, turn) - math.pi
@@ -217,7 +222,7 @@ def _described(method: RopeMethod) -> str:
 
 
 def _likely(inv_freq: Tensor, applied: Applied) -> str:
-    """What the frequencies look like, from the angles at position 1."""
+    """Probable cause of wrong angles, guessed from the frequencies, which are the angles at position 1."""
     held = torch.atan2(applied.sin[1], applied.cos[1])
     unit = 8 * torch.finfo(applied.dtype).eps
     if bool(((held - inv_freq.bfloat16().double()).abs() <= unit * inv_freq).all()):
@@ -228,7 +233,7 @@ def _likely(inv_freq: Tensor, applied: Applied) -> str:
     if plain is not None and bool(((held - plain.frequencies()[0]).abs() <= 1e-3 * held.abs()).all()):
         return f"it runs unscaled RoPE with rope_theta {theta:,.0f}"
     worst = int(((held - inv_freq).abs() / inv_freq.where(inv_freq > 0, 1)).argmax())
-    return f"pair {worst} turns by {float(held[worst]):.6g} rad a token, and should by {float(inv_freq[worst]):.6g}"
+    return f"inv_freq of pair {worst} is {float(held[worst]):.6g} rad/token and should be {float(inv_freq[worst]):.6g}"
 
 
 ANGLES = "angles applied with the recipe's method in float64"

@@ -1,4 +1,4 @@
-"""Every attention engine of this machine against the float64 oracle, on what the model itself attends with."""
+"""Check every attention engine against the float64 oracle, on the model's own queries, keys and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropewalk.verification.computing import load_whole, once
 from ropewalk.verification.result import Outcome
 
 RECORDING = "ropewalk_recording"
-"""Name under which transformers knows the attention that keeps its queries, keys and values."""
+"""Name under which the attention function that records its inputs is registered with transformers."""
 
 
 # Shapes: B rows, H query heads, K key/value heads, T tokens of a row, D head dim, V value dim.
@@ -31,7 +31,7 @@ RECORDING = "ropewalk_recording"
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """What a layer of the model attended with, and how.
+    """Recorded attention inputs of one layer.
 
     Attributes:
         query, key, value: ``[B, H, T, D]``, ``[B, K, T, D]``, ``[B, K, T, V]``.
@@ -49,9 +49,9 @@ class AttentionInputs:
 
 
 def engine_equals_reference(case: Case, engine: str) -> Outcome:
-    """Output and gradients of one engine in every layer and row, in the dtype that the recipe computes in.
+    """Compare output and gradients of one engine with the oracle in every layer and row, in the recipe's dtype.
 
-    The budget is that of :class:`~ropewalk.attention.oracle.AttentionErrors`.
+    The error budget is that of :class:`~ropewalk.attention.oracle.AttentionErrors`.
     """
     dtype = case.attention.dtype
     try:
@@ -74,13 +74,13 @@ def engine_equals_reference(case: Case, engine: str) -> Outcome:
         error,
         budget,
         f"output and gradients of attention in {counted(len(rows[0]), 'layer')} and {len(rows)} rows, {what}",
-        f"in {where} engine {engine} is further from exact attention than plain attention in {what} is: it does not "
-        "attend as the layout says, so documents leak into each other or miss tokens; choose another engine",
+        f"in {where} engine {engine} is further from exact attention than plain attention in {what}: it does not "
+        "follow the layout, so documents leak into each other or miss tokens; choose another engine",
     )
 
 
 def values_in(precision: str, attention: Attention, inputs: tuple[Tensor, ...], cotangent: Tensor) -> Values:
-    """Output and gradients as in training: the forward pass under the precision's autocast."""
+    """Output and gradients of attention as in training, with the forward under the precision's autocast."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with autocast(cotangent.device, precision, sharded=True):
@@ -90,12 +90,12 @@ def values_in(precision: str, attention: Attention, inputs: tuple[Tensor, ...], 
 
 
 def attention_inputs(case: Case) -> list[list[AttentionInputs]]:
-    """For each row what its layers attend with, rounded to the dtype that the recipe computes in; once a case."""
+    """For each row, the attention inputs of all layers, rounded to the recipe's dtype; cached per case."""
     return once(case, "attention inputs", lambda: _recorded(case))
 
 
 def exact_attention(case: Case, row: int, layer: int) -> ExactAttention:
-    """Exact attention of a row in a layer, on the CPU; once a case."""
+    """Exact attention of a row in a layer, on the CPU; cached per case."""
 
     def compute() -> ExactAttention:
         inputs = attention_inputs(case)[row][layer]
@@ -106,7 +106,7 @@ def exact_attention(case: Case, row: int, layer: int) -> ExactAttention:
 
 
 def _recorded(case: Case) -> list[list[AttentionInputs]]:
-    """As plain attention over the row meets them, in float32."""
+    """Record the attention inputs of every layer in a float32 forward with the reference engine."""
     from transformers import AttentionInterface
 
     calls: list[AttentionInputs] = []
@@ -124,7 +124,7 @@ def _recorded(case: Case) -> list[list[AttentionInputs]]:
         asked = asked_of(module, layout, options)
         if asked.sinks is not None:
             asked = replace(asked, sinks=asked.sinks.detach())
-        # Contiguous: views of a layer's projections would keep all of them.
+        # Copies, because views would keep the whole projections in memory.
         q, k, v = (x.detach().contiguous().to(dtype) for x in (query, key, value))
         calls.append(AttentionInputs(q, k, v, asked))
         output = attend(query, key, value, layout.layouts, "reference", options=asked)

@@ -1,4 +1,4 @@
-"""Targets: of whole rows by an independent loop, and of shards by counting what all ranks hold."""
+"""Check targets: of whole rows with an independent loop, and of shards by counting the entries of all ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ropewalk.verification.checks import Claim, every_mesh
 from ropewalk.verification.result import Outcome
 
 Entry = tuple[int, int, int]
-"""Token, target and position of one place."""
+"""Token id, target and RoPE position of one token."""
 
 
 def labels_of_rows(case: Case) -> Outcome:
-    """Every target is the next token of its own document; none crosses a document's end, none is missing."""
+    """Check that every target is the next token of its own document, with none missing and none across documents."""
     wrong = [
         (number, place, said, expected)
         for number, (row, trained) in enumerate(zip(case.rows, case.trained, strict=True))
@@ -36,8 +36,8 @@ def labels_of_rows(case: Case) -> Outcome:
         number, place, said, expected = wrong[0]
         note = (
             f"{len(wrong)} targets are wrong; token {place} of row {number} (document "
-            f"{int(case.rows[number].layout.document_ids[place])}) has {_target(said)}, and "
-            f"{_target(expected)} follows in its document"
+            f"{int(case.rows[number].layout.document_ids[place])}) has {_target(said)}, but its document requires "
+            f"{_target(expected)}"
         )
     return Outcome(float(len(wrong)), 0.0, not wrong, note)
 
@@ -47,7 +47,7 @@ def _target(label: int) -> str:
 
 
 def _targets(row: Row, trained: Tensor) -> list[int]:
-    """By walking backwards through the row: what was last seen of a document is what follows."""
+    """Expected targets. Walking backwards, the last token seen of a document is the next one in reading order."""
     documents, ids, may = row.layout.document_ids.tolist(), row.input_ids.tolist(), trained.tolist()
     following: dict[int, int] = {}
     targets = [IGNORED] * len(ids)
@@ -60,7 +60,7 @@ def _targets(row: Row, trained: Tensor) -> list[int]:
 
 
 def labels_of_shards(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """All ranks together hold each token of the rows once, with its target and its position in the row."""
+    """Check that all ranks together hold each token once, with its target and its position in the row."""
     held = _held(case, mesh)
     gathered: list[list[list[Entry]]] = [[] for _ in range(world.size)]
     dist.all_gather_object(gathered, held, group=world.control)
@@ -75,7 +75,7 @@ def labels_of_shards(case: Case, mesh: Mesh, world: World) -> Outcome:
 
 
 def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
-    """What a run's own batches hold on this rank, a list a row; padding left out."""
+    """Tokens, targets and positions in this rank's batches of a run, one list per row, without padding."""
     held = []
     for rows in case.batches(mesh):
         batch = Batch.of(rows, mesh)
@@ -86,7 +86,7 @@ def _held(case: Case, mesh: Mesh) -> list[list[Entry]]:
         else:
             positions = torch.stack([layout.position_ids for layout in batch.layouts])
             there = torch.ones_like(positions, dtype=torch.bool)
-        # A place of padding that has a target is no padding.
+        # Padding that has a target would be trained on, so it is counted as a token and reported.
         there |= batch.labels != IGNORED
         for number, places in enumerate(there):
             columns = (each[number, places].tolist() for each in (batch.input_ids, batch.labels, positions))
@@ -102,16 +102,18 @@ def _faults(row: Row, there: Sequence[Entry]) -> list[str]:
     faults = []
     tokens, held = Counter(columns[0]), Counter(token for token, _, _ in there)
     if tokens != held:
-        faults.append(f"{(tokens - held).total()} tokens are on no rank, {(held - tokens).total()} too often")
+        faults.append(
+            f"{(tokens - held).total()} tokens are on no rank, {(held - tokens).total()} are on too many"
+        )
     pairs = Counter((token, target) for token, target, _ in expected.elements())
     theirs = Counter((token, target) for token, target, _ in there)
     if pairs != theirs:
         lost = sum(count for (_, target), count in (pairs - theirs).items() if target != IGNORED)
         new = sum(count for (_, target), count in (theirs - pairs).items() if target != IGNORED)
-        faults.append(f"the ranks lose {lost} targets of the row and have {new} that it has not")
+        faults.append(f"the ranks lack {lost} targets of the row and have {new} that the row does not have")
     positions = Counter((token, position) for token, _, position in expected.elements())
     if positions != Counter((token, position) for token, _, position in there):
-        faults.append("tokens stand at other positions on their ranks than in the row")
+        faults.append("the positions of tokens on their ranks differ from those in the row")
     return faults or ["targets and positions of tokens are mixed up between ranks"]
 
 
@@ -121,7 +123,7 @@ CLAIMS = (
         "shards",
         50,
         "labels of shards, {mesh}",
-        "what all ranks hold with the whole rows",
+        "tokens, targets and positions of all ranks with the whole rows",
         labels_of_shards,
         every_mesh,
     ),

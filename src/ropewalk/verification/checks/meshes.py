@@ -1,4 +1,4 @@
-"""N ranks against one: the training step on a mesh, in float64."""
+"""Check that the training step on a mesh equals the step in one process, in float64."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from ropewalk.verification.result import Outcome
 
 
 def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Loss, gradient norm and all gradients of two steps; gradients show what a loss hides.
+    """Compare loss, gradient norm and all gradients of two steps; gradients reveal errors that a loss hides.
 
-    On the mesh the first step has the recipe's micro-batches, and the second adds up those of one row.
+    On the mesh, the first step uses the recipe's micro-batches and the second accumulates micro-batches of one row.
     """
     model, sizes = load_on(case, mesh, world, torch.float64), (case.rows_per_batch, 1)
     if mesh.shape.sequence_degree > 1 and ModelConfig.of(model.model.config).recurrent_layers:
         return Outcome.not_run(
-            "not applicable: the state of recurrent layers does not travel between ranks, so no run cuts their rows"
+            "not applicable: the model has recurrent layers, whose state is not passed between ranks, so its rows are "
+            "never sharded"
         )
     found = trained_steps(model, case.rows, mesh, sizes, case.offload_activations)
     if not world.is_rank_0:
@@ -51,8 +52,8 @@ def ranks_equal_one(case: Case, mesh: Mesh, world: World) -> Outcome:
         difference.error,
         budget,
         "loss, gradient norm and gradients of two steps in float64",
-        f"{difference.name} is another one than on one rank (by {difference.error:.1e} of it; the loss by {loss:.1e}): "
-        f"{mesh.shape} does not compute this model, so do not train on it",
+        f"{difference.name} differs from one rank by a relative error of {difference.error:.1e} (the loss by "
+        f"{loss:.1e}): {mesh.shape} does not compute this model correctly, so do not train on it",
     )
 
 
@@ -65,7 +66,7 @@ def _numbered(steps: Sequence[Values]) -> dict[str, Tensor]:
 
 
 def uneven_rows(rows: Sequence[Row]) -> list[Row]:
-    """The same rows with very different numbers of targets: all, one, an eighth at the end, none."""
+    """The same rows with very different numbers of targets, in turn: all, one, the last eighth, none."""
     uneven = []
     for number, row in enumerate(rows):
         places = (row.labels != IGNORED).nonzero().flatten()
@@ -75,9 +76,9 @@ def uneven_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """The step's loss and gradients against one sum over all targets divided by their number.
+    """Compare the step's loss and gradients with the sum over all targets divided by their number.
 
-    On the mesh, and in one process with one row and with the recipe's number of rows a micro-batch.
+    The step runs on the mesh, and in one process with micro-batches of one row and of the recipe's size.
     """
     rows = uneven_rows(case.rows)
     model, offload = load_on(case, mesh, world, torch.float64), case.offload_activations
@@ -94,7 +95,7 @@ def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
                 as_in_a_run(load_whole(case, torch.float64), case), rows, None, (size,), offload
             ),
         )
-        step[f"in one process, {size} row{'s' * (size > 1)} a micro-batch"] = one
+        step[f"in one process, {size} row{'s' * (size > 1)} per micro-batch"] = one
     differences = []
     for where, values in step.items():
         norm = {"gradient norm": _norm(expected)}
@@ -106,9 +107,9 @@ def loss_is_the_mean_of_tokens(case: Case, mesh: Mesh, world: World) -> Outcome:
         worst.error,
         budget,
         f"rows with {counts} targets; loss and gradients",
-        f"{worst.name} is not that of the sum over all tokens divided by their number, for rows with {counts} targets: "
-        f"the step's loss is {float(found['loss']):.6f}, the mean over tokens {float(expected['loss']):.6f}; tokens of "
-        "rows with few targets count for more than others",
+        f"{worst.name} differs from the mean over all tokens, for rows with {counts} targets: "
+        f"the step's loss is {float(found['loss']):.6f}, the mean over tokens is {float(expected['loss']):.6f}; tokens "
+        "of rows with few targets get too much weight",
     )
 
 

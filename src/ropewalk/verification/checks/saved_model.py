@@ -1,4 +1,4 @@
-"""The saved folder in plain transformers against the model in memory."""
+"""Check that plain transformers computes the same logits from the saved folder as the model in memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ropewalk.verification.result import Outcome
 
 
 def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Logits of a plain causal sequence with float64 weights, RoPE angles as each side computes them.
+    """Compare logits of a plain causal sequence with float64 weights; each side computes its own RoPE angles.
 
-    The budget is twice what transformers' float32 angles change in memory, and the rounding of float32, in which models
-    compute their norms.
+    The budget is twice the change that transformers' float32 angles make to the logits of the model in memory, plus the
+    rounding of float32, in which models compute their norms.
     """
     from transformers import AutoModelForCausalLM
 
@@ -45,13 +45,13 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
         found.error,
         2 * angles + rounding_budget(narrow, ours, torch.float32),
         f"logits of {ids.shape[1]} tokens; float32 angles alone change them by {angles:.1e}",
-        f"plain transformers computes other logits from the saved folder, and float32 angles explain only "
-        f"{angles:.1e}: its weights or its config are not those of the model that was saved",
+        f"plain transformers computes different logits from the saved folder, and float32 angles explain only "
+        f"{angles:.1e}: the folder's weights or config are not those of the model that was saved",
     )
 
 
 def _logits(case: Case, exact_rope: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Through ropewalk's attention, the whole row one sequence."""
+    """Logits with ropewalk's attention, treating the whole row as one sequence."""
     model: Any = load_model(
         case.model,
         replace(case.setup, engine="segments", exact_rope=exact_rope),
@@ -68,7 +68,7 @@ CLAIMS = (
         "saved",
         120,
         "saved folder = model in memory",
-        "logits of plain transformers with ours",
+        "logits of plain transformers with those of the model in memory",
         saved_equals_ours,
         own_mesh,
     ),

@@ -1,4 +1,4 @@
-"""Attention over rows that are cut over ranks, against the float64 oracle, as the recipe computes it."""
+"""Check attention over sharded rows against the float64 oracle, with the recipe's engine and dtype."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ropewalk.verification.result import Outcome
 
 
 def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
-    """Output and gradients of every layer and row, by the recipe's engine, in its dtype and under its autocast.
+    """Compare output and gradients in every layer and row, with the recipe's engine, dtype and autocast.
 
-    Every rank attends with its shards of what the whole model met in one process, and rank 0 joins them. The budget is
-    that of the engines: a ring or an exchange of heads may round no more than one process does.
+    Every rank attends to its shards of the inputs recorded in one process, and rank 0 joins the results. The error
+    budget is the one for engines: a ring or a Ulysses exchange may not add rounding.
     """
     device, dtype = world.device_on(mesh), case.attention.dtype
     refusal = _refusal(case, mesh, device)
@@ -56,7 +56,7 @@ def attention_on_ranks(case: Case, mesh: Mesh, world: World) -> Outcome:
         f"output and gradients of attention in {counted(layers, 'layer')} and {len(case.rows)} rows, engine "
         f"{case.setup.engine}, {what}",
         f"in {where} attention over {mesh.shape} is further from exact attention than plain attention of one process "
-        f"in {what} is: its rounds lose digits, or shards see what they should not; do not train on this mesh",
+        f"in {what}: the exchange loses precision, or shards see wrong tokens; do not train on this mesh",
     )
 
 
@@ -69,7 +69,7 @@ def _refusal(case: Case, mesh: Mesh, device: torch.device) -> str | None:
 
 
 def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> AttentionInputs:
-    """What one layer attends with in all rows, on every rank."""
+    """Broadcast the recorded attention inputs of one layer, for all rows, from rank 0 to every rank."""
 
     def described() -> tuple[list[torch.Size], AttentionOptions]:
         first = attention_inputs(case)[0][layer]
@@ -88,10 +88,10 @@ def _from_rank_0(case: Case, layer: int, device: torch.device, world: World) -> 
 
 
 def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
-    """Output and gradients in this rank's places, ``[rows of its group, heads, places, width]``."""
+    """Output and gradients for this rank's tokens, ``[rows of its group, heads, tokens, width]``."""
     mine = slice(mesh.data_rank, None, mesh.shape.data_degree)
     sharded = ShardedLayouts.of([row.layout for row in case.rows[mine]], mesh.groups)
-    # The cotangent of a row is that of one process, where each row is by itself.
+    # Every row has the cotangent that it has in one process, where rows are computed one at a time.
     cotangents = cotangent_of(whole.query[:1], whole.value[:1]).expand(len(sharded.rows), -1, -1, -1)
     *inputs, cotangent = (
         _take(sharded, x) for x in (whole.query[mine], whole.key[mine], whole.value[mine], cotangents)
@@ -101,13 +101,13 @@ def _shards_of(case: Case, mesh: Mesh, whole: AttentionInputs) -> Values:
 
 
 def _take(sharded: ShardedLayouts, values: Tensor) -> Tensor:
-    """This rank's places of ``[rows, heads, tokens, width]``, zeros in padding."""
+    """This rank's tokens of ``[rows, heads, tokens, width]``, zeros in padding."""
     shards = sharded.take(list(values.transpose(2, 3)), 0)
     return shards.transpose(2, 3).contiguous()
 
 
 def _joined(case: Case, mesh: Mesh, held: Sequence[Values]) -> list[Values]:
-    """Output and gradients of whole rows, ``[1, heads, tokens, width]`` each, from all ranks' shards."""
+    """Join all ranks' shards to output and gradients of whole rows, ``[1, heads, tokens, width]`` each."""
     degree = mesh.shape.data_degree
     groups = [
         [rank for rank in range(len(held)) if mesh.shape.data_rank(rank) == data] for data in range(degree)
@@ -119,7 +119,7 @@ def _joined(case: Case, mesh: Mesh, held: Sequence[Values]) -> list[Values]:
     rows = []
     for number in range(len(case.rows)):
         within, data = divmod(number, degree)
-        # Ranks of a group stand ring rank by ring rank, as join takes them.
+        # Ranks of a group are ordered ring rank by ring rank, as join expects.
         parts = [[x[within].transpose(1, 2) for x in held[rank]] for rank in groups[data]]
         whole = (cuts[data][within].join(each) for each in zip(*parts, strict=True))
         rows.append(tuple(x.transpose(1, 2)[None] for x in whole))
