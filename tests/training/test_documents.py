@@ -32,7 +32,7 @@ def test_a_stage_has_its_own_rows_and_a_new_one_has_none():
 
 
 def test_rows_without_a_digest_each_are_no_record():
-    with pytest.raises(ValidationError, match="2 rows and 1 digests"):
+    with pytest.raises(ValidationError, match="2 folders of rows but 1 digests"):
         Began(rows=["a", "b"], digests=["c"], validation_sources=None)
 
 

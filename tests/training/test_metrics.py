@@ -56,7 +56,7 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
     # Nothing is lost, and that is said.
     assert MetricsLog(dropped).read() == [values(*place) for place in STEPS[left:]]
     assert (told is None) == (left == 5)
-    assert told is None or told.endswith(f"is kept in {dropped}")
+    assert told is None or told.endswith(f"were moved to {dropped}")
     log.append(values(3, 1), 1)
     assert log.read() == [*(values(*place) for place in STEPS[:left]), values(3, 1)]
 
@@ -71,22 +71,31 @@ def test_a_resumed_run_drops_what_its_checkpoint_does_not_know(
         (b'{"stage": 0, "step": 2, "loss": 1.0}', "it has no 'tokens'"),
         (
             b'{"stage": 0, "step": "2", "loss": 1.0, "tokens": 8}',
-            "step is '2', and not a whole number from 1 on",
+            "step must be a whole number of at least 1, got '2'",
         ),
-        (b'{"stage": 0, "step": 0, "loss": 1.0, "tokens": 8}', "step is 0, and not a whole number"),
-        (b'{"stage": true, "step": 2, "loss": 1.0, "tokens": 8}', "stage is True, and not"),
+        (
+            b'{"stage": 0, "step": 0, "loss": 1.0, "tokens": 8}',
+            "step must be a whole number of at least 1, got 0",
+        ),
+        (
+            b'{"stage": true, "step": 2, "loss": 1.0, "tokens": 8}',
+            "stage must be a whole number of at least 0, got True",
+        ),
         (
             b'{"stage": 0, "step": 1, "loss": 1.0, "tokens": 8}',
-            "step 1 of stage 1 stands after step 1 of stage 1",
+            "step 1 of stage 1 comes after step 1 of stage 1",
         ),
         (b'{"stage": 0, "step": 2, "loss": "x", "tokens": 8}', "loss is 'x'"),
         (b'{"stage": 0, "step": 2, "loss": true, "tokens": 8}', "loss is True"),
         (b'{"stage": 0, "step": 2, "loss": 1e999, "tokens": 8}', "1e999 is beyond the largest float64"),
         (b'{"stage": 0, "step": 2, "loss": 1' + b"0" * 400 + b', "tokens": 8}', "loss is 1000"),
-        (b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 8.0}', "tokens is 8.0, and not a whole number"),
+        (
+            b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 8.0}',
+            "tokens must be a whole number of at least 0, got 8.0",
+        ),
         (
             b'{"stage": 0, "step": 2, "loss": 1.0, "tokens": 1' + b"0" * 400 + b"}",
-            "tokens is 1000",
+            "tokens must be a whole number of at least 0, got 1000",
         ),
     ],
 )
@@ -102,7 +111,7 @@ def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
             use()
         assert str(refused.value).startswith(f"line 2 of {log.path} is damaged: {reason}")
         assert str(refused.value).endswith(
-            f"or rename it to {log.path.with_name(LOST)} to go on without its steps"
+            f"or rename it to {log.path.with_name(LOST)} to resume without its steps"
         )
     assert log.path.read_bytes() == content
 
@@ -110,13 +119,15 @@ def test_a_damaged_line_is_refused_by_number_and_every_line_stays(
 def test_missing_steps_are_refused_until_the_user_says_that_they_are_lost(log: MetricsLog) -> None:
     lines = log.path.read_bytes().splitlines(keepends=True)
     log.path.write_bytes(b"".join(lines[:2] + lines[3:]))
-    told = f"{log.path} lacks 1 of the 5 steps that are done, from step 3 of stage 1 on"
+    told = f"{log.path} lacks 1 of the 5 completed steps, from step 3 of stage 1 on"
     lost = log.path.with_name(LOST)
     with pytest.raises(RopewalkError) as refused:
         log.check([3, 0, 2])
-    assert str(refused.value) == f"{told}; restore the file, or go on without them by: touch {lost}"
+    assert (
+        str(refused.value) == f"{told}; restore the file, or resume without these steps after: touch {lost}"
+    )
     lost.touch()
-    assert log.check([3, 0, 2]) == f"{told}, as {LOST} allows"
+    assert log.check([3, 0, 2]) == f"{told}, which {LOST} allows"
     assert len(log.read()) == 4
 
 
@@ -125,11 +136,11 @@ def test_a_log_that_is_gone_is_refused_and_a_renamed_one_is_not(log: MetricsLog)
     lost = log.path.with_name(LOST)
     aside = log.path.rename(log.path.with_name("aside"))
     with pytest.raises(
-        RopewalkError, match=r"lacks 5 of the 5 steps that are done, from step 1 of stage 1 on; rest"
+        RopewalkError, match=r"lacks 5 of the 5 completed steps, from step 1 of stage 1 on; rest"
     ):
         log.check([3, 0, 2])
     aside.rename(lost)
-    assert "lacks 5 of the 5 steps" in str(log.check([3, 0, 2]))
+    assert "lacks 5 of the 5 completed steps" in str(log.check([3, 0, 2]))
     assert len(lost.read_bytes().splitlines()) == 5
 
 
@@ -137,7 +148,7 @@ def test_a_last_line_without_its_end_is_named_where_its_step_is_missing(log: Met
     log.path.write_bytes(log.path.read_bytes().removesuffix(b"\n"))
     with pytest.raises(
         RopewalkError,
-        match=r"lacks 1 of the 5 steps .* its last line is passed over because it does not end with a newline",
+        match=r"lacks 1 of the 5 completed steps.* its last line is ignored because it does not end with a newline",
     ):
         log.check([3, 0, 2])
     assert log.check([3, 0, 1]) is None

@@ -111,18 +111,18 @@ def test_a_resumed_run_does_not_go_on_without_the_steps_that_it_has_done(finishe
             resume()
         path.unlink()
         with pytest.raises(
-            RopewalkError, match="lacks 40 of the 40 steps that are done, from step 1 of stage 1 on"
+            RopewalkError, match="lacks 40 of the 40 completed steps, from step 1 of stage 1 on"
         ):
             resume()
         path.write_bytes(b"".join(lines[:30]))
         with pytest.raises(
-            RopewalkError, match="lacks 10 of the 40 steps that are done, from step 11 of stage 2 on"
+            RopewalkError, match="lacks 10 of the 40 completed steps, from step 11 of stage 2 on"
         ):
             resume()
         lost.touch()
         with pytest.raises(Reached):
             resume()
-        assert [note for note in notes if f"as {LOST} allows" in note]
+        assert [note for note in notes if f"which {LOST} allows" in note]
     finally:
         lost.unlink(missing_ok=True)
         path.write_bytes(content)

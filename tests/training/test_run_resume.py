@@ -188,7 +188,9 @@ def test_a_damaged_log_of_steps_is_refused_before_anything_changes(finished, tmp
     path.write_bytes(b"".join(lines))
     before = content_of(values["output"])
     said = refused(capsys, tmp_path, values, "--set", "stages.0.steps=8")
-    assert (f"line 2 of {path} is damaged" if harm == "a damaged line" else "lacks 1 of the 4 steps") in said
+    assert (
+        f"line 2 of {path} is damaged" if harm == "a damaged line" else "lacks 1 of the 4 completed steps"
+    ) in said
     assert content_of(values["output"]) == before
 
 
@@ -207,7 +209,7 @@ def test_a_checkpoint_under_another_steps_name_is_refused(cut, tmp_path, capsys)
     (folder / "stage0-step000002").rename(folder / "stage0-step000003")
     said = refused(capsys, tmp_path, cut)
     assert "checkpoint stage0-step000003 is damaged" in said
-    assert "it is of stage0-step000002, under another name; rename the folder to that" in said
+    assert "the folder contains stage0-step000002 under another name; rename it to that" in said
 
 
 @pytest.mark.parametrize("key", ["stage", "step", "tokens"])
@@ -228,7 +230,7 @@ def test_a_damaged_recipe_of_the_run_is_told_apart_from_the_one_that_is_given(cu
     saved.write_text(saved.read_text()[:150])
     said = refused(capsys, tmp_path, cut)
     assert f"the run's own recipe.yaml is damaged (recipe {saved}" in said
-    assert "restore the file, or give another output" in said
+    assert "restore the file, or start a new run in another output folder" in said
 
 
 # What a run began with.
@@ -245,7 +247,7 @@ def test_a_damaged_recipe_of_the_run_is_told_apart_from_the_one_that_is_given(cu
             '{"rows": [3], "digests": ["a"], "validation_sources": null}',
             "rows.0: Input should be a valid string",
         ),
-        ('{"rows": [], "digests": ["a"], "validation_sources": null}', "0 rows and 1 digests"),
+        ('{"rows": [], "digests": ["a"], "validation_sources": null}', "0 folders of rows but 1 digests"),
         ("[" * 5000, "its brackets are nested too deeply"),
         (b"\xff\xfe", "codec can't decode"),
         (None, "is missing"),
@@ -260,7 +262,7 @@ def test_a_damaged_record_of_rows_is_refused_in_one_sentence(cut, tmp_path, caps
     said = refused(capsys, tmp_path, cut)
     assert str(path) in said
     assert why in said
-    assert "restore the file, or give another output" in said
+    assert "restore the file, or start a new run in another output folder" in said
 
 
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "as earlier versions noted them"])
@@ -435,7 +437,7 @@ def test_what_cannot_change_a_number_changes_freely(done, cut, tiny_checkpoint, 
         ("exact_rope=false", "exact_rope true -> false"),
         (
             "precision=bfloat16",
-            "began with precision float32, and cannot go on in bfloat16; set precision: float32",
+            "started with precision float32, but cannot resume in bfloat16; set precision: float32",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The main job: recipe, stages, steps, checkpoints."""
+"""Long-context training: recipes, stages, optimiser steps and checkpoints."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The documents of a run: packed rows to train on, and what is held out to measure on."""
+"""Documents of a run: packed rows for training, and held-out documents for evaluation."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ DATA = "data"
 
 
 class Began(BaseModel):
-    """What a run began with, as ``rows.json`` keeps it: a resumed run must find the same again.
+    """Inputs of a run when it started, stored in ``rows.json``; a resumed run must find the same inputs.
 
     Attributes:
-        rows: folder of each stage's packed rows, below the run's own folder or absolute; None for a stage without.
-        digests: of these rows.
-        validation_sources: digest of the text, where there are such sources.
-        unpacked: digest of text that is measured on and never packed.
-        model: digest of the recipe's model; None where its files were not at hand.
-        precision: that ``auto`` stood for; None in files of earlier versions, as may be the two before it.
+        rows: for each stage, the folder of its packed rows, relative to the run's folder or absolute; None for a stage
+            without training.
+        digests: for each stage, the digest of its rows.
+        validation_sources: digest of the validation sources; None if the recipe has none.
+        unpacked: digest of documents used for evaluation that are never packed.
+        model: digest of the recipe's model; None if its files were not available.
+        precision: the resolved precision. Files written by earlier versions may lack this and the two keys before it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,28 +62,29 @@ class Began(BaseModel):
     @model_validator(mode="after")
     def _fit(self) -> Began:
         if len(self.rows) != len(self.digests):
-            raise ValueError(f"{len(self.rows)} rows and {len(self.digests)} digests")
+            raise ValueError(f"{len(self.rows)} folders of rows but {len(self.digests)} digests")
         return self
 
     def of_stage(self, number: int) -> tuple[str, str | None] | None:
-        """Folder and digest of a stage's rows; None for a stage without, or one that is new."""
+        """Folder and digest of a stage's rows; None for a stage without training, or a new one."""
         folder = self.rows[number] if number < len(self.rows) else None
         return None if folder is None else (folder, self.digests[number])
 
 
 def read_began(output: Path) -> Began:
-    """What the run in a folder began with.
+    """Read the record of a run's inputs from its folder.
 
     Raises:
-        RopewalkError: if its record is missing or damaged.
+        RopewalkError: if the record is missing or damaged.
     """
     path = output / ROWS
-    advice = "restore the file, or give another output and begin a new run"
+    advice = "restore the file, or start a new run in another output folder"
     try:
         return Began.model_validate(parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise RopewalkError(
-            f"{path}, which says what the run trains on, is missing; a resumed run must see the same rows: {advice}"
+            f"{path}, the record of the run's training data, is missing, and a resumed run must train on the same "
+            f"rows; {advice}"
         ) from error
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
@@ -97,19 +99,20 @@ def read_began(output: Path) -> Began:
 def all_rows(
     resolved: ResolvedRecipe, context: RunContext, began: Began | None, others: Collection[int] = ()
 ) -> list[PackedRows | None]:
-    """The packed rows of every stage, None for one that trains nothing.
+    """Packed rows of every stage; None for a stage without training.
 
-    A resumed run gets the very rows it began with, or is refused.
+    A resumed run gets exactly the rows it started with, or is refused.
 
     Args:
         resolved: the recipe.
-        context: the run's folder, and where progress goes.
-        began: what a resumed run began with.
-        others: stages, counted from 0, that are no longer those of ``began``, or new.
+        context: the run's folder and reporter.
+        began: inputs of the run when it started, if it is resumed.
+        others: indices of stages that are new, or that differ from those in ``began``.
 
     Raises:
-        RopewalkError: if the model or the documents have changed since, and the rows are no longer there, or rows that
-            the recipe names are damaged, or of another tokenizer or stage.
+        RopewalkError: if the model has changed since the run started; if the documents have changed and the rows are
+            gone; or if rows that the recipe names are damaged, or were packed with another tokenizer or for another
+            stage.
     """
     recipe, output = resolved.recipe, folder_of(context)
     if began is not None:
@@ -125,12 +128,12 @@ def all_rows(
             rows.append(_rows(resolved, context, number))
         else:
             rows.append(_rows_again(resolved, context, number, known))
-    # Otherwise the documents of one stage could be those that another one holds out.
+    # Stages packed from different documents could train on documents that another stage holds out for evaluation.
     inputs = {json.dumps(each.manifest["inputs"], sort_keys=True) for each in rows if each is not None}
     if len(inputs) > 1:
         raise RopewalkError(
-            f"the documents have changed since the run in {output} began, so a new stage cannot have the same; restore "
-            "them, or begin a new run"
+            f"the documents have changed since the run in {output} started, so a new stage cannot train on the same "
+            "ones; restore them, or start a new run"
         )
     return rows
 
@@ -138,36 +141,36 @@ def all_rows(
 def _rows_again(
     resolved: ResolvedRecipe, context: RunContext, number: int, known: tuple[str, str | None]
 ) -> PackedRows:
-    """The rows that a stage of a resumed run began with: as they lie on disk, or packed again."""
+    """The rows that a stage of a resumed run started with, read from disk or packed again."""
     output = folder_of(context)
     folder, digest_ = _place(known[0], output), known[1]
     if not is_packed(folder):
         if folder.is_dir() and not (folder / WORK).is_dir():
             raise RopewalkError(
-                f"the packed rows in {folder} have no manifest that can be read; delete the folder {folder}, and "
-                "--resume packs them again"
+                f"the packed rows in {folder} have no readable manifest; delete the folder {folder}, and --resume will "
+                "pack them again"
             )
         packed = _rows(resolved, context, number)
         if packed.folder.name != folder.name:
             raise RopewalkError(
-                f"the documents have changed since the run in {output} began, and its packed rows {folder} are gone; a "
-                "resumed run must see the same rows: restore the documents, or start again"
+                f"the documents have changed since the run in {output} started, and its packed rows {folder} are gone; "
+                "a resumed run must train on the same rows: restore the documents, or start a new run"
             )
         return packed
     try:
         there = open_rows(folder, tokenizer=tokenizer_identity(resolved.tokenizer), verify=True)
     except RopewalkError as error:
-        raise RopewalkError(f"{error} (--resume does so once {folder} is gone)") from error
+        raise RopewalkError(f"{error} (--resume will do so once you delete {folder})") from error
     if _rows_digest(there) != digest_:
         raise RopewalkError(
-            f"the packed rows in {folder} are not those that the run in {output} began with; a resumed run must see "
-            f"the same rows: delete the folder {folder}, and --resume packs them again"
+            f"the packed rows in {folder} are not those that the run in {output} started with; a resumed run must "
+            f"train on the same rows: delete the folder {folder}, and --resume will pack them again"
         )
     return there
 
 
 def _place(folder: str, output: Path) -> Path:
-    """Where the rows of a record lie, after the run may have been moved; earlier versions noted absolute paths."""
+    """Folder of recorded rows, even if the run was moved; earlier versions recorded absolute paths."""
     moved = output / DATA / Path(folder).name
     return moved if moved.is_dir() else output / folder
 
@@ -178,13 +181,13 @@ def began_with(
     output: Path,
     before: Began | None = None,
 ) -> Began:
-    """What a resumed run must find again: the folders of rows, and the identity of the model and of other text.
+    """Record of the inputs that a resumed run must find again: rows, model, and documents that are not packed.
 
     Args:
         resolved: the recipe.
-        rows: of every stage.
-        output: folder of the run; rows within it are noted relative to it, so that it can be moved.
-        before: what was noted when the run began, if it is resumed.
+        rows: packed rows of every stage.
+        output: folder of the run; rows inside it are recorded with relative paths, so that the folder can be moved.
+        before: the record from when the run started, if it is resumed.
     """
     recipe, home = resolved.recipe, output.resolve()
     places = [None if each is None else each.folder.resolve() for each in rows]
@@ -195,7 +198,7 @@ def began_with(
         digests=[_rows_digest(each) for each in rows],
         validation_sources=_sources_digest(recipe.data.validation_sources),
         unpacked=_unpacked_digest(recipe),
-        # A resumed run has compared it already, where it is at hand.
+        # A resumed run keeps the recorded digest; _refuse_changed has already compared it with the model's files.
         model=model_digest(resolved.model) if before is None or before.model is None else before.model,
         precision=resolved.precision,
     )
@@ -207,11 +210,11 @@ def write_began(output: Path, began: Began) -> None:
 
 
 def check_sources(resolved: ResolvedRecipe) -> None:
-    """Read the first document of every source, or the manifests of packed rows: before anything that takes long.
+    """Read the first document of every source, or the manifests of packed rows, to fail before any long work.
 
     Raises:
-        RopewalkError: as reading all of them does: a source that is not there, cannot be read or is given twice, a
-            first record without its text field, rows of another tokenizer.
+        RopewalkError: if a source is missing, unreadable or given twice, if its first record lacks the text field, or
+            if rows were packed with another tokenizer.
     """
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
     for folder in recipe.data.rows:
@@ -224,32 +227,33 @@ def check_sources(resolved: ResolvedRecipe) -> None:
 
 
 def model_at_start(output: Path) -> str | None:
-    """Digest of the recipe's model when a run began; None where it was not at hand, or not recorded yet."""
+    """Digest of the recipe's model when the run started; None if its files were not available, or are not recorded."""
     return read_began(output).model if (output / ROWS).is_file() else None
 
 
 def _refuse_changed(resolved: ResolvedRecipe, began: Began, output: Path) -> None:
-    """Raise where the model, or text that is not packed, is no longer what a run began with."""
-    recipe, since = resolved.recipe, f"since the run in {output} began"
+    """Raise if the model, the precision, or documents that are not packed differ from those the run started with."""
+    recipe, since = resolved.recipe, f"since the run in {output} started"
     if began.validation_sources != _sources_digest(recipe.data.validation_sources):
-        raise RopewalkError(f"the validation sources have changed {since}; restore them, or start again")
-    # Earlier versions recorded none of these.
+        raise RopewalkError(f"the validation sources have changed {since}; restore them, or start a new run")
+    # Earlier versions did not record the following.
     if began.unpacked is not None and began.unpacked != _unpacked_digest(recipe):
         what = "the rows in data.rows" if recipe.data.rows else "the documents of data.sources"
-        raise RopewalkError(f"{what} have changed {since}; restore them, or start again")
+        raise RopewalkError(f"{what} have changed {since}; restore them, or start a new run")
     if began.model is not None and model_digest(resolved.model) not in (None, began.model):
         raise RopewalkError(
             f"the weights or the config of the model in {resolved.model} have changed {since}; restore them, or start "
-            "again"
+            "a new run"
         )
     if began.precision is not None and began.precision != resolved.precision:
         here = (
-            f"auto is {resolved.precision} here"
+            f"auto resolves to {resolved.precision} here"
             if recipe.precision == "auto"
-            else f"cannot go on in {recipe.precision}"
+            else f"cannot resume in {recipe.precision}"
         )
         raise RopewalkError(
-            f"the run in {output} began with precision {began.precision}, and {here}; set precision: {began.precision}"
+            f"the run in {output} started with precision {began.precision}, but {here}; set precision: "
+            f"{began.precision}"
         )
 
 
@@ -258,7 +262,7 @@ def _sources_digest(sources: Sequence[SourceSpec]) -> str | None:
 
 
 def _unpacked_digest(recipe: Recipe) -> str | None:
-    """Identity of the text that a run measures and searches on where no stage trains, so that no rows speak for it."""
+    """Digest of the documents for evaluation and search in a run without training, which has no packed rows."""
     if any(stage.steps for stage in recipe.stages):
         return None
     if recipe.data.rows:
@@ -276,7 +280,7 @@ def _rows_digest(rows: PackedRows | None) -> str | None:
 def _packed_before(
     resolved: ResolvedRecipe, began: Began | None, others: Collection[int]
 ) -> list[PackedRows | None]:
-    """The folders of rows that the recipe names, one for each stage."""
+    """Select the folder of rows for each stage from those that the recipe names."""
     recipe, identity = resolved.recipe, tokenizer_identity(resolved.tokenizer)
     there = [open_rows(folder, tokenizer=identity, verify=True) for folder in recipe.data.rows]
     rows: list[PackedRows | None] = []
@@ -296,16 +300,16 @@ def _packed_before(
                 for each in there
             )
             raise RopewalkError(
-                f"stage {number + 1} needs one folder of rows of {stage.context} tokens, pattern {stage.pattern}, "
-                f"positions {stage.positions}; data.rows has {len(fitting)} such: {found}"
+                f"stage {number + 1} needs exactly one folder of rows with {stage.context} tokens, pattern "
+                f"{stage.pattern} and positions {stage.positions}, but data.rows has {len(fitting)}: {found}"
             )
         rows.append(fitting[0])
     for number, each in enumerate(rows):
         known = None if began is None or number in others else began.of_stage(number)
         if known is not None and known[1] != _rows_digest(each):
             raise RopewalkError(
-                "the rows in data.rows are not those that the run began with; a resumed run must see the same rows: "
-                "restore them, or start again"
+                "the rows in data.rows are not those that the run started with; a resumed run must train on the same "
+                "rows: restore them, or start a new run"
             )
     return rows
 
@@ -335,7 +339,7 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedR
             config, data.cache or folder_of(context) / DATA, tokenizer=resolved.tokenizer, progress=progress
         )
     if not made:
-        # Another run has packed them, maybe long ago.
+        # The rows come from a cache that another run filled, so their digests must be verified.
         open_rows(rows.folder, verify=True)
     stage = recipe.stages[number]
     epochs = stage.steps * stage.rows_per_step / len(rows)
@@ -347,12 +351,12 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int) -> PackedR
 
 
 def mixture_sentences(report: dict[str, Any] | None) -> list[str]:
-    """What was asked of a mixture and what came out, for people; none where there is no mixture."""
+    """Sentences that compare the requested mixture with the actual one; none if there is no mixture."""
     return [] if report is None else explain(MixtureReport.from_dict(report))
 
 
 def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> PackedRows | None:
-    """The packed rows whose held-out documents a run measures on; None where it trains and packs nothing."""
+    """The packed rows whose held-out documents the run evaluates on; None if the run packs nothing."""
     packed = [each for each in rows if each is not None]
     if packed or not recipe.data.rows:
         return packed[-1] if packed else None
@@ -360,13 +364,12 @@ def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> P
 
 
 def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> list[Ids]:
-    """The documents to measure on, as token ids; none where no suite reads text.
+    """Token ids of the evaluation documents; none if no suite reads documents.
 
-    Where no stage trains and so nothing is packed (``rows`` is None), all documents of the sources are as good as held
-    out.
+    If no stage trains, nothing is packed (``rows`` is None) and all documents of the sources count as held out.
 
     Raises:
-        RopewalkError: if there are none, or too few for one row: now, and not after the training.
+        RopewalkError: if there are no documents, or too few for one row; the error comes before training.
     """
     recipe = resolved.recipe
     if not recipe.evaluation.reads_text:
@@ -385,15 +388,17 @@ def validation_documents(resolved: ResolvedRecipe, rows: PackedRows | None) -> l
 
 
 def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: int) -> tuple[list[Row], str]:
-    """Rows to choose a stage's base on, and what they are made of.
+    """Rows on which ``auto`` compares bases for a stage, and their origin, ``held-out`` or ``training``.
 
-    Held-out documents where they fill a row, as in the evaluation; else the stage's first training rows. Either way
-    every token sees all before it, whatever the stage's pattern: it is the distances that the bases differ in.
+    The rows consist of held-out documents if these fill a row, otherwise of the stage's first training rows. Every
+    token attends to all earlier ones, whatever the stage's pattern, because bases differ in their effect at long
+    distances.
 
     Args:
+        resolved: the recipe.
         rows: packed rows of the stage.
-        context: tokens of a row.
-        limit: most rows.
+        context: tokens per row.
+        limit: largest number of rows.
     """
     documents = held_out_documents(resolved, rows, context, limit)
     try:
@@ -403,14 +408,14 @@ def probe_rows(resolved: ResolvedRecipe, rows: PackedRows, context: int, limit: 
 
 
 def training_rows(rows: PackedRows, context: int, limit: int) -> list[Row]:
-    """The first training rows, each as one run of text in which every token sees all before it."""
+    """The first training rows, each treated as one document in which every token attends to all earlier ones."""
     first = (rows[number] for number in range(min(limit, len(rows))))
     layout = PackedLayout.from_lengths([context], pattern="full", anchor_length=0)
     return [_in_storage_order(row, layout) for row in first]
 
 
 def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
-    """A training row as one run of text: a target that is not the next token (of interleaved chunks) is none."""
+    """A training row in storage order; targets that are not the next token (in interleaved chunks) are dropped."""
     following = torch.roll(row.input_ids, -1)
     return Row(row.input_ids, row.labels.where(row.labels == following, IGNORED), layout)
 
@@ -418,9 +423,10 @@ def _in_storage_order(row: Row, layout: PackedLayout) -> Row:
 def held_out_documents(
     resolved: ResolvedRecipe, rows: PackedRows | None, length: int, limit: int
 ) -> list[Ids]:
-    """Documents that no stage trains on, enough for ``limit`` rows of ``length`` tokens if there are so many.
+    """Documents that no stage trains on, enough for ``limit`` rows of ``length`` tokens if possible.
 
-    Those of the validation sources; else those held out of packed rows; where no rows are packed, the sources' own.
+    They come from the validation sources if given, otherwise from the documents held out of packed rows, or, if no rows
+    are packed, from the sources.
     """
     recipe = resolved.recipe
     sources = recipe.data.validation_sources or (recipe.data.sources if rows is None else [])

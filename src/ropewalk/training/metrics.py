@@ -1,4 +1,4 @@
-"""The run's metrics: one JSON object a line, and the same values to the trackers that were asked for."""
+"""Metrics of a run: one JSON object per line in ``metrics.jsonl``, and the same values in experiment trackers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ropewalk.io.files import replacing, write_text
 from ropewalk.io.json_lines import append_line, check_types, read_lines
 
 LOST = "metrics.lost.jsonl"
-"""A file that the user puts beside the log to go on without steps that are missing from it."""
+"""Name of a file that the user creates next to the log to resume although the log lacks steps."""
 
 LARGEST = 2**63 - 1
-"""Of a step and of a count of tokens: what the figures draw."""
+"""Largest step and token count that figures can draw."""
 
 
 class MetricsLog:
-    """``metrics.jsonl`` of a run: each step of each stage once, in order."""
+    """``metrics.jsonl`` of a run: one line per step and stage, in order."""
 
     def __init__(self, path: Path, listener: Listener | None = None) -> None:
         self.path = path
         self.listener = listener
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines; an unfinished last one is passed over.
+        """Read all lines, ignoring an unfinished last one.
 
         Raises:
-            RopewalkError: if the file cannot be read, or naming a line that is damaged or out of order.
+            RopewalkError: if the file cannot be read, or if a line is damaged or out of order; the message names it.
         """
         before = (0, 0)
 
@@ -39,31 +39,31 @@ class MetricsLog:
             nonlocal before
             for key, least in (("stage", 0), ("step", 1), ("tokens", 0)):
                 if type(values[key]) is not int or not least <= values[key] <= LARGEST:
-                    raise ValueError(f"{key} is {values[key]!r}, and not a whole number from {least} on")
+                    raise ValueError(f"{key} must be a whole number of at least {least}, got {values[key]!r}")
             check_types(values, {"loss": (float, type(None))})
             if (place := (values["stage"], values["step"])) <= before:
-                raise ValueError(f"{_step(*place)} stands after {_step(*before)}")
+                raise ValueError(f"{_step(*place)} comes after {_step(*before)}")
             before = place
             return values
 
         lost = self.path.with_name(LOST)
         return list(
             read_lines(
-                self.path, parse, f"restore the file, or rename it to {lost} to go on without its steps"
+                self.path, parse, f"restore the file, or rename it to {lost} to resume without its steps"
             )
         )
 
     def check(self, done: Sequence[int]) -> str | None:
-        """Whether every step is there that a checkpoint knows; the file is left as it is.
+        """Check that the log has every step before a checkpoint, without changing the file.
 
         Args:
-            done: steps of each stage, from the first on, that the checkpoint knows.
+            done: completed steps of each stage at the checkpoint, starting with the first stage.
 
         Returns:
-            A sentence for the user where steps are missing and ``metrics.lost.jsonl`` says that they may be.
+            A sentence for the user if steps are missing and ``metrics.lost.jsonl`` allows it; otherwise None.
 
         Raises:
-            RopewalkError: if the log is damaged, cannot be read, or lacks steps that are done.
+            RopewalkError: if the log is damaged, cannot be read, or lacks completed steps.
         """
         there = {(line["stage"], line["step"]) for line in self.read()}
         missing = [
@@ -75,25 +75,25 @@ class MetricsLog:
         if not missing:
             return None
         lost = self.path.with_name(LOST)
-        told = f"{self.path} lacks {len(missing)} of the {sum(done)} steps that are done, from {_step(*missing[0])} on"
+        told = f"{self.path} lacks {len(missing)} of the {sum(done)} completed steps, from {_step(*missing[0])} on"
         if lost.exists():
-            return f"{told}, as {lost.name} allows"
+            return f"{told}, which {lost.name} allows"
         if self._is_unfinished():
-            told += "; its last line is passed over because it does not end with a newline"
-        raise RopewalkError(f"{told}; restore the file, or go on without them by: touch {lost}")
+            told += "; its last line is ignored because it does not end with a newline"
+        raise RopewalkError(f"{told}; restore the file, or resume without these steps after: touch {lost}")
 
     def rewind(self, done: Sequence[int], dropped: Path) -> str | None:
-        """Drop the steps that come after a checkpoint; a resumed run makes them again.
+        """Remove the steps after a checkpoint from the log, since a resumed run computes them again.
 
         Args:
-            done: as for :meth:`check`, which comes first.
-            dropped: a log that their lines are appended to.
+            done: completed steps of each stage at the checkpoint; call :meth:`check` with them first.
+            dropped: log that the removed lines are appended to.
 
         Returns:
-            A sentence for the user where there are such steps.
+            A sentence for the user if steps were removed; otherwise None.
 
         Raises:
-            RopewalkError: if a log is damaged, or cannot be read or written; then no line is lost.
+            RopewalkError: if a log is damaged, or cannot be read or written; no line is lost in that case.
         """
         kept: list[dict[str, Any]] = []
         again: list[dict[str, Any]] = []
@@ -102,16 +102,17 @@ class MetricsLog:
             (kept if known else again).append(line)
         if not again:
             return None
+        # Save the removed lines first: a crash in between duplicates lines, but loses none.
         with replacing(dropped) as temporary:
             earlier = dropped.read_bytes() if dropped.exists() else b""
             temporary.write_bytes(earlier + _lines(again).encode())
         write_text(self.path, _lines(kept))
         places = [_step(line["stage"], line["step"]) for line in again]
         which = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        return f"{which} came after the checkpoint; what {self.path.name} said of them is kept in {dropped}"
+        return f"{which} came after the checkpoint; their lines of {self.path.name} were moved to {dropped}"
 
     def _is_unfinished(self) -> bool:
-        """Whether the last line has no end."""
+        """Whether the last line lacks its newline."""
         try:
             with self.path.open("rb") as file:
                 if not file.seek(0, os.SEEK_END):
@@ -122,14 +123,14 @@ class MetricsLog:
             return False
 
     def append(self, values: dict[str, Any], global_step: int) -> None:
-        """Write one step and hand it to the trackers.
+        """Write one step and send it to the trackers.
 
         Raises:
-            RunFailure: if it cannot be written; the lines before it stay.
+            RunFailure: if the line cannot be written; earlier lines are kept.
         """
         append_line(self.path, values)
         if self.listener is not None:
-            # Trackers draw numbers; what is there for each router stays in the file.
+            # Trackers plot scalars only; the lists per router are in the file.
             drawn = {k: v for k, v in values.items() if v is not None and not isinstance(v, dict)}
             self.listener(drawn, global_step)
 
@@ -143,11 +144,11 @@ def _step(stage: int, step: int) -> str:
 
 
 Listener = Callable[[dict[str, Any], int], None]
-"""Takes the values of a step and the step's number over all stages."""
+"""Function of a step's values and of the step's number counted over all stages."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise if the package of a tracker is missing; ask before a run starts."""
+    """Raise if the package of a tracker is not installed; call this before a run starts."""
     if not names:
         return
     from accelerate.tracking import get_available_trackers
@@ -160,12 +161,12 @@ def require_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iterator[Listener | None]:
-    """A function that logs to every tracker named; None where none is.
+    """Start trackers, and yield a function that logs to all of them; None if no tracker is named.
 
     Args:
         names: trackers by accelerate's names (wandb, tensorboard, trackio, …).
-        folder: where trackers that write files put them.
-        config: flat values that describe the run.
+        folder: folder for trackers that write files.
+        config: flat dict of values that describe the run.
 
     Raises:
         RopewalkError: if a tracker's package is not installed; the message names it.
@@ -177,7 +178,7 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     require_trackers(names)
-    # Most trackers write to accelerate's log when they start, which raises before this.
+    # Most trackers write to accelerate's logger on start, which raises unless a PartialState exists.
     PartialState()
     trackers = []
     for name in names:

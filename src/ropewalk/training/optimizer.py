@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, and the learning rate as a pure function of the step."""
+"""AdamW with float32 master weights, and learning-rate schedules as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ropewalk.training.recipe.recipe import Optimizer, Schedule
 
 STATE_KINDS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of every parameter."""
+"""Names of the tensors that AdamW keeps for every parameter."""
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, steps: int, schedule: Schedule) -> float:
@@ -21,8 +21,8 @@ def learning_rate_at(step: int, peak: float, warmup_steps: int, steps: int, sche
         step: counted from 0.
         peak: the rate after the warm-up.
         warmup_steps: steps of linear warm-up; the first step has ``peak / warmup_steps``, not 0.
-        steps: steps in all; linear and cosine reach 0 just after the last one.
-        schedule: what follows the warm-up.
+        steps: total number of steps; linear and cosine reach 0 one step after the last.
+        schedule: schedule after the warm-up.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -33,10 +33,10 @@ def learning_rate_at(step: int, peak: float, warmup_steps: int, steps: int, sche
 
 
 class MasterAdamW:
-    """AdamW that keeps float32 masters of parameters in a narrower dtype, and sums gradients in float32.
+    """AdamW that keeps float32 master weights of narrower parameters, and accumulates gradients in float32.
 
-    Where a parameter is float32 already it is its own master, and this is plain AdamW. Gradients are moved
-    over after each backward pass, so that accumulation over micro-batches never happens in bfloat16.
+    A float32 parameter is its own master, which makes this plain AdamW. Gradients are moved to the masters after each
+    backward, so micro-batches never accumulate in bfloat16.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class MasterAdamW:
         settings: Optimizer,
         masters: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Start from parameters, by name, tied ones once. Matrices decay, vectors do not.
+        """Create the optimiser.
 
-        ``masters`` are the float32 values that narrower parameters were rounded from; from the parameters
-        themselves if None.
+        Args:
+            parameters: names and parameters, tied ones once; weight decay applies to matrices but not to vectors.
+            settings: hyperparameters of AdamW.
+            masters: float32 values that narrower parameters were rounded from; if None, masters are cast from the
+                parameters.
         """
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         given = masters or {}
@@ -70,7 +73,7 @@ class MasterAdamW:
         )
 
     def collect_gradients(self) -> None:
-        """Add what one backward pass left in the parameters to the masters' float32 gradients."""
+        """Add the gradients of one backward to the masters' float32 gradients, and clear those of the parameters."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             if master is parameter or parameter.grad is None:
@@ -80,12 +83,12 @@ class MasterAdamW:
             parameter.grad = None
 
     def clip(self) -> Tensor:
-        """Scale the gradients to at most ``max_grad_norm`` and return their norm before."""
+        """Scale the gradients to a norm of at most ``max_grad_norm``, and return the norm before scaling."""
         return nn.utils.clip_grad_norm_(list(self.masters.values()), self.max_grad_norm)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """One update of the masters, rounded into the parameters."""
+        """Update the masters once, and round them into the parameters."""
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         self.adamw.step()
@@ -102,9 +105,9 @@ class MasterAdamW:
                 tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on beside the weights (:meth:`weights`), as named tensors.
+        """Named tensors of the optimiser state; together with :meth:`weights` they determine the next step.
 
-        Zeros, as AdamW begins with, for what has not been updated yet.
+        A parameter without an update yet has zeros, the initial state of AdamW.
         """
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
@@ -118,20 +121,22 @@ class MasterAdamW:
         return tensors
 
     def weights(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A model's state dict with the float32 masters in the places of its parameters, tied ones too."""
+        """The model's state dict with float32 masters instead of the parameters, tied ones included."""
+        # Match by address: a state dict has new tensor objects, and lists tied parameters under each of their names.
         masters = {p.data_ptr(): self.masters[name].detach() for name, p in self.parameters.items()}
         return {key: masters.get(tensor.data_ptr(), tensor) for key, tensor in state_dict.items()}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` gave, for the same parameters and masters, and round those into the parameters.
+        """Restore tensors from :meth:`state` for the same parameters, and round the masters into the parameters.
 
-        The tensors become the optimiser's own: later steps change them.
+        The optimiser takes over the tensors, so later steps modify them in place.
 
         Raises:
             KeyError: if a tensor is missing.
         """
         for name, master in self.masters.items():
+            # AdamW reads its step count on the host, so the count stays on the CPU.
             self.adamw.state[master] = {
                 key: tensors[f"{key}.{name}"].to(master.device if key != "step" else "cpu")
                 for key in STATE_KINDS

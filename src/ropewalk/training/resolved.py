@@ -1,4 +1,4 @@
-"""ResolvedRecipe: a recipe whose every question is answered, and its model as the processes of a run hold it."""
+"""ResolvedRecipe: a recipe with every ``auto`` resolved, and loading of its model for a run."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from ropewalk.search import Factors
 from ropewalk.training.recipe.recipe import Recipe
 
 RopeAt = tuple[RopeMethod, int]
-"""A RoPE method, and the context in tokens that a model has, or is to have, with it."""
+"""A RoPE method and the context in tokens that it is for."""
 
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe whose every question is answered, but for those that only the run itself can answer.
+    """A recipe with everything resolved that can be known before the run.
 
     Attributes:
-        recipe: as it was written.
-        model: folder or hub id.
-        trained_length: context of the checkpoint as it is, in tokens.
+        recipe: the recipe as written.
+        model: folder or Hub id.
+        trained_length: context of the checkpoint before the run, in tokens.
         dtype: dtype of the checkpoint's weights, in which the result is saved.
-        rope: RoPE method of the checkpoint as it is.
-        other_ropes: RoPE of layer types that do not limit the context, in each stage; empty where all layers share one.
-        methods: RoPE method of each stage; None where it follows from what an ``auto`` stage will choose, or a search
-            will find.
-        origins: method and length that each stage's recommended base is, or would be, derived from; None where that is
-            not known yet.
-        packing: packing settings of each stage; none where the recipe names rows.
+        rope: RoPE method of the checkpoint before the run.
+        other_ropes: for each stage, the RoPE of layer types that do not limit the context; empty if all layers share
+            one RoPE.
+        methods: RoPE method of each stage; None if it depends on what an ``auto`` stage chooses or a search finds.
+        origins: for each stage, the method and length from which its recommended base is derived; None if they are not
+            known yet.
+        packing: packing settings of each stage; empty if the recipe names packed rows.
         tokenizer: the model's tokenizer.
-        device: where to train.
+        device: device to train on.
         precision: float32, bfloat16-autocast or bfloat16.
-        engine: the attention engine that ``auto`` stands for.
-        mesh: how the processes are arranged.
-        tables: the factor table of each stage that names one.
-        original_length: ``T`` in tokens, where the result is a longrope checkpoint.
-        router_aux_losses: factor of the load-balancing loss in each stage, 0 for none.
-        left_out: what of the model the result will not have, a sentence; None where it has all.
+        engine: resolved attention engine.
+        mesh: arrangement of the processes.
+        tables: factor table of each stage; None for stages that name none.
+        original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
+        router_aux_losses: factor of the load-balancing loss in each stage; 0 for none.
+        left_out: sentence on parts of the model that the result will not have; None if it has all.
     """
 
     recipe: Recipe
@@ -78,20 +78,20 @@ class ResolvedRecipe:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype that a model which only measures is loaded in."""
+        """Dtype of parameters when the model is loaded only for evaluation."""
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
 class AtStage:
-    """What there is when a run comes to a stage.
+    """State of a run when it reaches a stage.
 
     Attributes:
         resolved: the recipe.
-        context: processes, output folder, progress.
+        context: processes, output folder and reporter.
         weights: checkpoint that the stage starts from; None for the recipe's model.
-        rows: packed rows of the stage; None for one that trains nothing.
-        validation: packed rows whose held-out documents the run measures on.
+        rows: packed rows of the stage; None for a stage without training.
+        validation: packed rows whose held-out documents the run evaluates on.
     """
 
     resolved: ResolvedRecipe
@@ -107,7 +107,7 @@ class AtStage:
 
 
 def folder_of(context: RunContext) -> Path:
-    """The folder that a run writes to."""
+    """Output folder of a run."""
     assert context.output is not None
     return context.output
 
@@ -121,16 +121,16 @@ def load_for_run(
     compute_dtype: torch.dtype | None = None,
     other_ropes: Mapping[str, RopeMethod] | None = None,
 ) -> LossModel:
-    """A model with its output head: whole in a process that is alone, else sharded over the mesh.
+    """Load a model with its output head: whole if there is one process, otherwise sharded over the mesh.
 
     Args:
-        resolved: engine, rotary module and device.
-        context: the processes; every one of them calls this.
-        path: folder or hub id.
-        rope: RoPE to run with, and the context that the config states; the checkpoint's own if None.
-        dtype: of the parameters; ``auto`` is the checkpoint's own.
-        compute_dtype: what shards are gathered in; ``dtype`` if None.
-        other_ropes: of layer types that do not limit the context; the checkpoint's own if None.
+        resolved: the recipe, for engine, rotary module and device.
+        context: processes of the run; each must call this function.
+        path: folder or Hub id.
+        rope: RoPE method, and the context to write into the config; None keeps those of the checkpoint.
+        dtype: dtype of the parameters; ``auto`` is that of the checkpoint.
+        compute_dtype: dtype in which shards are gathered; ``dtype`` if None.
+        other_ropes: RoPE of layer types that do not limit the context; None keeps those of the checkpoint.
     """
     recipe = resolved.recipe
     method, length = rope or (None, None)
@@ -146,14 +146,14 @@ def load_for_run(
     if context.mesh is None:
         model = load_model(path, setup, dtype, resolved.device)
         return LossModel(model, OutputHead.of(model)).eval()
-    # A sharded model that went out of scope refers to itself: its shards live until the collector comes by.
+    # Sharded models contain reference cycles: collect an earlier one now, or its shards stay allocated.
     gc.collect()
     shards = resolved.dtype if isinstance(dtype, str) else dtype
     return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype)
 
 
 def share_of_step(rows: Sequence[int], context: RunContext) -> list[int]:
-    """This process's part of one step's rows: those of its data rank."""
+    """This process's share of a step's rows: every data_degree-th row, starting at its data rank."""
     if context.mesh is None:
         return list(rows)
     return list(rows[context.mesh.data_rank :: context.mesh.shape.data_degree])

@@ -1,4 +1,4 @@
-"""One stage of a run: from a model folder to a checkpoint at the stage's context length."""
+"""One training stage: from a model or checkpoint to a checkpoint at the stage's context length."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from ropewalk.training.step import Batch, ForwardPass, StepResult, micro_batches
 Made = TypeVar("Made")
 
 MOST_SKIPPED = 3
-"""Steps in a row whose loss or gradient is not finite before a run gives up."""
+"""Number of consecutive steps with a non-finite loss or gradient after which the run fails."""
 
 
 @dataclass(frozen=True, eq=False)
 class StageRun:
-    """What one stage works on.
+    """Input of one stage.
 
     Attributes:
-        number: counted from 0.
-        at: the run as it comes to the stage: recipe, processes, rows, and the latest checkpoint.
-        rope: method that the stage trains with.
-        tokens_before, steps_before: done in earlier stages.
-        resumed: whether the latest checkpoint is one of this stage, and not the end of the one before it.
+        number: index of the stage, counted from 0.
+        at: state of the run at the stage: recipe, processes, rows and latest checkpoint.
+        rope: RoPE method that the stage trains with.
+        tokens_before, steps_before: tokens and steps of earlier stages.
+        resumed: whether the latest checkpoint belongs to this stage rather than to the end of the previous one.
     """
 
     number: int
@@ -56,17 +56,17 @@ class StageRun:
 
 
 def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
-    """Train a stage from its start, or on from one of its checkpoints; with 0 steps only its RoPE changes.
+    """Train a stage from its start or from one of its checkpoints; with 0 steps only its RoPE changes.
 
     Args:
-        run: what to work on.
-        metrics: gets each step.
+        run: input of the stage.
+        metrics: log that receives each step.
 
     Returns:
         The checkpoint of its last step.
 
     Raises:
-        RunFailure: if the loss stays not finite.
+        RunFailure: if the loss or the gradient is not finite for several steps, or in the last one.
         RopewalkError: if a checkpoint cannot be written or read.
     """
     resolved, context = run.at.resolved, run.at.context
@@ -104,12 +104,13 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
             if skipped == MOST_SKIPPED or (skipped and done == stage.steps):
                 raise context.world.known_to_all(
                     RunFailure(
-                        f"loss or gradient was not finite in the last {skipped} steps up to step {done}; the latest "
-                        "checkpoint is untouched: go on from it with a lower rate, "
+                        f"the loss or the gradient was not finite in the last {skipped} steps up to step {done}; the "
+                        "latest checkpoint is unaffected: resume from it with a lower learning rate, "
                         f"--resume --set stages.{run.number}.learning_rate={stage.learning_rate / 2:g}"
                     )
                 )
             advance(done, f"loss {result.loss:.3f}  {result.tokens / seconds:,.0f} tokens/s")
+            # No checkpoint right after skipped steps: a retry should start before the divergence.
             if (done % recipe.checkpoints.every == 0 and not skipped) or done == stage.steps:
                 last = checkpoints.save(Position(run.number, done, tokens))
     assert last is not None
@@ -117,7 +118,7 @@ def run_stage(run: StageRun, metrics: MetricsLog) -> Path:
 
 
 def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
-    """The model and its optimiser as the stage goes on with them, and how far it has come; the random state is set."""
+    """Model, optimiser and position at which the stage starts or resumes; also sets the random state."""
     resolved, context, after, resumed = run.at.resolved, run.at.context, run.at.weights, run.resumed
     recipe = resolved.recipe
     stage = recipe.stages[run.number]
@@ -134,6 +135,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     if after is not None and not resumed:
         load_weights(after, model, context.world, context.mesh)
     masters = None
+    # A sharded model keeps float32 shards and gathers them in bfloat16, so only a whole model needs masters.
     if bfloat16 and context.mesh is None:
         masters = {name: p.detach().clone() for name, p in model.named_parameters()}
         cast_parameters(model, torch.bfloat16)
@@ -141,6 +143,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
     if stage.gradient_checkpointing:
         checkpoint_activations(model.model)
     optimizer = MasterAdamW(model.named_parameters(), recipe.optimizer, masters)
+    # Before load_checkpoint, which restores the saved random state.
     torch.manual_seed(recipe.seed + run.number)
     position = Position(run.number, 0, run.tokens_before)
     if after is not None and resumed:
@@ -149,7 +152,7 @@ def _begun(run: StageRun) -> tuple[LossModel, MasterAdamW, Position]:
 
 
 def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Made]:
-    """What ``make`` gives for each step in turn; that of the next step is made in a thread meanwhile."""
+    """Yield ``make(step)`` for each step, computing the next one in a background thread."""
     with ThreadPoolExecutor(1, "rows") as pool:
         coming = [pool.submit(make, step) for step in steps[:1]]
         for following in (*steps[1:], None):
@@ -162,7 +165,7 @@ def made_ahead(make: Callable[[int], Made], steps: Sequence[int]) -> Iterator[Ma
 
 
 def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:
-    """One step's rows on this rank, with everything that can be made before the step."""
+    """This rank's micro-batches of one step, with attention plans and positions prepared."""
     resolved, context, rows = run.at.resolved, run.at.context, run.at.rows
     recipe = resolved.recipe
     stage = recipe.stages[run.number]
@@ -193,7 +196,7 @@ def _values(
 
 
 def _routing_values(routing: Routing) -> dict[str, Any]:
-    """One number of each kind for all routers, and beneath them one a router, first to last."""
+    """Routing metrics aggregated over all routers, and under ``routers`` one value per router in layer order."""
     violation, entropy, unused = routing.max_violation, routing.entropy, routing.unused
     aux_loss = routing.aux_loss
     if aux_loss is not None and not math.isfinite(aux_loss):

@@ -1,4 +1,4 @@
-"""One optimiser step: a function over model, rows and mesh."""
+"""One optimiser step, as a function of model, rows and mesh."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from ropewalk.training.optimizer import MasterAdamW
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, on all ranks together.
+    """Result of one step, over all ranks.
 
     Attributes:
-        loss: summed loss over token count, nats a token.
-        grad_norm: global norm before clipping.
-        trained_tokens: positions that had a target.
-        tokens: positions in all, padding of shards not counted.
-        applied: False where loss or gradient was not finite, and the weights were left alone.
-        padding: places of shards that held no token.
-        routing: what a mixture of experts did with the tokens; None of other models.
+        loss: mean loss per trained token, nats.
+        grad_norm: global gradient norm before clipping.
+        trained_tokens: number of tokens with a target.
+        tokens: number of tokens, without the padding of shards.
+        applied: False if the loss or the gradient was not finite, in which case the weights are unchanged.
+        padding: number of padding tokens in shards.
+        routing: routing statistics of a mixture of experts; None for other models.
     """
 
     loss: float
@@ -51,22 +51,22 @@ class StepResult:
 
 
 def autocast(device: torch.device, precision: str, sharded: bool = False) -> AbstractContextManager[Any]:
-    """The context a forward pass runs in under a recipe's precision."""
+    """Autocast context of a forward pass for a recipe's precision."""
     if precision == "bfloat16-autocast":
-        # The cache would keep a copy of every gathered parameter until the pass ends: the whole model on every rank.
+        # The autocast cache would keep a bfloat16 copy of every gathered parameter, hence the whole model on each rank.
         return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=not sharded)
     return nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of one length as one forward pass takes them: whole, or this rank's shards of them.
+    """Rows of one length for one forward pass, either whole or as this rank's shards.
 
     Attributes:
-        input_ids, labels: int64 ``[batch, places]`` on the CPU, labels already shifted.
-        layouts: one a row, or how the rows are cut.
-        is_token: bool ``[batch, places]``: False where a place only fills its shard or its row up.
-        padding: places without a token, on all ranks of the sequence group.
+        input_ids, labels: int64 ``[batch, length]`` on the CPU, labels already shifted.
+        layouts: one layout per row, or the sharded layouts.
+        is_token: bool ``[batch, length]``, False for padding of a shard or a row.
+        padding: number of padding tokens, over all ranks of the sequence group.
     """
 
     input_ids: Tensor
@@ -77,7 +77,7 @@ class Batch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], mesh: Mesh | None) -> Batch:
-        """Labels were shifted on the whole row, and positions laid on it: a shard is a plain selection of each."""
+        """Build a batch. Labels are shifted and positions computed on whole rows, so a shard is a plain selection."""
         layouts = tuple(row.layout for row in rows)
         ids, labels = [row.input_ids for row in rows], [row.labels for row in rows]
         ends = [row.layout.total_length - row.padding for row in rows]
@@ -91,18 +91,18 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole rows, padding not counted."""
+        """Number of tokens in the whole rows, without padding."""
         layouts = self.layouts.layouts if isinstance(self.layouts, ShardedLayouts) else self.layouts
         return sum(layout.total_length for layout in layouts)
 
     @property
     def trained_tokens(self) -> int:
-        """Positions of this rank that have a target."""
+        """Number of tokens with a target on this rank."""
         return int((self.labels != IGNORED).sum())
 
 
 def micro_batches(rows: Sequence[Row], rows_per_batch: int = 1, mesh: Mesh | None = None) -> list[Batch]:
-    """A step's rows on this rank, as its forward passes take them."""
+    """Split this rank's rows of a step into batches, one per forward pass."""
     return [
         Batch.of(rows[start : start + rows_per_batch], mesh) for start in range(0, len(rows), rows_per_batch)
     ]
@@ -114,16 +114,16 @@ def prepare(
     device: torch.device,
     localities: Collection[Locality] = (EVERYTHING,),
 ) -> list[Batch]:
-    """Micro-batches whose attention plans and positions are on the device already, for which a step need not wait.
+    """Compute attention plans and positions of micro-batches on the device, so that the step need not wait for them.
 
     Args:
-        batches: that the step will be on; plans live as long as their layouts.
-        engine: that attends, not ``auto``.
-        device: the model's.
-        localities: how far back the queries of its layers see, each once.
+        batches: micro-batches of the step; plans live as long as their layouts.
+        engine: resolved attention engine, not ``auto``.
+        device: device of the model.
+        localities: the distinct windows and chunks of the model's layers.
 
     Returns:
-        The same batches; for a GPU in pinned memory, from where their copies wait for nothing.
+        The same batches; for a GPU in pinned memory, so that copies to the device are asynchronous.
     """
     for batch in batches:
         positions_on(batch.layouts, device)
@@ -147,9 +147,10 @@ def prepare(
 
 
 def summed_loss(model: LossModel, batch: Batch) -> Tensor:
-    """Sum of the token losses of a batch's places on this rank: a float32 scalar, in nats.
+    """Sum of the token losses of a batch on this rank: a float32 scalar, in nats.
 
-    A sum and not a mean: only the whole step knows how many tokens it trains, over ranks and micro-batches.
+    It is a sum rather than a mean because the divisor is the number of targets of the whole step, over ranks and
+    micro-batches.
     """
     device = model.device
     ids, labels = (x.to(device, non_blocking=True) for x in (batch.input_ids, batch.labels))
@@ -159,12 +160,12 @@ def summed_loss(model: LossModel, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """How a step's forward passes compute.
+    """Options of a step's forward passes.
 
     Attributes:
         precision: float32, bfloat16-autocast or bfloat16.
-        offload: keep what the backward needs in CPU memory until then.
-        router_aux_loss: factor of the load-balancing loss of a mixture of experts; 0 leaves it out.
+        offload: keep saved activations in CPU memory until the backward.
+        router_aux_loss: factor of the load-balancing loss of a mixture of experts; 0 disables it.
     """
 
     precision: str = "float32"
@@ -173,11 +174,11 @@ class ForwardPass:
 
     @contextmanager
     def on(self, device: torch.device, sharded: bool) -> Iterator[None]:
-        """The context of one forward pass.
+        """Context manager for one forward pass.
 
         Args:
-            device: the model's.
-            sharded: whether its parameters are gathered from several ranks.
+            device: device of the model.
+            sharded: whether parameters are gathered from several ranks.
         """
         with ExitStack() as stack:
             stack.enter_context(autocast(device, self.precision, sharded))
@@ -197,34 +198,35 @@ def train_step(
     forward: ForwardPass = FLOAT32,
     mesh: Mesh | None = None,
 ) -> StepResult:
-    """Forward and backward over a step's micro-batches, clip, update.
+    """Run forward and backward over the micro-batches of a step, clip the gradients, and update the weights.
 
-    The loss is the sum over all tokens of the step divided by their number, whatever the ranks and micro-batches. So is
-    the load-balancing loss of a mixture of experts, which ``forward`` may add to what the gradient is of: a mean over
-    rows, weighted with their tokens. A row is balanced by itself, because it is what one forward pass sees under any
-    arrangement of ranks and micro-batches.
+    The loss is the sum over all targets of the step divided by their number, for any split into ranks and
+    micro-batches. With ``forward.router_aux_loss``, the load-balancing loss of a mixture of experts is added to the
+    objective: a mean over rows, weighted by their tokens. Each row is balanced on its own, because only rows are the
+    same for every split into ranks and micro-batches.
 
-    On a device of its own the host waits for it once, for loss and gradient norm, which decide whether the weights
-    are updated; over several ranks a second time, at the beginning, for the number of targets.
+    The host synchronises with a GPU once, for the loss and the gradient norm, which decide whether the weights are
+    updated. With several ranks it also synchronises at the beginning, for the number of targets.
 
     Args:
-        model: sharded over the mesh, where there is one.
-        batches: of this rank, as :func:`micro_batches` makes them of its rows; ranks of one sequence group get the same
-            rows, and every rank as many.
-        optimizer: over the model's parameters.
-        learning_rate: of this step.
-        forward: how the forward passes compute.
-        mesh: the ranks that take part; None for this process alone.
+        model: whole model, or sharded over the mesh.
+        batches: this rank's micro-batches from :func:`micro_batches`. Ranks of one sequence group get the same rows,
+            and all ranks get equally many.
+        optimizer: optimiser of the model's parameters.
+        learning_rate: learning rate of this step.
+        forward: options of the forward passes.
+        mesh: mesh of the ranks; None for this process alone.
 
     Raises:
-        RopewalkError: if no row of the step has a token to train on, or the load-balancing loss is asked for and the
-            model has no routers that transformers records.
+        RopewalkError: if no row of the step has a target, or if the load-balancing loss is requested and transformers
+            does not record the model's routers.
     """
     ranks = 1 if mesh is None else mesh.shape.world_size
     trained_tokens = _targets(batches, mesh, model.device)
     if trained_tokens == 0:
-        message = "none of this step's rows has a token to train on: every document is one token"
+        message = "no row of this step has a token to train on, because every document is one token; check the sources"
         raise RopewalkError(message) if mesh is None or mesh.rank == 0 else Echo(message)
+    # Float64, because a step's loss may sum millions of tokens.
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     aux_loss = torch.zeros_like(total)
     tokens = _real_tokens(batches, mesh, model.device) if forward.router_aux_loss else None
@@ -236,7 +238,7 @@ def train_step(
             with forward.on(model.device, mesh is not None):
                 loss = summed_loss(model, batch)
             recorder.end()
-            # Sharding wrappers average gradients over all ranks; the loss is a sum over them.
+            # FSDP averages gradients over all ranks, but the loss is a sum over them; the factor undoes the average.
             objective = loss / trained_tokens * ranks
             if tokens is not None:
                 part = recorder.balancing_loss(None if mesh is None else mesh.groups) / tokens
@@ -271,16 +273,16 @@ def train_step(
 
 
 def _routed(recorder: Recorder, aux_loss: Tensor) -> list[Tensor]:
-    """The load-balancing loss and the tokens of each router's experts, as one float64 vector of this rank.
+    """This rank's load-balancing loss and tokens per expert of each router, as one float64 vector.
 
-    None where there are no routers. Counts stay exact below 2**53.
+    The list is empty if the model has no routers. Float64 keeps counts below 2**53 exact.
     """
     totals = [each.double() for each in recorder.totals()]
     return [torch.cat([aux_loss[None], *totals])] if totals else []
 
 
 def _routing(recorder: Recorder, numbers: Sequence[float]) -> Routing:
-    """What :func:`_routed` gave, summed over the ranks."""
+    """Routing statistics from the vector of :func:`_routed`, summed over the ranks."""
     aux_loss, *counts = numbers
     tokens = iter(int(count) for count in counts)
     return Routing(
@@ -290,7 +292,7 @@ def _routing(recorder: Recorder, numbers: Sequence[float]) -> Routing:
 
 
 def _real_tokens(batches: Sequence[Batch], mesh: Mesh | None, device: torch.device) -> Tensor:
-    """Places that hold a token, on all ranks; it stays on the device, which nobody waits for."""
+    """Number of tokens without padding, over all ranks; it stays on the device to avoid a synchronisation."""
     count = torch.tensor(sum(int(batch.is_token.sum()) for batch in batches), device=device)
     if mesh is not None:
         dist.all_reduce(count)
@@ -298,7 +300,7 @@ def _real_tokens(batches: Sequence[Batch], mesh: Mesh | None, device: torch.devi
 
 
 def _targets(batches: Sequence[Batch], mesh: Mesh | None, device: torch.device) -> int:
-    """Positions with a target, on all ranks."""
+    """Number of tokens with a target, over all ranks."""
     count = sum(batch.trained_tokens for batch in batches)
     if mesh is None:
         return count
@@ -308,7 +310,7 @@ def _targets(batches: Sequence[Batch], mesh: Mesh | None, device: torch.device) 
 
 
 def _read(*numbers: Tensor) -> list[float]:
-    """Numbers, or vectors of them, from their device, which the host waits for."""
+    """Copy scalars and vectors to the host as one list, with a single synchronisation."""
     device = numbers[0].device
     found: list[float] = torch.cat([number.double().to(device).flatten() for number in numbers]).tolist()
     return found

@@ -90,7 +90,7 @@ def test_a_flipped_bit_anywhere_in_the_record_is_noticed(checkpoint, tmp_path):
         altered = bytearray(content)
         altered[place] ^= 1
         (path / RECORD).write_bytes(altered)
-        with pytest.raises(RopewalkError, match=r"is no checkpoint of a run|has format version"):
+        with pytest.raises(RopewalkError, match=r"is not a checkpoint of a run|has format version"):
             read_record(path)
     (path / RECORD).unlink()
     assert check_checkpoint(path) == f"{RECORD} cannot be read: No such file or directory"
@@ -122,17 +122,17 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(two_ranks, 
     assert latest_whole(tmp_path) == third
     harmed(third, "__1_0.distcp", "short")
     words = (
-        "checkpoint stage0-step000020 is damaged (__1_0.distcp is 10 bytes short); the one before it that is whole is "
-        f"stage0-step000010: remove the folder {third}, and --resume goes on from there"
+        "checkpoint stage0-step000020 is damaged (__1_0.distcp is 10 bytes short); the latest intact one is "
+        f"stage0-step000010: delete the folder {third}, and --resume will continue from stage0-step000010"
     )
     assert sentence(lambda: latest_whole(tmp_path)) == ("RopewalkError", words)
     assert two_ranks.run(latest_on_ranks, tmp_path) == [("RopewalkError", words), ("Echo", words)]
     harmed(second, ".metadata", "missing")
     assert (
-        f"is {NAME}: remove the folders {third}, {second}, and" in sentence(lambda: latest_whole(tmp_path))[1]
+        f"is {NAME}: delete the folders {third}, {second}, and" in sentence(lambda: latest_whole(tmp_path))[1]
     )
     harmed(first, "model.safetensors", "flipped")
-    assert "none before it is whole" in sentence(lambda: latest_whole(tmp_path))[1]
+    assert "no earlier one is intact" in sentence(lambda: latest_whole(tmp_path))[1]
 
 
 def test_what_a_killed_process_left_is_no_checkpoint_and_left_to_whoever_holds_the_folder(

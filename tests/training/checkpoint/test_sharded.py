@@ -143,10 +143,10 @@ def test_what_does_not_fit_is_refused_on_all_ranks(two_ranks, by_ranks, whole, t
     cases = [by_ranks[0] / "sync" / NAME, whole, tmp_path / "nothing", newer]
     first, second = two_ranks.run(refused_on_ranks, tmp_path / "other", cases, tmp_path / "file" / "folder")
     expected = [
-        "is damaged, or of another model: ",
-        "does not fit the model: model.layers.0.self_attn.k_proj.weight is [16, 32] there, [32, 32] here",
-        "is no checkpoint of a run: training_state.json cannot be read: No such file or directory",
-        "has format version 2, this ropewalk reads up to 1",
+        "is damaged or belongs to another model: ",
+        "model.layers.0.self_attn.k_proj.weight has shape [16, 32] in the checkpoint and [32, 32] in the model",
+        "is not a checkpoint of a run: training_state.json cannot be read: No such file or directory",
+        "has format version 2, but this version of ropewalk reads versions up to 1",
         "cannot write ",
         "cannot write ",
     ]
@@ -159,14 +159,14 @@ def test_what_does_not_fit_is_refused_on_all_ranks(two_ranks, by_ranks, whole, t
 
 def test_machines_that_share_no_disk_are_told_so(two_ranks, tied_llama, tmp_path):
     first, second = two_ranks.run(on_disks_apart, tied_llama, tmp_path)
-    assert "__1_0.distcp, which another process wrote, is not to be seen from this machine" in first[1]
+    assert "__1_0.distcp, which another process wrote, is not visible on this machine" in first[1]
     assert second == ("Echo", first[1])
     assert list((tmp_path / "0").iterdir()) == []
 
 
 def test_one_process_is_no_team(tied_llama, tmp_path):
     one = Trainee(tied_llama, [])
-    with pytest.raises(RopewalkError, match="is for several processes"):
+    with pytest.raises(RopewalkError, match="need a mesh of several processes"):
         ShardedCheckpoints(tmp_path, one.model, one.optimizer, RunContext(), 1)
 
 

@@ -67,10 +67,12 @@ def test_each_stage_takes_the_rows_of_its_own_context_and_pattern(
     rows = [str(tmp_path / "full"), str(tmp_path / "anchor")]
     extend(recipe_of({**values, "stages": stages, "data": {"rows": rows}}))
     assert len(losses(tmp_path / "run")) == 12
-    with pytest.raises(RopewalkError, match=r"stage 1 needs one folder of rows of 64 tokens, pattern anchor"):
+    with pytest.raises(
+        RopewalkError, match=r"stage 1 needs exactly one folder of rows with 64 tokens, pattern anchor"
+    ):
         extend(recipe_of({**values, "output": str(tmp_path / "a"), "data": {"rows": rows[:1]}}))
     twice = [rows[1], rows[1]]
-    with pytest.raises(RopewalkError, match=r"data\.rows has 2 such"):
+    with pytest.raises(RopewalkError, match=r"data\.rows has 2: "):
         extend(recipe_of({**values, "output": str(tmp_path / "b"), "data": {"rows": twice}}))
 
 
@@ -122,7 +124,7 @@ def test_a_resumed_run_must_see_the_same_rows(values: dict[str, Any], tmp_path: 
     (tmp_path / "rows").rename(tmp_path / "other")
     pack(values, tmp_path / "rows", eos=False)
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(RopewalkError, match=r"are not those that the run began with"):
+    with pytest.raises(RopewalkError, match=r"are not those that the run started with"):
         extend(recipe, resume=True)
 
 

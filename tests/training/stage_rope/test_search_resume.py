@@ -75,7 +75,9 @@ def test_other_packed_rows_are_refused_where_no_stage_trains(own):
     extend(recipe_of(own))
     shutil.rmtree(rows)
     shutil.copytree(Path(packing["output"]) / second, rows)
-    with pytest.raises(RopewalkError, match=r"the rows in data\.rows have changed since the run in .* began"):
+    with pytest.raises(
+        RopewalkError, match=r"the rows in data\.rows have changed since the run in .* started"
+    ):
         extend(recipe_of(own), resume=True)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints of one process and of several."""
+"""Checkpoints of single-process and distributed runs."""

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: names in order, a record of every file by which damage is found, and retention."""
+"""Checkpoint folders: names, the record of file digests that reveals damage, and deletion of old checkpoints."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ropewalk.io.json_lines import check_types
 from ropewalk.parallel import World
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run that they lie in."""
+"""Subfolder of a run that contains its checkpoints."""
 RECORD = "training_state.json"
 EXPORT_RECORD = "ropewalk-digests.json"
-"""Within the exported folder, so that it appears with the files it speaks of and goes where they go; no reader of such
-folders looks at a JSON file of another name than those it knows."""
+"""Record of file digests in an exported folder. It is inside the folder, so it is moved and copied with the files;
+programs that read such folders ignore JSON files whose names they do not know."""
 VERSION = 1
 _NAME = re.compile(r"stage(\d+)-step(\d+)")
 _OLDEST_KEYS = {"stage", "step", "tokens"}
@@ -31,11 +31,11 @@ _OLDEST_KEYS = {"stage", "step", "tokens"}
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
-        stage: counted from 0.
-        step: optimiser steps of this stage that are done.
+        stage: index of the stage, counted from 0.
+        step: completed optimiser steps of this stage.
         tokens: tokens trained on so far, over all stages.
     """
 
@@ -46,15 +46,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint's ``training_state.json`` says.
+    """Content of a checkpoint's ``training_state.json``.
 
     Attributes:
-        position: how far the run had come.
-        files: digest of every other file, by name; empty in checkpoints from before digests were kept.
-        sharded: whether several ranks wrote it, each its shards; else it is a Hugging Face folder.
-        world_size: ranks that wrote it.
-        mesh: how they were arranged, by dimension.
-        random_states: devices whose random number generator each rank saved.
+        position: progress of the run at the checkpoint.
+        files: digests of all other files, by name; empty in checkpoints of early versions, which had no digests.
+        sharded: whether several ranks wrote their shards; otherwise the checkpoint is a Hugging Face folder.
+        world_size: number of ranks that wrote the checkpoint.
+        mesh: degree of each dimension of their mesh.
+        random_states: device types whose random number generator each rank saved.
     """
 
     position: Position
@@ -71,7 +71,7 @@ def checkpoint_name(position: Position) -> str:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete checkpoints below a folder, earliest first: one takes its name when all of it is written."""
+    """Complete checkpoints in a folder, earliest first; a checkpoint gets its final name once it is fully written."""
     return sorted((path for path in folder.glob("stage*") if _NAME.fullmatch(path.name)), key=place_of)
 
 
@@ -83,7 +83,7 @@ def place_of(path: Path) -> tuple[int, int]:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write the record into a checkpoint's folder, with a digest of its own."""
+    """Write the record, including a digest of itself, into a checkpoint's folder."""
     values = {
         "version": VERSION,
         "stage": record.position.stage,
@@ -98,25 +98,26 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """The record in a checkpoint's folder.
+    """Read the record in a checkpoint's folder.
 
     Raises:
-        RopewalkError: if it is missing, damaged, from a newer version, or of another step than the folder's name says.
+        RopewalkError: if the record is missing, damaged or from a newer version, or if its step differs from that in
+            the folder's name.
     """
     try:
         values = parse_json((path / RECORD).read_text(encoding="utf-8"), strict=True)
         oldest = values.keys() == _OLDEST_KEYS
         if not oldest and values["version"] > VERSION:
             raise RopewalkError(
-                f"the checkpoint {path} has format version {values['version']}, this ropewalk reads up to {VERSION}; "
-                "resume with the newer one that wrote it"
+                f"the checkpoint {path} has format version {values['version']}, but this version of ropewalk reads "
+                f"versions up to {VERSION}; resume with the ropewalk version that wrote it"
             )
         files = {} if oldest else read_sealed(values, path / RECORD)
         check_types(values, dict.fromkeys(("stage", "step", "tokens"), (int,)))
         position = Position(values["stage"], values["step"], values["tokens"])
         if _NAME.fullmatch(path.name) and place_of(path) != (position.stage, position.step):
             raise ValueError(
-                f"it is of {checkpoint_name(position)}, under another name; rename the folder to that"
+                f"the folder contains {checkpoint_name(position)} under another name; rename it to that"
             )
         if oldest:
             return Record(position)
@@ -132,19 +133,21 @@ def read_record(path: Path) -> Record:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} cannot be read: {reason}") from error
+        raise RopewalkError(
+            f"{path} is not a checkpoint of a run: {RECORD} cannot be read: {reason}"
+        ) from error
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} is damaged: {error}") from error
+        raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} is damaged: {error}") from error
     except KeyError as error:
-        raise RopewalkError(f"{path} is no checkpoint of a run: {RECORD} lacks {error}") from error
+        raise RopewalkError(f"{path} is not a checkpoint of a run: {RECORD} lacks {error}") from error
 
 
 def write_export_record(folder: Path, position: Position | None) -> None:
     """Write the digests of all files of an exported model into its folder.
 
     Args:
-        folder: with all of its files.
-        position: how far the run had come whose weights these are, if they are of one.
+        folder: folder of the model, with all other files written.
+        position: progress of the run that the weights come from; None if they are not from a run.
     """
     files = digests(path for path in folder.iterdir() if path.is_file())
     write_sealed(
@@ -155,10 +158,10 @@ def write_export_record(folder: Path, position: Position | None) -> None:
 
 
 def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDigest]]:
-    """Of which position an exported model is, None if of no run, and the digests of its files.
+    """Read the position of an exported model, None if it is not from a run, and the digests of its files.
 
     Raises:
-        RopewalkError: if the record is missing or damaged, without the folder's name.
+        RopewalkError: if the record is missing or damaged; the message does not contain the folder's name.
     """
     try:
         values = parse_json((folder / EXPORT_RECORD).read_text(encoding="utf-8"), strict=True)
@@ -177,7 +180,7 @@ def read_export_record(folder: Path) -> tuple[Position | None, dict[str, FileDig
 
 
 def check_export(folder: Path, world: World | None = None) -> str | None:
-    """What is wrong with the files of an exported model, as :func:`check_checkpoint` says it; None if nothing is."""
+    """Describe the damage to an exported model's files, as :func:`check_checkpoint` does; None if there is none."""
     try:
         files, unreadable = read_export_record(folder)[1], None
     except RopewalkError as error:
@@ -186,39 +189,39 @@ def check_export(folder: Path, world: World | None = None) -> str | None:
 
 
 def read_position(path: Path) -> Position:
-    """How far the run had come at a checkpoint.
+    """Progress of the run at a checkpoint.
 
     Raises:
-        RopewalkError: as :func:`read_record`.
+        RopewalkError: if the record is missing, damaged or from a newer version.
     """
     return read_record(path).position
 
 
 def check_checkpoint(path: Path, world: World | None = None) -> str | None:
-    """What is wrong with a checkpoint's files, such as ``model.safetensors is 10 bytes short``; None if nothing is.
+    """Describe the damage to a checkpoint's files, such as ``model.safetensors is 10 bytes short``; None if none.
 
-    Of checkpoints from before digests were kept, only the record is read.
+    For checkpoints of early versions, which had no digests, only the record is read.
 
     Args:
-        path: the checkpoint's folder.
-        world: ranks that share the hashing, each calling this; this process alone if None.
+        path: folder of the checkpoint.
+        world: ranks that share the hashing, each of which must call this function; this process alone if None.
     """
     world = world or World()
     try:
         files, unreadable = read_record(path).files, None
     except RopewalkError as error:
-        files, unreadable = {}, str(error).removeprefix(f"{path} is no checkpoint of a run: ")
+        files, unreadable = {}, str(error).removeprefix(f"{path} is not a checkpoint of a run: ")
     return _first_damage(path, files, unreadable, world)
 
 
 def _first_damage(
     folder: Path, files: Mapping[str, FileDigest], unreadable: str | None, world: World
 ) -> str | None:
-    """What is wrong with a folder's record on any rank, else with the first damaged of its files; None if nothing is.
+    """Describe an unreadable record on any rank, or else the first damaged file; None if there is no damage.
 
-    Every rank calls this with what it has read of the record, and hashes a part of the files.
+    Every rank must call this function with the record as it read it, and hashes its share of the files.
     """
-    # Largest first, dealt in turn: every rank gets about as many bytes to hash.
+    # Deal the files in turn, largest first, so that ranks hash about equally many bytes.
     order = sorted(files, key=lambda name: (-files[name].bytes, name))
     checked = list(enumerate(order))[world.rank :: world.size]
     found = ((i, damage(folder / name, files[name])) for i, name in checked)
@@ -228,15 +231,16 @@ def _first_damage(
 
 
 def latest_whole(folder: Path, world: World | None = None) -> Path | None:
-    """The latest checkpoint below a folder, its files checked; None where there is none.
+    """Latest checkpoint in a folder, after verifying its files; None if there is no checkpoint.
 
     Args:
-        folder: that checkpoints are saved to.
+        folder: folder of the checkpoints.
         world: as for :func:`check_checkpoint`.
 
     Raises:
-        RopewalkError: if it is damaged; the message says which one before it is whole, and what to do. Never goes back
-            to that one by itself: steps would be trained again that the user believes done.
+        RopewalkError: if the latest checkpoint is damaged; the message names the latest intact one and what to do.
+            This function never falls back to it silently, because the run would repeat steps that the user believes
+            are done.
     """
     world = world or World()
     paths = world.on_rank_0(lambda: checkpoints_in(folder))
@@ -252,26 +256,26 @@ def latest_whole(folder: Path, world: World | None = None) -> Path | None:
         others = "the folder" if len(damaged) == 1 else "the folders"
         refuse(
             world,
-            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}); the one before it that is whole is "
-            f"{path.name}: remove {others} {', '.join(str(each) for each, _ in damaged)}, and --resume goes on from "
-            "there",
+            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}); the latest intact one is {path.name}: "
+            f"delete {others} {', '.join(str(each) for each, _ in damaged)}, and --resume will continue from "
+            f"{path.name}",
         )
     if damaged:
         refuse(
             world,
-            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}), and none before it is whole: remove the "
-            f"folder {folder}, and --resume begins the training again",
+            f"checkpoint {damaged[0][0].name} is damaged ({damaged[0][1]}), and no earlier one is intact: delete the "
+            f"folder {folder}, and --resume will restart the training",
         )
     return None
 
 
 def refuse(world: World, sentence: str) -> None:
-    """Raise on every rank what all of them know: rank 0 says it, the others end in silence."""
+    """Raise an error that every rank knows of: rank 0 reports it, the others stay silent."""
     raise world.known_to_all(RopewalkError(sentence))
 
 
 def told_to_all(world: World, value: Any) -> list[Any]:
-    """Every rank's value, in order of rank."""
+    """All ranks' values in rank order; every rank must call this function."""
     values = [value] * world.size
     if world.size > 1:
         dist.all_gather_object(values, value, group=world.control)
@@ -279,9 +283,9 @@ def told_to_all(world: World, value: Any) -> list[Any]:
 
 
 def keep_latest(folder: Path, keep: int) -> None:
-    """Delete all complete checkpoints but the latest ones."""
+    """Delete all complete checkpoints except the latest ``keep``."""
     for path in checkpoints_in(folder)[:-keep]:
-        # Under another name first: a half-deleted folder must not pass for a checkpoint.
+        # Rename before deleting, so that a half-deleted folder is never mistaken for a checkpoint.
         with writing(path):
             retired = unique_name(path, DELETED)
             path.rename(retired)
@@ -289,7 +293,7 @@ def keep_latest(folder: Path, keep: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder last, as fsync does with a file's content."""
+    """Flush a folder's entries to disk: without this, a rename may be lost in a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

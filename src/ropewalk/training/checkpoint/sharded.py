@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: each writes its shards, in the background if asked; any mesh or one process resumes."""
+"""Sharded checkpoints: each rank writes its shards, optionally in the background; any mesh can resume from them."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ WEIGHT, STATE, RANDOM = "weight.", "optimizer.", "random."
 
 
 class ShardedCheckpoints:
-    """Writes the checkpoints of one stage of a run of several ranks; every rank makes one and calls it alike.
+    """Writer of the checkpoints of one stage on several ranks; every rank creates one and makes the same calls.
 
-    A checkpoint holds float32 weights, the optimiser's state, and each rank's random number generators. Its folder
-    takes its name when all ranks' files are on the disk, and only then older ones go.
+    A checkpoint contains float32 weights, the optimiser's state, and the state of each rank's random number generators.
+    Its folder gets its final name once all ranks' files are on disk; only then are older checkpoints deleted.
 
-    Used as a context, so that a checkpoint in the making is finished whatever ends the stage.
+    Use it as a context manager, which waits for the checkpoint in progress when the stage ends.
 
     Attributes:
-        folder: that checkpoints go to, on a file system that all ranks share.
-        keep: complete checkpoints to keep.
-        asynchronous: whether files are written while the next steps train, from a copy in CPU memory: 12 bytes for
-            each parameter of a rank's shard.
+        folder: folder of the checkpoints, on a file system that all ranks share.
+        keep: number of complete checkpoints to keep.
+        asynchronous: whether files are written while training continues, from a copy in CPU memory that takes 12 bytes
+            per parameter of the rank's shard.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ShardedCheckpoints:
     ) -> None:
         if context.mesh is None:
             raise RopewalkError(
-                "a checkpoint in shards is for several processes; save_checkpoint writes one of one"
+                "sharded checkpoints need a mesh of several processes; with one process use save_checkpoint"
             )
         self.folder = folder
         self.keep = keep
@@ -92,7 +92,7 @@ class ShardedCheckpoints:
         self._writing: Future[None] | None = None
         self._world = context.world
         if asynchronous:
-            # Messages of the background must not mix with those of training.
+            # The writer thread needs its own process group: collectives of two threads on one group could interleave.
             self._world = replace(self._world, control=dist.new_group(backend="gloo", timeout=PATIENCE))
             self._writers = ThreadPoolExecutor(1, "checkpoint")
 
@@ -107,20 +107,20 @@ class ShardedCheckpoints:
                 self.wait()
         finally:
             if self._writers is not None:
-                # Where the stage failed, its own error matters, and not that of the checkpoint.
+                # If the stage failed, its error is raised, and an error of the background write is ignored.
                 self._writers.shutdown(wait=True)
-                # Nothing is under way in it now, whatever happened.
+                # The writer thread has ended, so no collective is pending on the group.
                 dist.destroy_process_group(self._world.control)
 
     def save(self, position: Position) -> Path:
-        """Write a checkpoint, after the one in the making is finished.
+        """Write a checkpoint, after waiting for the one in progress.
 
         Returns:
-            Its folder; with ``asynchronous`` it is there after :meth:`wait`.
+            The checkpoint's folder; with ``asynchronous`` it exists after :meth:`wait`.
 
         Raises:
-            RopewalkError: on every rank, if one of them cannot write this checkpoint (or the last one, in the
-                background); on all but rank 0 as an Echo. What was there before is untouched.
+            RopewalkError: on every rank, if any rank cannot write this checkpoint, or could not write the previous one
+                in the background; ranks other than 0 raise an Echo. Earlier checkpoints are unaffected.
         """
         self.wait()
         state = {
@@ -136,20 +136,20 @@ class ShardedCheckpoints:
         return self.folder / checkpoint_name(position)
 
     def wait(self) -> None:
-        """Until the checkpoint in the making is whole.
+        """Wait until the checkpoint in progress is complete.
 
         Raises:
-            RopewalkError: as :meth:`save`.
+            RopewalkError: on every rank, if any rank could not write it.
         """
         if self._writing is not None:
             writing_, self._writing = self._writing, None
             writing_.result()
 
     def _write(self, position: Position, state: dict[str, Tensor]) -> None:
-        """What the background does: every step ends on all ranks alike, well or not."""
+        """Write one checkpoint, possibly in the writer thread; every phase succeeds or fails on all ranks together."""
         world = self._world
         path = self.folder / checkpoint_name(position)
-        # Rank 0 names the folder for all; where the machines share no disk, each has its own path to it.
+        # Rank 0 picks a unique name for all ranks; it sends only the name, since mount points may differ by machine.
         partial = path.with_name(world.on_rank_0(lambda: _prepare(path)))
         try:
             _write_shards(path, partial, state, world)
@@ -164,10 +164,10 @@ class ShardedCheckpoints:
             there = {each.name: each for each in partial.iterdir()}
             if unseen := sorted(files.keys() - there.keys()):
                 raise RopewalkError(
-                    f"cannot write {path}: {unseen[0]}, which another process wrote, is not to be seen from this "
-                    "machine; give an output on a file system that all machines share"
+                    f"cannot write {path}: {unseen[0]}, which another process wrote, is not visible on this machine; "
+                    "set output to a folder on a file system that all machines share"
                 )
-            # The metadata, which torch's writer wrote for all.
+            # Hash the remaining files, the metadata that torch's writer wrote on behalf of all ranks.
             others = {each for name, each in there.items() if name not in files}
             record = Record(
                 position,
@@ -192,23 +192,23 @@ class ShardedCheckpoints:
 def load_checkpoint(
     path: Path, trained: LossModel, optimizer: MasterAdamW, world: World, mesh: Mesh | None = None
 ) -> Position:
-    """Put weights, masters, optimiser and random number generators where they were; every rank calls this.
+    """Restore weights, masters, optimiser state and random number generators; every rank must call this function.
 
-    On the mesh that saved it training goes on bit for bit, on another one within rounding. The random number generators
-    of a rank that did not exist then are left as they are.
+    On the mesh that saved the checkpoint, training continues bit for bit; on another mesh, up to rounding. Ranks that
+    did not exist when it was saved keep their random number generators as they are.
 
     Args:
-        path: a checkpoint of one process or of ranks.
-        trained: of the same architecture, sharded over the mesh, where there is one.
-        optimizer: over its parameters.
-        world: of this run.
-        mesh: of this run; None for one process.
+        path: folder of a single-process or sharded checkpoint.
+        trained: model of the same architecture, sharded over the mesh if there is one.
+        optimizer: optimiser of the model's parameters.
+        world: processes of this run.
+        mesh: mesh of this run; None for one process.
 
     Returns:
-        How far the run had come.
+        Progress of the run at the checkpoint.
 
     Raises:
-        RopewalkError: on every rank, if it is damaged or of another model.
+        RopewalkError: on every rank, if the checkpoint is damaged or belongs to another model.
     """
     record = world.on_rank_0(lambda: read_record(path))
     model = trained.model
@@ -235,7 +235,7 @@ def load_checkpoint(
 
 
 def load_weights(path: Path, trained: LossModel, world: World, mesh: Mesh | None = None) -> None:
-    """Put the weights of a checkpoint into a model, in the model's dtype; arguments as for :func:`load_checkpoint`."""
+    """Load only the weights of a checkpoint, in the model's dtype; arguments as for :func:`load_checkpoint`."""
     record = world.on_rank_0(lambda: read_record(path))
     into = named_weights(trained.model, None)
     if record.sharded:
@@ -252,17 +252,17 @@ def export_model(
     dtype: torch.dtype,
     position: Position | None = None,
 ) -> None:
-    """Write a folder that plain transformers loads; rank 0 alone gathers the model, every rank calls this.
+    """Export a folder that plain transformers loads; rank 0 gathers the model, every rank must call this function.
 
-    Beside the weights lies a record of every file's digest (:data:`EXPORT_RECORD`), by which damage is found later.
+    The folder also contains a record of all files' digests (:data:`EXPORT_RECORD`), which reveals later damage.
 
     Args:
-        trained: whole or sharded.
-        folder: to make, or to replace.
-        tokenizer: saved beside the weights, if any.
-        world: the ranks that hold the model.
-        dtype: of the weights in it.
-        position: how far the run had come whose weights these are, if they are of one.
+        trained: whole or sharded model.
+        folder: folder to create or replace.
+        tokenizer: tokenizer to save with the model; None for none.
+        world: ranks that hold the model.
+        dtype: dtype of the exported weights.
+        position: progress of the run that the weights come from; None if they are not from a run.
 
     Raises:
         RopewalkError: on every rank, if rank 0 cannot write.
@@ -272,7 +272,7 @@ def export_model(
     def write() -> None:
         with new_folder(folder) as partial:
             save_model(trained.model, partial, tokenizer, state)
-            # transformers notes the dtype of the model in memory.
+            # transformers wrote the dtype of the model in memory, which may differ from that of the exported weights.
             config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
             write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
             write_export_record(partial, position)
@@ -281,7 +281,7 @@ def export_model(
 
 
 def _prepare(path: Path) -> str:
-    """Make a folder to fill with a checkpoint, and return its name."""
+    """Create the temporary folder of a checkpoint, and return its name."""
     partial = unique_name(path, PARTIAL)
     with writing(path):
         partial.mkdir(parents=True)
@@ -289,7 +289,7 @@ def _prepare(path: Path) -> str:
 
 
 class _PlainSpoken(FileSystemWriter):
-    """torch's archive writer speaks of positions where the disk said why it refused; this one passes that on."""
+    """Writer that raises the underlying OSError; torch's own error names an archive position instead of the reason."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
@@ -314,7 +314,7 @@ def _write_shards(path: Path, partial: Path, state: dict[str, Tensor], world: Wo
 
 
 def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDigest]:
-    """Each rank hashes what it wrote, which its own machine still has in memory."""
+    """Digests of all ranks' files; each rank hashes what it wrote, which is still in its machine's page cache."""
     mine: dict[str, FileDigest] = {}
     failure = None
     try:
@@ -329,10 +329,10 @@ def _digests_of_all(path: Path, partial: Path, world: World) -> dict[str, FileDi
 
 
 def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh | None) -> None:
-    """Fill tensors, whole or sharded, from whatever shards the checkpoint has; its metadata is a pickle of torch's."""
+    """Fill whole or sharded tensors from shards of any layout. The metadata is a pickle: load only trusted folders."""
     try:
         with warnings.catch_warnings():
-            # One process is what is meant.
+            # torch warns about loading without torch.distributed, which is intended with one process.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             state_dict_loader.load(
                 into,
@@ -344,13 +344,13 @@ def _read_shards(path: Path, into: dict[str, Tensor], world: World, mesh: Mesh |
         reason = _reason(error, Exception)
         if reason is None:
             raise
-        refuse(world, f"the checkpoint {path} is damaged, or of another model: {reason}")
+        refuse(world, f"the checkpoint {path} is damaged or belongs to another model: {reason}")
 
 
 def _reason(
     error: CheckpointException, kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, RuntimeError)
 ) -> str | None:
-    """Why a rank failed, if it is of a kind that a disk or a file can cause; torch writes through both."""
+    """Reason why a rank failed, if a disk or a file can cause it (torch raises both kinds); None for other errors."""
     rank, (cause, _) = min(error.failures.items())
     if not isinstance(cause, kinds):
         return None

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: a folder that plain transformers loads, with all an exact resume needs beside it."""
+"""Single-process checkpoints: a folder that plain transformers loads, plus the state for an exact resume."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from ropewalk.training.checkpoint.files import Position, Record, checkpoint_name
 from ropewalk.training.optimizer import STATE_KINDS, MasterAdamW
 
 TENSORS = "training_state.safetensors"
+"""File with the optimiser state and the states of the random number generators."""
 
 
 def save_checkpoint(
     folder: Path, model: Any, tokenizer: Any, optimizer: MasterAdamW, position: Position, keep: int
 ) -> Path:
-    """Write one checkpoint below ``folder``, whole or not at all, then delete all but the latest ``keep``.
+    """Write a checkpoint to a subfolder of ``folder`` atomically, then delete all but the latest ``keep``.
 
     Its weights are the optimiser's float32 masters, whatever dtype the model computes in.
     """
@@ -46,9 +47,9 @@ def save_checkpoint(
 
 
 def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor]:
-    """A model's parameters and saved buffers, tied ones once, by the model's own names; no copies.
+    """A model's parameters and persistent buffers by name, tied ones once, without copying.
 
-    Where an optimiser keeps a master of a parameter, the master stands in its place.
+    If the optimiser keeps a master of a parameter, the master replaces the parameter.
     """
     masters = (
         {}
@@ -61,14 +62,15 @@ def named_weights(model: Any, optimizer: MasterAdamW | None) -> dict[str, Tensor
 
 
 def named_moments(model: Any, optimizer: MasterAdamW) -> dict[str, Tensor]:
-    """An optimiser's state by the names that its parameters have in a transformers model; no copies."""
+    """The optimiser's state, keyed by the names of parameters in the transformers model, without copying."""
+    # The optimiser's names belong to the wrapping LossModel; files use the names of the transformers model.
     own = {id(p): name for name, p in model.named_parameters()}
     split = ((key.split(".", 1), tensor) for key, tensor in optimizer.state().items())
     return {f"{kind}.{own[id(optimizer.parameters[name])]}": tensor for (kind, name), tensor in split}
 
 
 def set_moments(model: Any, optimizer: MasterAdamW, tensors: Mapping[str, Tensor]) -> None:
-    """Hand an optimiser the state that :func:`named_moments` names."""
+    """Restore the optimiser's state from tensors keyed as in :func:`named_moments`."""
     own = {id(p): name for name, p in model.named_parameters()}
     optimizer.load_state(
         {
@@ -79,18 +81,19 @@ def set_moments(model: Any, optimizer: MasterAdamW, tensors: Mapping[str, Tensor
 
 
 def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: World) -> None:
-    """Fill tensors, whole or sharded, from the weights of a Hugging Face folder; every rank calls this.
+    """Fill whole or sharded tensors with the weights of a Hugging Face folder; every rank must call this function.
 
-    Rank 0 reads it through transformers, which may name or stack a file's tensors differently from the model's.
+    Rank 0 reads the folder through transformers, because names and stacking of tensors in files may differ from those
+    in the model.
 
     Args:
         path: the folder.
-        model: the transformers model whose weights these are.
-        into: as :func:`named_weights` gives them.
-        world: the ranks that hold them.
+        model: transformers model of the same class.
+        into: tensors to fill, from :func:`named_weights`.
+        world: ranks that hold the tensors.
 
     Raises:
-        RopewalkError: on every rank, if the folder cannot be read or holds another model.
+        RopewalkError: on every rank, if the folder cannot be read or contains another model.
     """
     source: dict[str, Tensor] = {}
 
@@ -103,7 +106,9 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise RopewalkError(f"cannot load the weights in {path}: {reason}") from error
         if loading["missing_keys"]:
-            raise RopewalkError(f"the checkpoint in {path} lacks the weight {min(loading['missing_keys'])}")
+            raise RopewalkError(
+                f"the checkpoint in {path} lacks the weight {min(loading['missing_keys'])}; use another checkpoint"
+            )
         source.update(named_weights(whole, None))
         _require_fit(path, source, into)
 
@@ -112,12 +117,15 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
 
 
 def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:
-    """Fill an optimiser's tensors from a checkpoint of one process, and set rank 0's random number generators.
+    """Fill the optimiser's tensors from a single-process checkpoint, and set rank 0's random number generators.
 
-    The arguments are as for :func:`read_weights`; ``into`` as :func:`named_moments` gives them.
+    Args:
+        path: folder of the checkpoint.
+        into: tensors to fill, from :func:`named_moments`.
+        world: ranks that hold the tensors; each must call this function.
 
     Raises:
-        RopewalkError: on every rank, if the file cannot be read or holds other tensors.
+        RopewalkError: on every rank, if the file cannot be read or contains other tensors.
     """
     source: dict[str, Tensor] = {}
 
@@ -137,7 +145,7 @@ def read_state(path: Path, into: Mapping[str, Tensor], world: World) -> None:
 
 
 def random_states() -> dict[str, Tensor]:
-    """States of this process's random number generators, by kind of device."""
+    """States of this process's random number generators, by device type."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -145,7 +153,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def set_random_states(states: Mapping[str, Tensor]) -> None:
-    """Put back what :func:`random_states` gave, where there is such a device."""
+    """Restore states from :func:`random_states`, for devices that exist here."""
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
@@ -155,17 +163,18 @@ def set_random_states(states: Mapping[str, Tensor]) -> None:
 def _require_fit(path: Path, source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
     for name, target in into.items():
         if name not in source:
-            raise RopewalkError(f"the checkpoint {path} does not fit the model: it has no {name}")
+            raise RopewalkError(f"the checkpoint {path} does not match the model: it has no {name}")
         if source[name].shape != target.shape:
             there, here = list(source[name].shape), list(target.shape)
             raise RopewalkError(
-                f"the checkpoint {path} does not fit the model: {name} is {there} there, {here} here"
+                f"the checkpoint {path} does not match the model: {name} has shape {there} in the checkpoint and "
+                f"{here} in the model"
             )
 
 
 @torch.no_grad()
 def _send(source: Mapping[str, Tensor], into: Mapping[str, Tensor], world: World) -> None:
-    """One tensor at a time from rank 0 to the shards of all ranks, in one order."""
+    """Send tensors one at a time, in the same order on all ranks, from rank 0 to the shards of all ranks."""
     for name, target in into.items():
         if world.size == 1:
             target.copy_(source[name])
@@ -173,7 +182,7 @@ def _send(source: Mapping[str, Tensor], into: Mapping[str, Tensor], world: World
         full = torch.empty(target.shape, dtype=target.dtype, device=target.device)
         if world.is_rank_0:
             full.copy_(source[name])
-        # What lies on the CPU, such as the step counts, has a backend of its own there.
+        # CPU tensors such as step counts go over gloo, CUDA tensors over NCCL: the group has a backend for each device.
         dist.broadcast(full, src=0)
         if isinstance(target, DTensor):
             target.to_local().copy_(local_part(full, target))

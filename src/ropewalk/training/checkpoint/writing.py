@@ -1,4 +1,4 @@
-"""Which checkpoints a run writes: one process whole models, several processes shards."""
+"""Choice of checkpoint format: whole models with one process, shards with several."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ropewalk.training.recipe.recipe import Checkpoints
 
 
 class Checkpointing(Protocol):
-    """Where the checkpoints of a stage go."""
+    """Writer of a stage's checkpoints."""
 
     def save(self, position: Position) -> Path:
-        """Write one and return its folder; it may be whole only at the end of the stage."""
+        """Write a checkpoint and return its folder, which may be incomplete until the end of the stage."""
 
 
 @contextmanager
@@ -32,21 +32,21 @@ def checkpointing(
     settings: Checkpoints,
     context: RunContext,
 ) -> Iterator[Checkpointing]:
-    """The checkpoints of one stage; when the context ends, all of them are whole.
+    """Open the writer of one stage's checkpoints; when the context ends, all of them are complete.
 
     Args:
-        folder: that they go to.
-        model, optimizer: in training.
-        tokenizer: saved beside a whole model.
-        settings: how many to keep, and whether shards are written while training goes on.
-        context: the processes; every one of them calls this.
+        folder: folder for the checkpoints.
+        model, optimizer: model and optimiser in training.
+        tokenizer: tokenizer to save with a whole model.
+        settings: number of checkpoints to keep, and whether to write shards in the background.
+        context: processes of the run; each must call this function.
     """
     if context.mesh is None:
         yield _Whole(folder, model, optimizer, tokenizer, settings.keep)
         return
     asynchronous = settings.asynchronous
     if asynchronous == "auto":
-        # On a CPU the copy and its files take the time and memory that training needs.
+        # On a CPU, copying and writing compete with training for cores and memory.
         asynchronous = model.device.type == "cuda"
     with ShardedCheckpoints(folder, model, optimizer, context, settings.keep, asynchronous) as sharded:
         yield sharded
