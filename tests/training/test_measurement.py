@@ -108,7 +108,7 @@ def test_where_no_lengths_are_given_each_suite_takes_those_that_its_prompts_fit_
     assert lengths["passkey"] == [TRAINED, TARGET]
     said = {note.partition(" tokens: ")[0] for note in notes}
     left_out = {length for length in (TRAINED, TARGET) if length not in lengths.get("ruler", [])}
-    assert said == {f"ruler is not run at {length}" for length in left_out}
+    assert said == {f"ruler is skipped at {length}" for length in left_out}
 
 
 def test_a_length_that_no_prompt_fits_into_is_refused_where_it_is_given(tmp_path):

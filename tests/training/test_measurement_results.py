@@ -65,7 +65,9 @@ def test_results_that_the_recipe_does_not_ask_for_are_not_taken_for_those_it_doe
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"suite": "passkey"}]', "[NaN]"])
 def test_what_holds_no_results_is_refused_with_what_to_do(tmp_path, text):
     (tmp_path / evaluation_file("before")).write_text(text)
-    with pytest.raises(RopewalkError, match=r"is damaged \(.*\); delete it, and --resume measures again"):
+    with pytest.raises(
+        RopewalkError, match=r"is damaged \(.*\); delete it, and --resume will repeat the evaluation"
+    ):
         results_in(tmp_path, "before", ASKED)
 
 

@@ -39,7 +39,7 @@ def test_the_history_of_another_run_is_left_behind(done, tmp_path):
     notes = Notes()
     recipe = recipe_of(values, output=str(tmp_path / "new"), history=[change])
     assert extend(recipe, reporter=notes)["history"] == []
-    assert any("history is of another run" in line for line in notes.told)
+    assert any("history belongs to another run" in line for line in notes.told)
 
 
 def test_a_folder_that_another_process_writes_to_is_refused_by_its_number(finished, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_resume_where_no_run_lies_is_refused_and_leaves_nothing(done, tmp_path, 
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "nowhere").mkdir()
     (tmp_path / "nowhere" / "thesis.tex").write_text("")
-    assert "it holds no recipe.yaml" in refused(capsys, tmp_path, nowhere)
+    assert "it contains no recipe.yaml" in refused(capsys, tmp_path, nowhere)
 
 
 def test_results_stay_in_their_place_where_a_run_does_not_go_on(done, tmp_path, monkeypatch, capsys):

@@ -60,7 +60,7 @@ def test_a_flipped_byte_in_the_result_is_found_and_the_result_made_again(done, f
     assert main(["extend", write(tmp_path / "recipe.yaml", values), "--resume", "--json"]) == 0
     printed = capsys.readouterr()
     assert "model.safetensors was altered: its SHA-256 differs" in printed.err
-    assert "made again from stage0-step000004" in printed.err
+    assert "exported again from stage0-step000004" in printed.err
     assert weights_of(output) == weights_of(done[0]["output"]) != damaged
     assert json.loads(printed.out)["after"] == summary["after"]
     kept = output / "earlier" / "stage0-step000004"
@@ -81,7 +81,7 @@ def test_a_result_that_cannot_be_trusted_is_made_again(done, finished, how):
         (model / EXPORT_RECORD).unlink()
     notes = Notes()
     assert extend(recipe_of(values), resume=True, reporter=notes)["after"] == summary["after"]
-    assert any("is not what the run has saved there" in line for line in notes.told)
+    assert any("is not what the run saved" in line for line in notes.told)
     assert weights_of(values["output"]) == weights_of(done[0]["output"])
     assert sorted(path.name for path in model.iterdir()) == sorted(
         path.name for path in (Path(done[0]["output"]) / "model").iterdir()
@@ -111,7 +111,10 @@ def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finis
     assert not (output / "checkpoints").exists()
     assert len(metrics_of(output)) == 4
     said = refused(capsys, tmp_path, with_stage(values, steps=6))
-    assert f"has no checkpoint any more to train on from; begin a new run with model: {output}/model" in said
+    assert (
+        f"has no checkpoint left to continue training from; start a new run with model: {output}/model"
+        in said
+    )
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -123,7 +126,7 @@ def test_a_finished_run_without_its_checkpoints_is_done_and_trains_nothing(finis
         ("{}x", "Extra data"),
         ('[{"suite": "perplexity"}]', "has no unit"),
         ('[{"suite": "perplexity", "unit": "percent"}]', "a result lacks 'task'"),
-        ("{}", "it is no list of results"),
+        ("{}", "it is not a list of results"),
         ("[]", "it lacks a result of perplexity at 64 tokens"),
         ("[NaN]", "NaN is not a JSON value"),
         ("OTHER", "it lacks a result of perplexity at 64 tokens"),
@@ -141,7 +144,7 @@ def test_a_damaged_evaluation_is_refused_by_name(finished, tmp_path, capsys, whe
     path.with_name(f"evaluation-{when}.digest.json").unlink()
     said = refused(capsys, tmp_path, values)
     assert f"{path} is damaged ({why}" in said or (f"{path} is damaged (" in said and why in said)
-    assert "delete it, and --resume measures again" in said
+    assert "delete it, and --resume will repeat the evaluation" in said
     assert "Error:" not in said
     assert "_NoJson" not in said
 
@@ -165,7 +168,7 @@ def test_a_changed_evaluation_is_refused_and_measured_again_when_deleted(
         why = "is 1 bytes short"
     else:
         flip(path.with_name(f"evaluation-{when}.digest.json"))
-        why = f"its record evaluation-{when}.digest.json is no longer what was written"
+        why = f"its record evaluation-{when}.digest.json was altered"
     said = refused(capsys, tmp_path, values)
     assert f"{path} is damaged (" in said
     assert why in said
@@ -350,7 +353,9 @@ def test_a_longer_run_is_measured_again_whatever_became_of_its_first_result(fini
     else:
         flip(model / "model.safetensors")
     found = extend(recipe_of(longer), resume=True, reporter=notes)
-    said = [line for line in notes.told if "made again after the steps that follow stage0-step000004" in line]
+    said = [
+        line for line in notes.told if "exported again after the steps that follow stage0-step000004" in line
+    ]
     assert len(said) == (harm == "altered")
     assert found["after"] != json.loads(
         (Path(values["output"]) / "earlier" / "stage0-step000004" / "evaluation-after.json").read_text()
@@ -453,7 +458,9 @@ def test_another_model_is_refused_whatever_its_name(cut, tiny_checkpoint, tmp_pa
     assert "have changed since the run" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
     record = Path(cut["output"]) / "rows.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "model": None}))
-    assert "nothing tells that they are the same" in refused(capsys, tmp_path, cut, "--set", f"model={other}")
+    assert "it is not known whether the weights are the same" in refused(
+        capsys, tmp_path, cut, "--set", f"model={other}"
+    )
 
 
 # One run a folder.
@@ -527,7 +534,7 @@ def test_a_run_that_was_killed_while_it_packed_goes_on_with_resume_too(done, tmp
     assert not (tmp_path / "run" / "recipe.yaml").exists()
     notes = Notes()
     extend(recipe_of(cut_off), resume=True, reporter=notes)
-    assert any("was cut off before it began to train, and goes on" in line for line in notes.told)
+    assert any("was interrupted before training started; it continues" in line for line in notes.told)
     assert metrics_of(cut_off["output"]) == metrics_of(values["output"])
 
 
@@ -553,15 +560,16 @@ def test_ctrl_c_names_the_last_checkpoint_and_how_to_go_on(done, tmp_path, monke
     import ropewalk.training.run as run
 
     assert said(run, "take_up", interrupt) == (
-        "error: interrupted: nothing is trained yet; the same command starts again, and finds what is packed so far"
+        "error: interrupted: no training step is done yet; run the same command to start again, with the rows packed "
+        "so far"
     )
     assert said(checkpointing, "save_checkpoint", interrupt) == (
-        f"error: interrupted: the run in {output} has no checkpoint yet; the same command with --resume goes on from "
-        "its beginning"
+        f"error: interrupted: the run in {output} has no checkpoint yet; the same command with --resume restarts "
+        "its training"
     )
     assert said(checkpointing, "save_checkpoint", saved_then_interrupted, "--resume") == (
         f"error: interrupted: the last checkpoint is {output}/checkpoints/stage0-step000002; the same command with "
-        "--resume goes on from there"
+        "--resume continues from there"
     )
     assert main(["extend", file, "--resume"]) == 0
     assert metrics_of(output) == metrics_of(values["output"])

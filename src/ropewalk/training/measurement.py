@@ -1,4 +1,4 @@
-"""What a run measures before and after, and what of it a resumed run finds on disk."""
+"""Evaluation before and after training, and reuse of results that a resumed run finds on disk."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from ropewalk.training.step import autocast
 
 
 def evaluation_file(when: str) -> str:
-    """Name of the file in a run's folder that holds the results of ``before`` or ``after``."""
+    """Name of the file with the evaluation results of ``before`` or ``after`` training."""
     return f"evaluation-{when}.json"
 
 
 def evaluation_record(when: str) -> str:
-    """Name of the file beside it that holds its digest."""
+    """Name of the file with the digest of :func:`evaluation_file`."""
     return f"evaluation-{when}.digest.json"
 
 
 def asked_for(resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The lengths in tokens at which a recipe measures, by suite; none for a suite that has lengths of its own.
+    """Lengths in tokens at which each suite of a recipe is run; empty for a suite that defines its own lengths.
 
     Args:
         resolved: the recipe.
-        lengths: from :func:`prompt_lengths`; where no prompt fits, the suite is left out, and that was said.
+        lengths: result of :func:`prompt_lengths`; suites without a length are left out, and a note has said so.
     """
     evaluation = resolved.recipe.evaluation
     asked: dict[str, list[int]] = {}
@@ -57,15 +57,15 @@ def asked_for(resolved: ResolvedRecipe, lengths: Mapping[str, Sequence[int]]) ->
 
 
 def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> list[TaskResult] | None:
-    """The results that a run has measured already; None where it has not.
+    """Read evaluation results that a run has already written; None if there are none.
 
     Args:
         output: folder of the run.
         when: ``before`` or ``after``.
-        asked: from :func:`asked_for`.
+        asked: requested suites and lengths, from :func:`asked_for`.
 
     Raises:
-        RopewalkError: if the file is damaged, or holds other results than the recipe asks for.
+        RopewalkError: if the file is damaged, or contains other results than the recipe requests.
     """
     path = output / evaluation_file(when)
     if not path.is_file():
@@ -76,7 +76,7 @@ def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> l
         if wrong is None:
             values = parse_json(text, strict=True)
             if not isinstance(values, list):
-                raise ValueError("it is no list of results")
+                raise ValueError("it is not a list of results")
             results = [TaskResult.from_json(entry) for entry in values]
             wrong = _not_as_asked(results, asked)
     except OSError as error:
@@ -86,23 +86,25 @@ def results_in(output: Path, when: str, asked: Mapping[str, Sequence[int]]) -> l
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         wrong = str(error)
     if wrong is not None:
-        raise RopewalkError(f"{path} is damaged ({wrong}); delete it, and --resume measures again")
+        raise RopewalkError(
+            f"{path} is damaged ({wrong}); delete it, and --resume will repeat the evaluation"
+        )
     return results
 
 
 def _altered(path: Path, record: Path) -> str | None:
-    """What tells that a file is not as it was written; None where nothing does: earlier versions wrote no record."""
+    """Describe how a file differs from what was written; None if it does not, or if an earlier version wrote it."""
     if not record.is_file():
         return None
     try:
         files = read_sealed(parse_json(record.read_text(encoding="utf-8"), strict=True), record)
         return damage(path, files[path.name])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        return f"its record {record.name} is no longer what was written"
+        return f"its record {record.name} was altered"
 
 
 def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[int]]) -> str | None:
-    # Of a suite that has lengths of its own, any will do.
+    # Any length is accepted for a suite that defines its own lengths.
     there = {(result.suite, result.length if asked.get(result.suite, True) else None) for result in results}
     wanted = {(suite, length) for suite, lengths in asked.items() for length in lengths or (None,)}
     for places, verb in ((wanted - there, "lacks"), (there - wanted, "holds")):
@@ -118,7 +120,7 @@ def _not_as_asked(results: Sequence[TaskResult], asked: Mapping[str, Sequence[in
 def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> None:
     path = output / evaluation_file(when)
     text = json.dumps([result.to_json() for result in results], indent=2, allow_nan=False) + "\n"
-    # The record first: a process that is killed in between leaves no results, and they are measured again.
+    # Write the record first: if the process is killed in between, there are no results, and they are measured again.
     content = text.encode()
     digest = FileDigest(len(content), hashlib.sha256(content).hexdigest())
     write_sealed(output / evaluation_record(when), {}, {path.name: digest})
@@ -127,12 +129,12 @@ def _write_results(output: Path, when: str, results: Sequence[TaskResult]) -> No
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What a run measures, before and after.
+    """Evaluation that a run makes before and after training.
 
     Attributes:
         resolved: the recipe.
-        asked: from :func:`asked_for`.
-        documents: token ids of each, for perplexity.
+        asked: requested suites and lengths, from :func:`asked_for`.
+        documents: token ids of the documents for perplexity.
     """
 
     resolved: ResolvedRecipe
@@ -143,13 +145,13 @@ class Measurement:
 def measure(
     when: str, model: LossModel | None, measurement: Measurement, context: RunContext
 ) -> list[TaskResult]:
-    """Evaluate once; a resumed run finds the results on disk, and needs no model then.
+    """Evaluate the model, or read the results if the run has already written them.
 
     Args:
         when: ``before`` or ``after``.
-        model: to evaluate.
-        measurement: what to measure.
-        context: processes, all of which call this alike; folder and progress.
+        model: model to evaluate; may be None if the results are on disk.
+        measurement: suites, lengths and documents.
+        context: processes, each of which must call this function; output folder and reporter.
     """
     resolved, asked = measurement.resolved, measurement.asked
     recipe, output = resolved.recipe, folder_of(context)
@@ -179,7 +181,7 @@ def measure(
 
 
 def perplexity_lengths(resolved: ResolvedRecipe) -> list[int]:
-    """The target; and where the result is longrope the original length, at which its short factors work."""
+    """Lengths for perplexity: the target, and for longrope also the original length, at which short factors apply."""
     target = resolved.target
     return [target] if resolved.original_length is None else [target, resolved.original_length]
 
@@ -187,7 +189,7 @@ def perplexity_lengths(resolved: ResolvedRecipe) -> list[int]:
 def short_context(
     original_length: int | None, before: Sequence[TaskResult], after: Sequence[TaskResult]
 ) -> dict[str, Any] | None:
-    """Perplexity at the original length before and after, and their ratio; None where it was not measured."""
+    """Perplexity at the original length before and after training, and their ratio; None if it was not measured."""
     found = [
         next((r.score for r in results if (r.suite, r.length) == ("perplexity", original_length)), None)
         for results in (before, after)
@@ -199,7 +201,7 @@ def short_context(
 
 
 def describe_short_context(found: Mapping[str, Any]) -> str:
-    """One sentence on what :func:`short_context` gives."""
+    """One sentence that describes the result of :func:`short_context`."""
     return (
         f"perplexity at {found['length']:,} tokens {found['before']:.3f} before and {found['after']:.3f} after, "
         f"{100 * (found['ratio'] - 1):+.1f} %"
@@ -208,14 +210,14 @@ def describe_short_context(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PromptSuite:
-    """A suite whose prompts are as long as the recipe says.
+    """A suite that generates prompts of given lengths.
 
     Attributes:
-        suite: its name.
-        tasks: those that are asked for and can run here.
-        encoder: of the model's tokenizer.
-        samples: a task and length.
-        seed: of the samples.
+        suite: name of the suite.
+        tasks: requested tasks that can run here.
+        encoder: prompt encoder of the model's tokenizer.
+        samples: number of samples per task and length.
+        seed: random seed of the samples.
     """
 
     suite: str
@@ -225,21 +227,21 @@ class PromptSuite:
     seed: int
 
     def check(self, length: int) -> None:
-        """Raise a RopewalkError if a task's prompts do not fit into a length, in tokens."""
+        """Raise a RopewalkError if a task's prompts do not fit into ``length`` tokens."""
         for task in self.tasks:
             task.samples(self.encoder, length, self.samples, self.seed)
 
 
 def prompt_suites(recipe: Recipe, tokenizer: Any, sharded: bool) -> list[PromptSuite]:
-    """The suites of a recipe that need lengths for their prompts.
+    """Suites of a recipe that need prompt lengths.
 
     Args:
-        recipe: what is asked for.
-        tokenizer: the model's.
-        sharded: whether several processes measure together.
+        recipe: the recipe.
+        tokenizer: tokenizer of the model.
+        sharded: whether several processes evaluate one sharded model.
 
     Raises:
-        RopewalkError: for a suite or task that several processes do not measure together.
+        RopewalkError: for a suite or task that does not support sharded models.
     """
     evaluation = recipe.evaluation
     if not evaluation.suites:
@@ -257,7 +259,7 @@ def prompt_suites(recipe: Recipe, tokenizer: Any, sharded: bool) -> list[PromptS
 
 
 def prompt_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> dict[str, list[int]]:
-    """By suite the lengths asked for; else the trained length and the target, where all its prompts fit into them."""
+    """Prompt lengths by suite: those requested, or else the trained length and the target if the prompts fit."""
     recipe = resolved.recipe
     lengths: dict[str, list[int]] = {}
     for prompts in prompt_suites(recipe, resolved.tokenizer, resolved.mesh.world_size > 1):
@@ -269,7 +271,7 @@ def prompt_lengths(resolved: ResolvedRecipe, reporter: Reporter) -> dict[str, li
             try:
                 prompts.check(length)
             except RopewalkError as error:
-                reporter.note(f"{prompts.suite} is not run at {length} tokens: {error}")
+                reporter.note(f"{prompts.suite} is skipped at {length} tokens: {error}")
             else:
                 fitting.append(length)
     return lengths

@@ -1,4 +1,4 @@
-"""A whole run, from a recipe to an extended checkpoint with its measurements, resumable anywhere."""
+"""A whole run, from a recipe to an extended checkpoint with its evaluation; it can resume after any interruption."""
 
 from __future__ import annotations
 
@@ -80,24 +80,24 @@ from ropewalk.versions import software_versions
 
 @dataclass(frozen=True)
 class RunResult(Result):
-    """What a run has done, as its ``summary.json`` says it.
+    """Result of a run, as in its ``summary.json``.
 
     Attributes:
         output: folder of the run.
         model: folder of the extended model.
-        trained_length, context: tokens, before and after.
-        engine, device, precision: that it trained with.
-        processes: how many, and how they were arranged.
-        stages: what each was, trained with and found.
-        short_factors: what the search of the short factors found; None where there was none.
-        original_length: ``T`` in tokens, where the result is a longrope checkpoint.
-        short_context: perplexity at the original length, before and after; None where it was not measured.
-        before, after: what was measured.
-        history: what ``--resume`` has changed in the recipe.
-        seconds: that this process took.
-        versions: software and machine.
-        files: the report and its figures; None before they are drawn.
-        readers: what to know of programs that read the model; None before they are drawn.
+        trained_length, context: context before and after the run, tokens.
+        engine, device, precision: attention engine, device and precision of the training.
+        processes: number of processes, and the degrees of their mesh.
+        stages: settings and results of each stage.
+        short_factors: result of the search for short factors; None if there was no search.
+        original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
+        short_context: perplexity at the original length before and after; None if it was not measured.
+        before, after: evaluation results before and after training.
+        history: changes of the recipe made by ``--resume``.
+        seconds: duration of this process.
+        versions: versions of the software, and the machine.
+        files: paths of the report and its figures; None until they are written.
+        readers: notes on programs that load the model; None until the report is written.
     """
 
     output: Path
@@ -121,7 +121,7 @@ class RunResult(Result):
     readers: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What ``summary.json`` holds, and the report's files and remarks once it is drawn."""
+        """Content of ``summary.json``, plus the report's files and notes once they are written."""
         values = super().to_json()
         for name in ("files", "readers"):
             if values[name] is None:
@@ -130,35 +130,36 @@ class RunResult(Result):
 
 
 def extend(recipe: Recipe, context: RunContext | None = None, resume: bool = False) -> RunResult:
-    """Run a recipe: measure, change RoPE, train, measure again, save.
+    """Run a recipe: evaluate, change RoPE, train, evaluate again, and save.
 
     Args:
-        recipe: what to do.
-        context: from :func:`ropewalk.parallel.joined`, where several processes run one recipe, each calling this, and
-            where progress goes; this process alone, in silence, if None. The processes must share the file system that
-            the output lies on; output, device and dtype are the recipe's.
-        resume: go on with the run that lies in ``recipe.output``, exactly where its last checkpoint was.
+        recipe: recipe to run.
+        context: processes and reporter. With several processes, take ``world`` from :func:`ropewalk.parallel.joined`
+            and call this function in each; they must share the file system of the output folder. If None, this process
+            runs alone and prints nothing. The output, device and dtype of the context are ignored in favour of the
+            recipe's.
+        resume: resume the run in ``recipe.output`` from its last checkpoint.
 
     Returns:
-        The summary that also lies in ``summary.json``: paths, stages, ``before`` and ``after`` results.
+        The content of ``summary.json``: paths, stages, and results ``before`` and ``after`` training.
 
     Raises:
-        RopewalkError: for bad input, before anything is written; a run that breaks off can be resumed.
+        RopewalkError: for invalid input, before anything is written, or if the run fails; a failed run can be resumed.
     """
     output = Path(recipe.output).expanduser()
     context = replace(context or RunContext(), output=output, mesh=None)
     world = context.world
-    # Processes that torchrun starts again after a failure go on by themselves.
+    # Processes that torchrun restarts after a failure resume without --resume.
     resume = resume or world.on_rank_0(lambda: world.restarts > 0 and begun_by(output) == launch())
     with ExitStack() as held:
-        # One process writes for all of them.
+        # Only rank 0 takes the lock, because only rank 0 writes.
         world.on_rank_0(lambda: held.enter_context(locked(output, "give another output")))
         start = world.on_rank_0(lambda: take_up(output, recipe, resume))
         return _extend(start, context)
 
 
 def _extend(start: Start, context: RunContext) -> RunResult:
-    """The run, in a folder that no other one writes to."""
+    """Run or resume in a folder that this run has locked."""
     clock = time.perf_counter()
     resolved, context = _resolved(start.recipe, context)
     run = _prepared(start, resolved, context)
@@ -197,28 +198,28 @@ def _extend(start: Start, context: RunContext) -> RunResult:
 
 
 def _resolved(recipe: Recipe, context: RunContext) -> tuple[ResolvedRecipe, RunContext]:
-    """The recipe's answers, and the context with the mesh that they arrange its processes in."""
+    """The resolved recipe, and the context with its mesh."""
     world = context.world
     if world.size == 1:
         return resolve(recipe, world), context
-    # The mesh depends on the memory of the machine that is asked; one of several processes decides.
+    # Rank 0 chooses the mesh for all ranks, because the choice depends on the memory of the machine.
     resolved = resolve(recipe, world, world.on_rank_0(lambda: resolve(recipe, world).mesh))
     return resolved, context.on(make_mesh(resolved.mesh, resolved.device.type))
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A run of which nothing is left to refuse.
+    """A run that has passed all checks.
 
     Attributes:
         resolved: the recipe.
-        context: processes, folder, progress.
-        reached: how far it has come.
-        decisions: RoPE of the stages that have begun.
-        rows: of each stage; None for one that trains nothing.
-        held_out: packed rows whose held-out documents are measured on.
-        measurement: before and after.
-        model: the recipe's, where it is yet to be measured.
+        context: processes, output folder and reporter.
+        reached: progress so far.
+        decisions: RoPE of the stages that have started.
+        rows: packed rows of each stage; None for a stage without training.
+        held_out: packed rows whose held-out documents the run evaluates on.
+        measurement: evaluation before and after training.
+        model: the recipe's model if it has yet to be evaluated; otherwise None.
     """
 
     resolved: ResolvedRecipe
@@ -236,16 +237,16 @@ class _Run:
         return folder_of(self.context)
 
     def at(self, weights: Path | None, number: int | None = None) -> AtStage:
-        """What there is when the run comes to a stage, or behind the last one, with weights of a checkpoint."""
+        """State of the run at stage ``number``, or after the last stage if None, with weights of a checkpoint."""
         rows = None if number is None else self.rows[number]
         return AtStage(self.resolved, self.context, weights, rows, self.held_out)
 
 
 def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _Run:
-    """Everything that may be refused, and then the results so far make room for new ones."""
+    """Make all checks that can refuse the run, then move outdated results away and write the run's records."""
     world, output, reporter = context.world, folder_of(context), context.told
     if start.resumed and world.restarts:
-        reporter.note(f"restart {world.restarts} after a failure: the run goes on from its last checkpoint")
+        reporter.note(f"restart {world.restarts} after a failure: the run resumes from its last checkpoint")
     for line in (*start.told, *world.on_rank_0(lambda: announcement(resolved))):
         reporter.note(line)
     at = reached(output, start, world)
@@ -260,7 +261,7 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
         return evaluation_file(when) not in at.outdated and results_in(output, when, asked) is not None
 
     measured = world.on_rank_0(lambda: [known(when) for when in ("before", "after")])[0]
-    # A checkpoint that cannot be loaded or measured is refused here, before its documents are packed.
+    # Load the model before packing, so that a checkpoint that cannot be loaded fails early.
     model = None if measured else load_for_run(resolved, context, resolved.model)
     decisions = world.on_rank_0(lambda: _decisions_so_far(resolved, at, output))
     rows = _shared_rows(start, resolved, context)
@@ -271,16 +272,16 @@ def _prepared(start: Start, resolved: ResolvedRecipe, context: RunContext) -> _R
     world.on_rank_0(lambda: _check_stages(run))
     moved = world.on_rank_0(lambda: set_aside(output, at.outdated, at.position))
     if moved is not None:
-        reporter.note(f"{at.why}; the results so far are kept in {moved}")
+        reporter.note(f"{at.why}; the earlier results were moved to {moved}")
     world.on_rank_0(lambda: _write_start(start, run))
     return run
 
 
 def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> list[Decision]:
-    """RoPE of the stages that have begun, as it lies in the run's folder or follows from the recipe.
+    """RoPE of the stages that have started, from the run's folder or from the recipe.
 
     Raises:
-        RopewalkError: if a decision is gone, or is not what the latest checkpoint was trained with.
+        RopewalkError: if a decision is missing, or differs from the RoPE that the latest checkpoint was trained with.
     """
     if at.position is None:
         return []
@@ -297,7 +298,7 @@ def _decisions_so_far(resolved: ResolvedRecipe, at: Reached, output: Path) -> li
 
 
 def _check_stages(run: _Run) -> None:
-    """Raise for what a stage, or the search behind the last one, could not do when the run comes to it."""
+    """Raise now if a stage, or the search after the last stage, would fail when the run reaches it."""
     trained = run.resolved.trained_length
     for rope in stage_ropes(run.resolved.recipe, run.resolved.tables):
         rope.check(trained, run.at(None, rope.number), run.reached.outdated)
@@ -318,7 +319,7 @@ def _write_start(start: Start, run: _Run) -> None:
 
 
 def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) -> list[PackedRows | None]:
-    """The rows of every stage that trains: rank 0 packs them, and the others read the same files."""
+    """Packed rows of every stage; rank 0 packs them, and the other ranks open the same files."""
     there: list[PackedRows | None] = []
 
     def pack() -> list[str | None]:
@@ -330,14 +331,14 @@ def _shared_rows(start: Start, resolved: ResolvedRecipe, context: RunContext) ->
         return there
     if missing := [folder for folder in folders if folder and not is_packed(Path(folder))]:
         raise RopewalkError(
-            f"{missing[0]}, where the packed rows are, is not to be seen from this machine; give an output on a file "
+            f"the folder of packed rows {missing[0]} is not visible on this machine; set output to a folder on a file "
             "system that all machines share"
         )
     return [None if folder is None else open_rows(Path(folder)) for folder in folders]
 
 
 def versions(resolved: ResolvedRecipe) -> dict[str, str]:
-    """Versions and machine that a result depends on."""
+    """Versions of the software, and the machine, on which a result depends."""
     device = resolved.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -350,10 +351,10 @@ def versions(resolved: ResolvedRecipe) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What all stages together have left.
+    """Result of all stages.
 
     Attributes:
-        last: checkpoint of the last stage; None where it was deleted after the run's end.
+        last: checkpoint of the last stage; None if it was deleted after the run.
         decisions: RoPE of each stage.
     """
 
@@ -362,7 +363,7 @@ class _Trained:
 
 
 def _trained(run: _Run) -> _Trained:
-    """All stages that are not done yet."""
+    """Run all stages that are not complete."""
     metrics = MetricsLog(run.output / METRICS)
     with ExitStack() as stack:
         if run.context.is_rank_0:
@@ -398,7 +399,7 @@ def _train(run: _Run, metrics: MetricsLog) -> _Trained:
 
 
 def _short_factors(run: _Run, trained: _Trained) -> tuple[RopeMethod, Factors | None]:
-    """The method of the result, with short factors that suit the final weights if the recipe has them searched for."""
+    """RoPE method of the result; if the recipe has short_context, with short factors searched on the final weights."""
     method, recipe = trained.decisions[-1].method, run.resolved.recipe
     if recipe.short_context is None:
         return method, None
@@ -411,7 +412,7 @@ def _short_factors(run: _Run, trained: _Trained) -> tuple[RopeMethod, Factors | 
 
 
 def _saved_model(run: _Run, last: Path | None, method: RopeMethod) -> Any:
-    """The result as it lies in the run's folder, exported now where it is not there yet."""
+    """Load the result from the run's folder, after exporting it if necessary."""
     resolved, context, final = run.resolved, run.context, run.output / MODEL
     rope = (method, resolved.target)
     if not run.reached.exported:
@@ -454,7 +455,7 @@ def _stage_summary(number: int, run: _Run, decision: Decision, method: RopeMetho
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Values that every tracker can store."""
+    """Recipe as a flat dict of scalars, which every tracker can store."""
     flat: dict[str, Any] = {}
 
     def visit(value: Any, key: str) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder: whether a run may begin or go on in it, what its results are, and where it was left off."""
+"""The output folder of a run: whether a run may start or resume in it, its result files, and its progress."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ EARLIER = "earlier"
 REPORT = ("report.html", "perplexity.png", "passkey.png", "training.png", "factors.png")
 
 PREPARED = {DATA, ROWS, VERSIONS, LAUNCH, LOCK}
-"""What may lie in an output folder before a run has begun: the recipe is written last of all preparations."""
+"""Files that may exist in an output folder before a run starts; preparation ends with writing the recipe."""
 
 RESULTS = (MODEL, evaluation_file("after"), evaluation_record("after"), SUMMARY, *REPORT)
-"""What is made after the last step."""
+"""Files that are written after the last step."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins, or goes on, with.
+    """How a run starts or resumes.
 
     Attributes:
-        recipe: with the history of its changes.
-        resumed: whether the run had begun before.
-        began: what it began with then.
-        others: stages, counted from 0, that are new or no longer what they were.
-        told: what people are to know.
+        recipe: the recipe, with the history of its changes.
+        resumed: whether the run had started before.
+        began: inputs of the run when it first started; None for a new run.
+        others: indices of stages that are new or changed.
+        told: sentences for the user.
     """
 
     recipe: Recipe
@@ -71,16 +71,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far a run has come, all files checked.
+    """Progress of a run, after verifying its files.
 
     Attributes:
-        checkpoint: the latest; None where there is none.
-        position: of the checkpoint; where they have been deleted after the run's end, of the exported model.
-        exported: whether the model that lies in the folder is whole, and of the recipe's last step.
-        outdated: files and folders that are to make room for new results, where they are there.
-        why: they are, a sentence for people.
-        done: steps of each stage, from the first on, that are done.
-        gap: what the user said may be missing from the log of these steps, a sentence; None where nothing is.
+        checkpoint: the latest checkpoint; None if there is none.
+        position: position of the checkpoint, or of the exported model if checkpoints were deleted after the run.
+        exported: whether the folder contains an intact model of the recipe's last step.
+        outdated: files and folders to move away if they exist, because new results will replace them.
+        why: sentence that tells the user why they are outdated.
+        done: completed steps of each stage, starting with the first.
+        gap: sentence on missing steps in the log that the user has accepted; None if no step is missing.
     """
 
     checkpoint: Path | None = None
@@ -93,47 +93,49 @@ class Reached:
 
 
 def launch() -> str:
-    """Which torchrun has started this process: its run id, and its own process."""
+    """Identity of the torchrun that started this process: its run id and its process id."""
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.getppid()}"
 
 
 def begun_by(output: Path) -> str | None:
-    """The launch that began or took up the run in a folder: a restart must not go on with another's."""
+    """Identity of the launch that started or resumed the run in a folder; a restart must not resume another's run."""
     path = output / LAUNCH
     return path.read_text(encoding="utf-8") if path.is_file() and (output / RECIPE).is_file() else None
 
 
 def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
-    """Decide whether a recipe may begin, or go on, in a folder that this process has locked.
+    """Decide whether a recipe may start or resume in a folder that this process has locked.
 
-    What killed processes left there under temporary names is removed.
+    Temporary files that killed processes left behind are removed.
 
     Args:
         output: the folder.
-        recipe: to run.
-        resume: go on with the run that lies there.
+        recipe: recipe to run.
+        resume: whether to resume the run in the folder.
 
     Raises:
-        RopewalkError: if it holds something else, no run to go on with, or one of another recipe.
+        RopewalkError: if the folder contains other files, no run to resume, or a run of another recipe.
     """
     saved = output / RECIPE
     told: list[str] = []
     if not (resume and saved.is_file()):
         there = {entry.name for entry in output.iterdir() if not is_left_over(entry.name)} - {LOCK}
         if resume and not there:
-            raise RopewalkError(f"nothing to resume in {output}: there is no such run")
+            raise RopewalkError(f"nothing to resume in {output}: there is no such run; leave out --resume")
         if there - PREPARED:
             raise RopewalkError(
-                f"nothing to resume in {output}: it holds no {RECIPE}"
+                f"nothing to resume in {output}: it contains no {RECIPE}; give the output folder of a run"
                 if resume
-                else f"output folder {output} is not empty; add --resume to go on with it, or give another"
+                else f"output folder {output} is not empty; add --resume to resume its run, or give another folder"
             )
         if resume:
-            told.append(f"the run in {output} was cut off before it began to train, and goes on from there")
+            told.append(
+                f"the run in {output} was interrupted before training started; it continues from there"
+            )
         remove_left_overs(output)
         if recipe.history:
             told.append(
-                "the recipe's history is of another run; this one has these values from its first step on"
+                "the recipe's history belongs to another run and is dropped; this run uses its values from step 1 on"
             )
             recipe = recipe.model_copy(update={"history": []})
         return Start(recipe, told=tuple(told))
@@ -142,7 +144,8 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
         old = parse_recipe(text, str(saved))
     except RopewalkError as error:
         raise RopewalkError(
-            f"the run's own {RECIPE} is damaged ({error}); restore the file, or give another output and begin a new run"
+            f"the run's own {RECIPE} is damaged ({error}); restore the file, or start a new run in another output "
+            "folder"
         ) from error
     found = changes(old, recipe, progress_in(output, old))
     began = read_began(output)
@@ -160,7 +163,7 @@ def take_up(output: Path, recipe: Recipe, resume: bool) -> Start:
 
 
 def progress_in(output: Path, recipe: Recipe) -> Progress:
-    """How far the run in a folder has come, by the names of its checkpoints."""
+    """Progress of the run in a folder, according to the names of its checkpoints."""
     stage = step = begun = 0
     if checkpoints := checkpoints_in(output / CHECKPOINTS):
         stage, step = place_of(checkpoints[-1])
@@ -179,11 +182,12 @@ def progress_in(output: Path, recipe: Recipe) -> Progress:
 
 
 def reached(output: Path, start: Start, world: World) -> Reached:
-    """Check the latest checkpoint, the exported model and the log of the steps; every rank calls this.
+    """Verify the latest checkpoint, the exported model and the log of steps; every rank must call this function.
 
     Raises:
-        RopewalkError: if the checkpoint is damaged, or the model and there is no checkpoint to make it again from, or
-            the log is damaged or lacks steps that are done, or more training is asked for where only the model is left.
+        RopewalkError: if the checkpoint is damaged; if the model is damaged and no checkpoint is left to export it
+            again; if the log is damaged or lacks completed steps; or if the recipe requests more training but no
+            checkpoint is left.
     """
     if not start.resumed:
         return Reached()
@@ -198,16 +202,16 @@ def reached(output: Path, start: Start, world: World) -> Reached:
         if there and exported is None:
             raise world.known_to_all(
                 RopewalkError(
-                    f"the model in {model} is damaged ({damage or 'it is of no run'}), and there is no checkpoint in "
-                    f"{output / CHECKPOINTS} to make it again from: restore the file or a checkpoint, or give another "
-                    "output and begin a new run"
+                    f"the model in {model} is damaged ({damage or 'it is not from a run'}), and there is no checkpoint "
+                    f"in {output / CHECKPOINTS} to export it again: restore the file or a checkpoint, or start a new "
+                    "run in another output folder"
                 )
             )
         if exported is not None and (exported.stage, exported.step) != end:
             raise world.known_to_all(
                 RopewalkError(
-                    f"the run in {output} has no checkpoint any more to train on from; begin a new run with model: "
-                    f"{model}"
+                    f"the run in {output} has no checkpoint left to continue training from; start a new run with "
+                    f"model: {model}"
                 )
             )
     else:
@@ -223,29 +227,29 @@ def reached(output: Path, start: Start, world: World) -> Reached:
     if there or not complete:
         outdated += RESULTS
     if not complete:
-        # They were searched for on other weights.
+        # Short factors were searched on the final weights, which will change.
         outdated += [factors_file(SHORT), _log_of(factors_file(SHORT))]
     if there and exported is None:
         assert checkpoint is not None
         how = f"from {checkpoint.name}" if complete else f"after the steps that follow {checkpoint.name}"
-        why = f"{model} is not what the run has saved there ({damage}); it is made again {how}"
+        why = f"{model} is not what the run saved ({damage}); it will be exported again {how}"
     elif position is not None:
-        why = f"the run goes on after step {position.step} of stage {position.stage + 1}"
+        why = f"the run continues after step {position.step} of stage {position.stage + 1}"
     else:
-        why = "the run begins its training again"
+        why = "the run restarts its training"
     return Reached(checkpoint, position, False, tuple(outdated), why, done, gap)
 
 
 def set_aside(output: Path, names: Iterable[str], position: Position | None) -> Path | None:
-    """Move files and folders of a run away, so that new ones can be made and none is lost.
+    """Move outdated files and folders of a run to a subfolder, so that new ones do not overwrite them.
 
     Args:
         output: folder of the run.
-        names: what to move, if it is there.
-        position: that the run had reached.
+        names: files and folders to move, if they exist.
+        position: position that the run had reached.
 
     Returns:
-        The folder that they are in now; None if none of them was there.
+        The folder that contains them now; None if none existed.
 
     Raises:
         RopewalkError: if they cannot be moved.
@@ -266,17 +270,21 @@ def set_aside(output: Path, names: Iterable[str], position: Position | None) -> 
 
 
 def left_off(output: Path) -> str:
-    """Where an interrupted run stands, and how it goes on; a sentence without its full stop."""
+    """Progress of an interrupted run and how to resume it; a sentence without its full stop."""
     if not (output / RECIPE).is_file():
-        return "nothing is trained yet; the same command starts again, and finds what is packed so far"
+        return (
+            "no training step is done yet; run the same command to start again, with the rows packed so far"
+        )
     checkpoints = checkpoints_in(output / CHECKPOINTS)
     if not checkpoints:
-        return f"the run in {output} has no checkpoint yet; the same command with --resume goes on from its beginning"
-    return f"the last checkpoint is {checkpoints[-1]}; the same command with --resume goes on from there"
+        return (
+            f"the run in {output} has no checkpoint yet; the same command with --resume restarts its training"
+        )
+    return f"the last checkpoint is {checkpoints[-1]}; the same command with --resume continues from there"
 
 
 def _files_of(stages: Sequence[int]) -> tuple[str, ...]:
-    """What belongs to stages that are no longer what they were, and to the target that they led to."""
+    """Files that depend on changed stages, and on the target context that followed from them."""
     if not stages:
         return ()
     tables = [factors_file(stage_name(number)) for number in stages]
@@ -296,21 +304,21 @@ def _exported_position(model: Path) -> Position | None:
 
 
 def _refuse_unproven(found: Changes, old: Recipe, new: Recipe, began: Began) -> None:
-    """Raise where a new value ought to come to the same as the old one, and the run's record cannot tell."""
+    """Raise if a new value must be equivalent to the old one, but the run's record cannot prove it."""
     if "model" in found.same and (began.model is None or model_digest(resolve_model(new.model)) is None):
         raise RopewalkError(
-            f"the recipe differs from that of the run in model ({old.model} -> {new.model}), and nothing tells that "
-            "they are the same; restore it"
+            f"model differs from the run's recipe ({old.model} -> {new.model}), and it is not known whether the "
+            "weights are the same; restore the old value"
         )
     for number, (was, is_) in enumerate(zip(old.stages, new.stages, strict=False)):
         keys = {f"stages.{number}.rope.factors", f"stages.{number}.rope.full_attention.factors"} & found.same
         files = [each.rope.limiting.factors for each in (was, is_)]
         if keys and not all(files):
             told = f"{min(keys)} ({' -> '.join(file or 'none' for file in files)})"
-            raise RopewalkError(f"the recipe differs from that of the run in {told}; restore it")
+            raise RopewalkError(f"the recipe differs from that of the run in {told}; restore the old value")
     if "precision" in found.same and began.precision is None:
         raise RopewalkError(
-            f"the recipe differs from that of the run in precision ({old.precision} -> {new.precision}); restore it"
+            f"precision differs from the run's recipe ({old.precision} -> {new.precision}); restore the old value"
         )
 
 
