@@ -36,7 +36,7 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         (["extend", "demo", "--st", "a=1"], "unknown option --st; did you mean --set?"),
         (["eval", "x", "--samples", "many"], "--samples"),
         (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is no length"),
-        (["extend", "demo", "--set", "output"], "--set takes key=value"),
+        (["extend", "demo", "--set", "output"], "--set needs key=value"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_status_2(arguments, message, capsys):

@@ -295,7 +295,7 @@ def test_positions_that_differ_by_axis_are_refused():
 def test_a_mesh_that_cuts_rows_is_refused_before_training(mesh):
     config = ModelConfig.of(tiny_model("qwen3_next", sharp=True).config)
     with pytest.raises(
-        EngineError, match=r"recurrent layers \(2 of 4\), whose state does not travel between ranks"
+        EngineError, match=r"recurrent layers \(2 of 4\), whose state is not passed between ranks"
     ):
         refuse_on_mesh(mesh, config, True, [])
     refuse_on_mesh(MeshShape(replicate=2, shard=2), config, True, [])

@@ -77,7 +77,7 @@ def test_the_plan_names_the_engine_that_attends(
 
 def test_one_process_alone_says_how_to_start_several(recipe_values):
     said = refused(recipe_values, World(), parallel={"ring": 2, "sequence": 2})
-    assert "parallel asks for 4 processes (2 ring x 2 sequence) and this is one" in said
+    assert "parallel requests 4 processes (2 ring x 2 sequence), but this is a single process" in said
     assert "torchrun --nproc-per-node 4 -m ropewalk" in said
 
 
@@ -127,7 +127,7 @@ def test_stock_rope_that_depends_on_the_length_is_refused_before_anything_loads(
     rope = {"method": "longrope", "short_factor": [1.0] * 4, "long_factor": factors}
     recipe_values["stages"][0]["rope"] = rope
     recipe_values["exact_rope"] = False
-    assert "RoPE longrope would take the length of a shard" in refused(recipe_values, parallel={"ring": 4})
+    assert "RoPE longrope would use the length of a shard" in refused(recipe_values, parallel={"ring": 4})
     recipe_values["stages"][0]["rows_per_step"] = 4
     assert resolve(Recipe.model_validate({**recipe_values, "parallel": {"shard": 4}}), WORLD).mesh.shard == 4
 
@@ -164,10 +164,10 @@ def test_limits_are_lifted_where_there_are_any_and_dual_chunks_must_be(
     assert "lift: [windows] in a recipe" in refused(recipe_values, alone, model=windows)
     resolved = resolve(Recipe.model_validate({**recipe_values, "model": windows, "lift": ["windows"]}), alone)
     assert resolved.engine == "segments"
-    assert "write lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
+    assert "set lift: [dual_chunk_attention]" in refused(recipe_values, alone, model=chunks)
     lifted = Recipe.model_validate({**recipe_values, "model": chunks, "lift": ["dual_chunk_attention"]})
     assert resolve(lifted, alone).trained_length == 64
-    message = "lift.0 is windows, and the model has nothing of the kind: leave lift out"
+    message = "lift.0 is windows, but the model has no such limit: leave lift out"
     assert message in refused(recipe_values, alone, lift=["windows"])
 
 
@@ -220,13 +220,11 @@ def test_a_load_balancing_loss_of_nothing_is_refused(
 ):
     asked = with_stage(recipe_values, tiny_checkpoint, router_aux_loss=0.1)
     assert refused(asked, None) == (
-        "stages.0.router_aux_loss is 0.1, and the model has no mixture of experts; leave it out"
+        "stages.0.router_aux_loss is 0.1, but the model has no mixture of experts; leave it out"
     )
     monkeypatch.setattr("ropewalk.training.preflight.records_routing", lambda config: False)
     asked = with_stage(recipe_values, tiny_experts, router_aux_loss=0.1)
-    assert "transformers does not say where the router logits of mixtral are; set it to 0" in refused(
-        asked, None
-    )
+    assert "transformers does not record the router logits of mixtral; set it to 0" in refused(asked, None)
     for factor in (-0.1, "off"):
         with pytest.raises(ValidationError, match="router_aux_loss"):
             Recipe.model_validate(with_stage(recipe_values, tiny_experts, router_aux_loss=factor))

@@ -1,4 +1,4 @@
-"""Everything that can be refused before any work starts is refused here, by name."""
+"""Preflight checks: resolve a recipe and refuse, before any work starts, what would fail later."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from ropewalk.training.stage_rope.other_layers import described, ropes_of_other_
 
 
 def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None = None) -> ResolvedRecipe:
-    """Check a recipe against the checkpoint, the machine, and the processes that there are.
+    """Check a recipe against the checkpoint, the machine and the processes, and resolve every ``auto``.
 
     Args:
-        recipe: what to do.
-        world: this process among those of the run; alone if None.
-        mesh: what rank 0 has decided on; chosen here if None.
+        recipe: recipe to resolve.
+        world: processes of the run; this one alone if None.
+        mesh: mesh that rank 0 has chosen; chosen here if None.
 
     Raises:
-        RopewalkError: for the first thing that would fail later, with what would work instead.
+        RopewalkError: for the first problem that would make the run fail, with an alternative that works.
     """
     world = world or World()
     model = resolve_model(recipe.model)
@@ -56,7 +56,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     refused = config.training_refusals(recipe.stages[-1].context, keeps_rope)
     if refused:
         raise EngineError(f"the model {refused[0]}")
-    # What a limit was there for is not what the model was trained at.
+    # The trained length comes from the config as stated: lifting a limit does not change what the model was trained on.
     trained = stated.trained_length
     require_trackers(recipe.trackers)
     current = config.full_attention_rope
@@ -79,7 +79,7 @@ def resolve(recipe: Recipe, world: World | None = None, mesh: MeshShape | None =
     vocabulary = config.source.get_text_config().vocab_size
     tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
     special = special_ids(tokenizer)
-    # Rows that were packed before have decided.
+    # Packed rows already contain the decisions that packing settings make.
     packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
     for settings in packing:
         settings.bos_policy(special)
@@ -111,19 +111,19 @@ def _router_aux_loss(number: int, stage: Stage, config: ModelConfig) -> float:
     """Factor of the load-balancing loss of a stage.
 
     Raises:
-        RopewalkError: if there is nothing to balance.
-        EngineError: if nobody knows where the model's routers are.
+        RopewalkError: if the model has no experts to balance.
+        EngineError: if transformers does not record the model's router logits.
     """
     asked = stage.router_aux_loss
     if asked not in (0, "config") and not config.num_experts:
         raise RopewalkError(
-            f"stages.{number}.router_aux_loss is {asked:g}, and the model has no mixture of experts; leave it out"
+            f"stages.{number}.router_aux_loss is {asked:g}, but the model has no mixture of experts; leave it out"
         )
     factor = config.router_aux_loss if asked == "config" else asked
     if factor and config.num_experts and not records_routing(config):
         raise EngineError(
-            f"stages.{number}.router_aux_loss would be {factor:g}, and transformers does not say where the router "
-            f"logits of {config.model_type} are; set it to 0"
+            f"stages.{number}.router_aux_loss would be {factor:g}, but transformers does not record the router logits "
+            f"of {config.model_type}; set it to 0"
         )
     return factor if config.num_experts else 0.0
 
@@ -136,41 +136,42 @@ def _device_and_precision(recipe: Recipe, world: World) -> tuple[torch.device, s
         return device, recipe.precision
     if device.type != "cuda":
         return device, "float32"
-    # Sharded parameters are float32 masters already, and gathered in bfloat16 they take half the memory.
+    # Shards are float32 master weights already, and gathering them in bfloat16 halves memory and traffic.
     return device, "bfloat16-autocast" if world.size == 1 else "bfloat16"
 
 
 def _tokenizer(recipe: Recipe, model: str, vocabulary: int, sharded: bool) -> Any:
-    """The model's tokenizer, which takes texts of the target length and prompts of the recipe's lengths."""
+    """Load the model's tokenizer, and check that prompts of the recipe's lengths can be generated with it."""
     tokenizer = load_tokenizer(model)
     for prompts in prompt_suites(recipe, tokenizer, sharded):
         for length in recipe.evaluation.lengths or ():
             prompts.check(length)
-    # A tokenizer that truncates at the old length would take the new context away again.
+    # A tokenizer saved with the old limit would truncate texts to the old context.
     tokenizer.model_max_length = max(tokenizer.model_max_length, recipe.stages[-1].context)
     if len(tokenizer) > vocabulary:
         raise RopewalkError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {vocabulary}: not a pair"
+            f"the tokenizer has {len(tokenizer)} tokens but the model's embedding only {vocabulary}; use the tokenizer "
+            "that belongs to the model"
         )
     return tokenizer
 
 
 def _without_limits(recipe: Recipe, config: ModelConfig) -> ModelConfig:
-    """The config without what the recipe lifts.
+    """The config without the limits that the recipe lifts.
 
     Raises:
-        EngineError: if a limit stays that no engine runs.
-        RopewalkError: if there is nothing of the kind to lift.
+        EngineError: if a remaining limit is supported by no engine.
+        RopewalkError: if the recipe lifts a limit that the model does not have.
     """
     if "dual_chunk_attention" in config.limits and "dual_chunk_attention" not in recipe.lift:
         raise EngineError(
-            "the model states dual chunk attention, which neither transformers nor ropewalk runs and which servers "
-            "would go on using with the new RoPE; write lift: [dual_chunk_attention], which drops it from the config"
+            "the model's config sets dual chunk attention, which neither transformers nor ropewalk supports and which "
+            "servers would still apply with the new RoPE; set lift: [dual_chunk_attention] to remove it from the config"
         )
     for number, limit in enumerate(recipe.lift):
         if limit not in config.limits:
             there = f"it has {', '.join(config.limits)}" if config.limits else "leave lift out"
-            raise RopewalkError(f"lift.{number} is {limit}, and the model has nothing of the kind: {there}")
+            raise RopewalkError(f"lift.{number} is {limit}, but the model has no such limit: {there}")
     return config.lifted(recipe.lift)
 
 
@@ -185,12 +186,12 @@ def _table(stage: Stage) -> Factors | None:
 def _check_short_context(recipe: Recipe) -> None:
     if recipe.short_context is not None and not recipe.exact_rope:
         raise RopewalkError(
-            "short_context: a search measures through ropewalk's rotary module; set exact_rope: true"
+            "short_context needs ropewalk's rotary module, which exact_rope: false disables; set exact_rope: true"
         )
 
 
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
-    # Under the pattern anchor the row's BOS is the anchor, whatever the other stages do.
+    # With the pattern anchor, the BOS token at the start of the row is the anchor, so the setting does not apply.
     bos = "auto" if stage.pattern == "anchor" else recipe.data.bos
     policies = {name: getattr(recipe.data, name) for name in RowPolicies.model_fields} | {"bos": bos}
     try:
@@ -204,24 +205,24 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
 def mesh_of(
     recipe: Recipe, config: ModelConfig, world: World, device: torch.device, precision: str
 ) -> MeshShape:
-    """The mesh that a recipe asks for, or what ``auto`` stands for; every stage fits it.
+    """The mesh that a recipe requests, or that ``auto`` chooses; it suits every stage.
 
     Args:
-        recipe: what to do.
-        config: of the model.
-        world: the processes that there are.
-        device: of this one.
-        precision: resolved.
+        recipe: the recipe.
+        config: config of the model.
+        world: processes of the run.
+        device: device of this process.
+        precision: resolved precision.
 
     Raises:
-        RopewalkError: if the mesh does not suit processes, heads or rows; the message names what would.
+        RopewalkError: if the mesh does not match the processes, heads or rows; the message names one that does.
     """
     if world.size == 1:
         asked = MeshShape() if recipe.parallel == "auto" else _asked(recipe.parallel)
         if asked.world_size > 1:
             raise RopewalkError(
-                f"parallel asks for {asked.world_size} processes ({asked}) and this is one; start it with torchrun "
-                f"--nproc-per-node {asked.world_size} -m ropewalk"
+                f"parallel requests {asked.world_size} processes ({asked}), but this is a single process; start it "
+                f"with torchrun --nproc-per-node {asked.world_size} -m ropewalk"
             )
         return asked
     require_devices(world, device)
@@ -231,7 +232,7 @@ def mesh_of(
             _check(mesh, stage, config, world)
         return mesh
     choices = [_chosen(stage, config, world, device, precision) for stage in recipe.stages]
-    # A stage fits a mesh that cuts rows finer than it needs, if its rows divide.
+    # Try the finest split of rows first: a stage also runs with a finer split than it needs, if its rows divide.
     return _first_for_all(sorted(choices, key=lambda mesh: -mesh.sequence_degree), recipe, config, world)
 
 
@@ -249,7 +250,10 @@ def _first_for_all(meshes: list[MeshShape], recipe: Recipe, config: ModelConfig,
             refusal = error
         else:
             return mesh
-    raise RopewalkError(f"no mesh that parallel auto takes for one stage suits all of them: {refusal}")
+    raise RopewalkError(
+        f"parallel: auto found no mesh that suits all stages ({refusal}); set parallel.replicate, shard, ring and "
+        "sequence"
+    )
 
 
 def _check(mesh: MeshShape, stage: Stage, config: ModelConfig, world: World) -> None:
@@ -264,7 +268,7 @@ def _chosen(
     shape = ModelShape.from_config(config)
     memory = device_bytes(device) // (world.local_size if device.type == "cpu" else 1)
     if precision == "bfloat16-autocast" and not stage.gradient_checkpointing:
-        # Autograd saves each weight as autocast has rounded it, until the backward.
+        # Autograd keeps the bfloat16 copy of each weight that autocast made until the backward, 2 bytes per parameter.
         memory = max(0, memory - 2 * shape.layer_parameters)
     run = ShardedRun(
         shape,
@@ -273,7 +277,7 @@ def _chosen(
         stage.rows_per_batch,
         checkpointing=stage.gradient_checkpointing,
         offload=stage.offload_activations,
-        # Under autocast parameters are gathered, and hidden states handed on, in float32.
+        # Under autocast, parameters are gathered in float32 and hidden states between layers are float32.
         dtype="bfloat16" if precision == "bfloat16" else "float32",
     )
     cluster = replace(H100, ranks_per_node=world.local_size, bytes_per_rank=memory)
@@ -281,7 +285,7 @@ def _chosen(
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of a CUDA device, or of this machine."""
+    """Memory of a CUDA device, or of this machine for a CPU, in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -290,42 +294,42 @@ def device_bytes(device: torch.device) -> int:
 def refuse_on_mesh(
     mesh: MeshShape, config: ModelConfig, exact_rope: bool, methods: Iterable[RopeMethod]
 ) -> None:
-    """Raise for what one process can train and a mesh cannot.
+    """Raise for models that one process can train but a mesh cannot.
 
     Args:
-        mesh: of more than one process.
-        config: of the model.
-        exact_rope: whether the rotary module is ours.
-        methods: of the checkpoint and all stages.
+        mesh: mesh of more than one process.
+        config: config of the model.
+        exact_rope: whether ropewalk's rotary module is used.
+        methods: RoPE methods of the checkpoint and of all stages.
 
     Raises:
-        RopewalkError: for dropout: every process would draw the same mask for other tokens.
-        EngineError: for recurrent layers whose rows are cut over ranks, and for transformers' own RoPE that takes the
-            length of a shard for the row's.
+        RopewalkError: for dropout, because every process would draw the same mask for different tokens.
+        EngineError: for recurrent layers if rows are sharded, and for transformers' own length-dependent RoPE, which
+            would use the length of a shard instead of the row's.
     """
     if config.recurrent_layers and mesh.sequence_degree > 1:
         raise EngineError(
-            f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state "
-            f"does not travel between ranks, and parallel ({mesh}) cuts rows over {mesh.sequence_degree}; use "
-            "parallel.ring 1 and parallel.sequence 1, with parallel.replicate and parallel.shard as you like"
+            f"the model has recurrent layers ({len(config.recurrent_layers)} of {len(config.layers)}), whose state is "
+            f"not passed between ranks, but parallel ({mesh}) shards rows over {mesh.sequence_degree} ranks; use "
+            "parallel.ring 1 and parallel.sequence 1, with any parallel.replicate and parallel.shard"
         )
     for key, value in config.values.items():
         active = isinstance(value, float) and value > 0 and key != "classifier_dropout"
         if active and ("dropout" in key or key.endswith("pdrop")):
             raise RopewalkError(
-                f"the model has {key} {value}, and several processes would not drop what one does; set it to 0 in "
-                "config.json, or train with one process"
+                f"the model has {key} {value}, but several processes would not drop the same activations as one "
+                "process; set it to 0 in config.json, or train with one process"
             )
     dependent = sorted({method.name for method in methods if method.length_dependent})
     if dependent and mesh.sequence_degree > 1 and not exact_rope:
         raise EngineError(
-            f"transformers' own RoPE {dependent[0]} would take the length of a shard for the row's; set exact_rope: "
-            "true, or use parallel.sequence 1 and parallel.ring 1"
+            f"transformers' own RoPE {dependent[0]} would use the length of a shard instead of the row's; set "
+            "exact_rope: true, or use parallel.sequence 1 and parallel.ring 1"
         )
 
 
 def announcement(resolved: ResolvedRecipe) -> list[str]:
-    """The lines that a run begins with: model, engine, processes, stages, and what to know of factor tables."""
+    """Lines that a run prints at the start: model, engine, processes, stages, and notes on factor tables."""
     recipe = resolved.recipe
     told = " (auto)" if recipe.engine == "auto" else ""
     lines = [
@@ -339,9 +343,9 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{told}")
     known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)
     for number, (stage, method, origin) in enumerate(known, start=1):
-        base = "a base yet to be chosen" if method is None else f"rope_theta {method.rope_theta:,.0f}"
+        base = "a base to be chosen in the run" if method is None else f"rope_theta {method.rope_theta:,.0f}"
         if stage.rope.limiting.search is not None:
-            base = "factors yet to be searched for"
+            base = "factors to be searched in the run"
         training = f"{stage.steps} steps of {stage.rows_per_step} rows" if stage.steps else "no training"
         lines.append(
             f"stage {number}: {stage.context} tokens, {stage.rope.limiting.method} with {base}, "
@@ -349,19 +353,19 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         )
         if resolved.router_aux_losses[number - 1]:
             factor = resolved.router_aux_losses[number - 1]
-            lines.append(f"stage {number}: load-balancing loss of experts with factor {factor:g}")
+            lines.append(f"stage {number}: load-balancing loss of the experts has factor {factor:g}")
         for kind, other in resolved.other_ropes[number - 1].items():
             lines.append(
                 f"stage {number}: this RoPE is for layers of full attention; {kind}: {described(other)}"
             )
         if origin is not None and takes_recommended_base(stage.rope.limiting):
             reason = recommended_base(*origin, stage.context).reason
-            lines.append(f"stage {number}: why this base: {reason}")
+            lines.append(f"stage {number}: reason for this base: {reason}")
     return [*lines, *_remarks_on_tables(resolved)]
 
 
 def _remarks_on_tables(resolved: ResolvedRecipe) -> list[str]:
-    """What to know of the factor tables that a recipe names, before they are trained with."""
+    """Notes on the factor tables that a recipe names."""
     lines = []
     named = [(number, table) for number, table in enumerate(resolved.tables, start=1) if table is not None]
     own = model_digest(resolved.model) if any(table.model.digest for _, table in named) else None

@@ -45,7 +45,11 @@ def plain(**changed):
 @pytest.mark.parametrize(
     ("new", "progress", "why"),
     [
-        ({"learning_rate": 1e-6}, Progress(0, 10, 1), "all steps of stage 1 are done, and none is left"),
+        (
+            {"learning_rate": 1e-6},
+            Progress(0, 10, 1),
+            "all steps of stage 1 are done, so it would have no effect",
+        ),
         ({"learning_rate": 1e-6}, Progress(1, 3, 2), "stage 1 is done"),
         ({"steps": 12}, Progress(1, 3, 2), "stage 1 is done"),
     ],
@@ -67,7 +71,7 @@ def test_a_stage_that_has_not_begun_may_become_another_or_go():
     }
     assert found.stages == (1,)
     assert changes(plain(stages=two), plain(stages=two[:1]), Progress(0, 4, 1)).stages == (1,)
-    with pytest.raises(RopewalkError, match="stage 2 has begun, and is no longer there"):
+    with pytest.raises(RopewalkError, match="stage 2 has started, but the new recipe does not have it"):
         changes(plain(stages=two), plain(stages=two[:1]), Progress(1, 0, 2))
     steps = changes(plain(stages=two), plain(stages=[two[0], {**two[1], "steps": 11}]), Progress(0, 4, 1))
     assert steps.stages == ()

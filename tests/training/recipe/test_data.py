@@ -169,11 +169,11 @@ def test_a_base_is_probed_on_interleaved_rows_without_targets_of_another_chunk(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, r"give either sources, or rows"),
-        ({"sources": ["a"], "rows": ["b"]}, r"give either sources, or rows"),
-        ({"rows": ["a"], "validation_documents": 3}, r"validation_documents was decided when"),
-        ({"rows": ["a"], "tag": "x"}, r"tag was decided when the rows were packed"),
-        ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture was decided when the rows were packed"),
+        ({}, r"give either sources or packed rows"),
+        ({"sources": ["a"], "rows": ["b"]}, r"give either sources or packed rows"),
+        ({"rows": ["a"], "validation_documents": 3}, r"validation_documents was fixed when"),
+        ({"rows": ["a"], "tag": "x"}, r"tag was fixed when the rows were packed"),
+        ({"rows": ["a"], "mixture": {"shuffle": True}}, r"mixture was fixed when the rows were packed"),
         ({"sources": ["a"], "mixture": {"long_factor": 2}}, r"long_from"),
         ({"sources": ["a"], "mixture": {"factor": 2}}, r"unknown key data\.mixture\.factor"),
         (

@@ -137,8 +137,12 @@ def test_later_stages_build_on_the_choice(finished):
 
 def test_notes_and_report_say_who_won_and_by_how_much(finished):
     values, summary, said = finished
-    assert any(line.startswith("stage 2: 128 tokens, auto with a base yet to be chosen") for line in said)
-    assert any(line.startswith("stage 3: 256 tokens, theta with a base yet to be chosen") for line in said)
+    assert any(
+        line.startswith("stage 2: 128 tokens, auto with a base to be chosen in the run") for line in said
+    )
+    assert any(
+        line.startswith("stage 3: 256 tokens, theta with a base to be chosen in the run") for line in said
+    )
     (line,) = (line for line in said if "auto chose" in line)
     chosen = summary["stages"][1]["choice"]
     assert line.startswith(
@@ -339,11 +343,11 @@ def test_a_run_says_which_base_it_takes_and_why(recipe_values):
     recipe = recipe_of(recipe_values)
     said = announcement(resolve(recipe))
     found = recommended_theta(1e4, 32, 128)
-    assert f"stage 1: why this base: {found.reason}" in said
+    assert f"stage 1: reason for this base: {found.reason}" in said
     assert any(f"theta with rope_theta {found.rope_theta:,.0f}" in line for line in said)
     recipe_values["stages"][0]["rope"] = {"method": "theta", "rope_theta": 7e7}
     recipe = recipe_of(recipe_values)
-    assert not any("why this base" in line for line in announcement(resolve(recipe)))
+    assert not any("reason for this base" in line for line in announcement(resolve(recipe)))
 
 
 def test_auto_as_a_string_and_in_full():

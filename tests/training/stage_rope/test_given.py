@@ -211,7 +211,7 @@ def test_short_factors_need_a_last_stage_of_longrope():
         ({"exact_rope": False, "rope": {"search": {}}}, r"stages\.0\.rope: a search .*exact_rope: true"),
         (
             {"exact_rope": False, "rope": {"long_factor": LONG}, "short_context": {}},
-            "short_context: .*exact_rope",
+            "short_context needs .*exact_rope",
         ),
         ({"rope": {"search": {}, "start_tokens": 4}}, "start_tokens 4 has no place"),
         ({"rope": {"search": {}}, "positions": "reset"}, "longrope would choose its factors"),

@@ -201,7 +201,9 @@ def test_the_original_length_is_measured_before_and_after(finished, tiny_checkpo
 
 def test_notes_and_report_say_what_was_found(finished):
     output, summary, said = finished
-    assert any("stage 3: 256 tokens, longrope with factors yet to be searched for" in line for line in said)
+    assert any(
+        "stage 3: 256 tokens, longrope with factors to be searched in the run" in line for line in said
+    )
     assert any(
         line.startswith("stage 1: factors for 64 tokens from a search of 14 forwards") for line in said
     )

@@ -1,4 +1,4 @@
-"""What of a recipe may change between a run and its ``--resume``: each key says it where it is declared."""
+"""Changes of a recipe that ``--resume`` accepts; each key declares its rule with its field."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ropewalk.training.optimizer import learning_rate_at
 from ropewalk.training.recipe.recipe import Change, Recipe, Stage
 
 Key = tuple[str | int, ...]
-"""Where a value stands in a recipe: ``("stages", 0, "steps")``."""
+"""Path of a value in a recipe, such as ``("stages", 0, "steps")``."""
 
 _LONGEST = 60
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, as far as its recipe's keys are concerned.
+    """Progress of a run, as far as it decides which keys may change.
 
     Attributes:
-        stage: that it has reached, counted from 0.
-        step: steps of it that are done.
-        begun: stages whose RoPE is settled; those from this number on may still become others.
+        stage: index of the current stage, counted from 0.
+        step: completed steps of that stage.
+        begun: number of stages whose RoPE is decided; later stages may still change completely.
     """
 
     stage: int = 0
@@ -38,12 +38,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Changes:
-    """In what a recipe differs from that of the run which it goes on with.
+    """Differences between a recipe and that of the run which it resumes.
 
     Attributes:
-        onward: what holds from now on, for the recipe's history.
-        same: keys whose new value must come to the same as the old one.
-        stages: stages, counted from 0, that had not begun and are new, gone, or no longer of the same rows or RoPE.
+        onward: changes that apply from now on, for the recipe's history.
+        same: keys whose new value must be equivalent to the old one.
+        stages: indices of stages that had not started and are new, removed, or have other rows or RoPE.
     """
 
     onward: tuple[Change, ...]
@@ -51,7 +51,7 @@ class Changes:
     stages: tuple[int, ...]
 
     def sentences(self, old: Recipe, new: Recipe) -> list[str]:
-        """What changes and from when on, for people; none where nothing does."""
+        """Sentences for the user on what changes from which step; none if nothing changes."""
         if not self.onward:
             return []
         stage, step = self.onward[0].stage, self.onward[0].step
@@ -63,22 +63,23 @@ class Changes:
 
 
 def said_on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume | None:
-    """What a key's declaration says of ``--resume``: the key itself, or its class, or the key that holds the class.
+    """Rule of a key for ``--resume``, from its field, its class, or the key that contains the class; None if none has.
 
     Args:
-        model: the key's class.
-        name: of the key.
-        holder: what holds for the key in which the class stands, so that settings which know of no recipe can be keys.
+        model: settings class of the key.
+        name: name of the key.
+        holder: rule of the key that contains the class; it applies to classes that declare no rule, since they are
+            also used outside recipes.
     """
     own = [each for each in model.model_fields[name].metadata if isinstance(each, OnResume)]
     return own[0] if own else model.on_resume or holder
 
 
 def on_resume(model: type[Settings], name: str, holder: OnResume | None = None) -> OnResume:
-    """The same where something must be said.
+    """Rule of a key for ``--resume``, as in :func:`said_on_resume`.
 
     Raises:
-        TypeError: if nothing is; our own mistake, and a test finds it.
+        TypeError: if no rule is declared, which is a bug of ropewalk that a test detects.
     """
     found = said_on_resume(model, name, holder)
     if found is None:
@@ -87,20 +88,20 @@ def on_resume(model: type[Settings], name: str, holder: OnResume | None = None) 
 
 
 def is_group(field: FieldInfo) -> bool:
-    """Whether a field always holds other keys, which say themselves what ``--resume`` does with them."""
+    """Whether a field is a group of keys, which declare their own rules for ``--resume``."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
-    """Compare the recipe of a run with the one that is to go on with it.
+    """Compare the recipe of a run with the recipe given with ``--resume``.
 
     Args:
-        old: of the run so far.
-        new: given with ``--resume``.
-        progress: of the run.
+        old: recipe of the run so far.
+        new: recipe given with ``--resume``.
+        progress: progress of the run.
 
     Raises:
-        RopewalkError: for a key that may not change, or no longer, with the reason.
+        RopewalkError: for a key that may not change, or may no longer change, with the reason.
     """
     onward: list[Change] = []
     same: set[str] = set()
@@ -110,7 +111,7 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
         pair = [each.stages[number] if number < len(each.stages) else None for each in (old, new)]
         if number < progress.begun:
             if pair[1] is None:
-                refused.append(f"stages: stage {number + 1} has begun, and is no longer there")
+                refused.append(f"stages: stage {number + 1} has started, but the new recipe does not have it")
             continue
         for key, was, is_ in _differences(_plain(pair[0]), _plain(pair[1]), ("stages", number)):
             rule = _rule(key)
@@ -121,9 +122,9 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
                 if rule.kind == "fixed" or len(key) == 2:
                     stages.add(number)
     if stages and any(stage.rope.limiting.search is not None for stage in old.stages[: progress.begun]):
-        # A longer target takes more of them for its evaluation.
+        # A longer target takes more documents for its evaluation, possibly those that the search has used.
         refused.append(
-            "stages: a search has chosen factors on held-out documents that the evaluation left to it"
+            "stages: factors were searched on held-out documents that a changed evaluation could use as well"
         )
     begun = min(progress.begun, len(old.stages), len(new.stages))
     before, after = (_plain(each.model_copy(update={"stages": each.stages[:begun]})) for each in (old, new))
@@ -141,14 +142,14 @@ def changes(old: Recipe, new: Recipe, progress: Progress) -> Changes:
                 refused.append(f"{name} {_told(was)} -> {_told(is_)}: {reason}")
     if refused:
         raise RopewalkError(
-            f"the recipe differs from that of the run in what may not change: {'; '.join(refused[:3])}; restore it, or "
-            "give another output and begin a new run"
+            f"the recipe changes keys that may not change: {'; '.join(refused[:3])}; restore them, or start a new run "
+            "in another output folder"
         )
     return Changes(tuple(onward), frozenset(same), tuple(sorted(stages)))
 
 
 def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | None:
-    """Why a key that holds from now on can no longer change; None if it can."""
+    """Reason why a key that applies from now on can no longer change; None if it can."""
     if key[0] != "stages":
         return None
     number = int(key[1])
@@ -159,20 +160,20 @@ def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | N
         return None
     if key[2] == "steps":
         if not was:
-            return "the stage trains nothing; train in another stage behind it"
+            return "the stage has no training; add another stage after it"
         return f"{progress.step} steps of stage {number + 1} are done" if steps < progress.step else None
     if steps <= progress.step:
-        return f"all steps of stage {number + 1} are done, and none is left for it; give more steps with it"
+        return f"all steps of stage {number + 1} are done, so it would have no effect; raise steps as well"
     return None
 
 
 def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
-    """What becomes of the learning rate of a stage of which ``step`` steps are done, if anything does."""
+    """Sentence on how the learning rate changes after ``step`` steps of a stage; none if it does not change."""
 
     def rate(stage: Stage, at: int) -> float:
         return learning_rate_at(at, stage.learning_rate, stage.warmup_steps, stage.steps, stage.schedule)
 
-    # Beyond a decaying schedule's end it has no rate.
+    # A decaying schedule is undefined after its last step.
     has_rate = old.steps if old.schedule != "constant" else new.steps
     if all(at < has_rate and rate(old, at) == rate(new, at) for at in range(step, new.steps)):
         return []
@@ -185,7 +186,7 @@ def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
 
 
 def _rule(key: Key) -> OnResume:
-    """What the last key on the way says that is declared: below it are names of the user's own, such as sources."""
+    """Rule of the innermost declared key on a path; keys below it are data of the user, such as sources."""
     model: type[BaseModel] | None = Recipe
     found: OnResume | None = None
     holder: OnResume | None = None
@@ -217,7 +218,7 @@ def _plain(value: BaseModel | None) -> Any:
 
 
 def _differences(old: Any, new: Any, key: Key = ()) -> Iterator[tuple[Key, Any, Any]]:
-    """Keys in which two values differ, with both."""
+    """Paths at which two values differ, each with the old and the new value."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(name), new.get(name), (*key, name))
@@ -229,7 +230,7 @@ def _differences(old: Any, new: Any, key: Key = ()) -> Iterator[tuple[Key, Any, 
 
 
 def _told(value: Any) -> str:
-    """A value in a message; of a stage what tells it from others."""
+    """Text of a value in a message; a stage is described by its context and steps."""
     if isinstance(value, dict) and {"context", "steps"} <= value.keys():
         return f"{value['context']} tokens with {value['steps']} steps"
     text = "none" if value is None else json.dumps(value) if not isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The recipe's part on documents: the settings of data, composed, and which stage's rows are packed already."""
+"""Data section of a recipe: sources or packed rows, and the settings of packing."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Data(RowPolicies, _Documents):
     @model_validator(mode="after")
     def _sources_or_rows(self) -> Data:
         if bool(self.sources) == bool(self.rows):
-            raise ValueError("give either sources, or rows that are packed already")
+            raise ValueError("give either sources or packed rows, and not both")
         if self.rows:
             decided = ("mixture", *RowPolicies.model_fields, "validation_documents", "workers", "cache")
             fields = type(self).model_fields
             given = [key for key in decided if getattr(self, key) != fields[key].default]
             if given:
-                raise ValueError(f"{given[0]} was decided when the rows were packed; leave it out")
+                raise ValueError(f"{given[0]} was fixed when the rows were packed; leave it out")
         return self

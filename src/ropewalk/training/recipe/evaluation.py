@@ -1,6 +1,6 @@
-"""The recipe's part on evaluation: suites that are run before and after, composed of the evaluation's own settings.
+"""Evaluation section of a recipe, composed from the settings of ``ropewalk eval``.
 
-A suite that is new in ``evaluation.tasks.registry`` can be named here at once, and its settings are keys.
+A suite that is added to ``evaluation.tasks.registry`` is available here automatically, with its settings as keys.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DECIDES_RESULTS = OnResume(
     "the model was measured with it before training; `ropewalk eval` measures both in any other way",
 )
 ROWS = ("perplexity", "perplexity")
-"""The suite and its task that read rows of documents."""
+"""The suite and task that are computed on rows packed from documents."""
 SHARED = ("rows", "samples", "tasks", "exclude", "chat")
-"""Settings of every evaluation that mean the same in a recipe."""
+"""Settings of ``ropewalk eval`` that a recipe takes over unchanged."""
 DEFAULTS = {"samples": 10}
-"""Of these what a recipe has by default where that is not what ``ropewalk eval`` has."""
+"""Defaults in a recipe that differ from those of ``ropewalk eval``."""
 
 
 class _Measured(Settings):
@@ -49,8 +49,7 @@ class _Measured(Settings):
 
 
 def _composed() -> dict[str, Any]:
-    """The fields that an evaluation's settings have too, and each suite's own settings under the name that they have
-    there."""
+    """Fields shared with ``ropewalk eval``, and the settings of each suite under the same name as there."""
     shared = evaluation.Settings.model_fields
     fields: dict[str, Any] = {}
     for name in SHARED:
@@ -63,7 +62,7 @@ def _composed() -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class _Suites(_Measured):
-        """The names that this room reads, for type checkers."""
+        """Fields that the training package reads, declared for type checkers."""
 
         rows: int = 0
         samples: int = 0
@@ -86,7 +85,7 @@ class Evaluation(_Suites):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As recipes were written before there were these keys, where they are as they are by default."""
+        """Omit later keys that have their default, so that recipes look as written by earlier versions."""
         fields = type(self).model_fields
         later = (*(name for name in SHARED if name not in ("rows", "samples")), *OWN)
         silent = {name for name in later if getattr(self, name) == fields[name].get_default()}
@@ -95,17 +94,17 @@ class Evaluation(_Suites):
 
     @property
     def chosen(self) -> list[Suite]:
-        """The suites that are asked for, in order."""
+        """The requested suites, in order."""
         return [BY_NAME[name] for name in self.suites]
 
     @property
     def reads_text(self) -> bool:
-        """Whether a suite reads the losses of documents."""
+        """Whether a suite measures losses on documents."""
         return any(isinstance(suite, LikelihoodSuite) for suite in self.chosen)
 
     @property
     def reads_documents(self) -> bool:
-        """Whether a task reads documents one by one, the first ones whole, instead of rows that are made of them."""
+        """Whether a task reads whole documents one by one instead of rows packed from them."""
         texts = [suite.name for suite in self.chosen if isinstance(suite, LikelihoodSuite)]
         if not texts:
             return False
@@ -119,16 +118,16 @@ class Evaluation(_Suites):
         seed: int = 0,
         trained_length: int | None = None,
     ) -> evaluation.Settings:
-        """The same as ``ropewalk eval`` is told it.
+        """Equivalent settings for ``ropewalk eval``.
 
         Args:
-            suites: those that are run; all that are asked for if None. Tasks of others are left out.
-            lengths: in tokens, of all suites or of each.
-            seed: of the run.
+            suites: suites to run; all requested ones if None. Tasks of other suites are left out.
+            lengths: prompt lengths in tokens, for all suites or by suite.
+            seed: random seed of the run.
             trained_length: edge of the position bins, tokens.
 
         Raises:
-            RopewalkError: if the settings do not go together.
+            RopewalkError: if the settings contradict each other.
         """
         said = {name: getattr(self, name) for name in (*SHARED, *OWN)}
         found = {
@@ -137,7 +136,7 @@ class Evaluation(_Suites):
             "lengths": lengths,
             "seed": seed,
             "trained_length": trained_length,
-            # Before its extension the model is measured beyond what it was made for.
+            # The model is also evaluated before the extension, at lengths beyond its config.
             "beyond_config": True,
         }
         try:

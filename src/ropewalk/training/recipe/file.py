@@ -1,4 +1,4 @@
-"""From a recipe file and ``--set`` overrides to a Recipe, with errors that say what to write instead."""
+"""Read a recipe file with ``--set`` overrides into a Recipe; errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ropewalk.recipes import shipped_recipes
 from ropewalk.training.recipe.recipe import Recipe
 
 MOST_VALUES = 100_000
-"""Of a recipe, with what its aliases repeat."""
+"""Largest number of values in a recipe, with aliases expanded."""
 MOST_DEPTH = 50
-"""Brackets within each other."""
+"""Largest nesting depth of brackets."""
 MOST_SHOWN = 60
-TOO_DEEP = "it is nested too deeply: no key of a recipe needs so many brackets"
+TOO_DEEP = "it is nested too deeply; no key of a recipe needs so many brackets"
 
 
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -28,16 +28,16 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         name: a YAML file, or the name of a recipe that ropewalk ships.
-        overrides: ``a.b=value`` each, the value in YAML; ``stages.0.steps=20`` reaches into lists.
+        overrides: assignments ``a.b=value`` with the value in YAML; ``stages.0.steps=20`` indexes into a list.
 
     Raises:
-        RopewalkError: naming the key, its value, and the nearest known key.
+        RopewalkError: if the recipe is invalid; the message names the key, its value, and the nearest known key.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
         shipped = shipped_recipes()
         if str(name) not in shipped:
-            raise RopewalkError(f"no recipe file {name}; shipped recipes are {', '.join(shipped)}")
+            raise RopewalkError(f"there is no recipe file {name}; shipped recipes are {', '.join(shipped)}")
         text = shipped[str(name)]
     else:
         try:
@@ -50,7 +50,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def parse_recipe(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The same from YAML text; ``name`` is for error messages."""
+    """Parse a recipe from YAML text, with overrides as for :func:`load_recipe`; ``name`` is for error messages."""
     values = _yaml(text, f"recipe {name}")
     if not isinstance(values, dict):
         raise RopewalkError(f"recipe {name} must be a mapping of keys to values")
@@ -63,14 +63,15 @@ def parse_recipe(text: str, name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _yaml(text: str, what: str) -> Any:
-    """The value that YAML stands for.
+    """Parse YAML.
 
     Args:
-        text: of a recipe, or of a value for ``--set``.
-        what: it is, for messages.
+        text: YAML of a recipe, or of a value for ``--set``.
+        what: description of the text for error messages.
 
     Raises:
-        RopewalkError: if it is no YAML, nested too deeply or too large, or a key is no text or stands twice.
+        RopewalkError: if the text is not valid YAML, is nested too deeply or too large, or if a key is not a string or
+            occurs twice.
     """
     try:
         return yaml.load(text, _StrictLoader)  # a SafeLoader
@@ -83,10 +84,10 @@ def _yaml(text: str, what: str) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader for recipes: every key is a text that stands once, and aliases cannot fill the memory."""
+    """PyYAML's safe loader with unique string keys, and with limits on nesting and on expanded aliases."""
 
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # PyYAML's name
-        # Before the scanner, whose time grows with the square of the depth, and the recursion after it.
+        # Check here, because the scanner's time is quadratic in the depth and the parser behind it is recursive.
         if self.flow_level >= MOST_DEPTH:
             raise RopewalkError(TOO_DEEP)
         super().fetch_flow_collection_start(TokenClass)
@@ -94,9 +95,7 @@ class _StrictLoader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
         if node is not None and _values_in(node, {}) > MOST_VALUES:
-            raise RopewalkError(
-                f"it stands for more than {MOST_VALUES:,} values; write it without so many aliases"
-            )
+            raise RopewalkError(f"it expands to more than {MOST_VALUES:,} values; use fewer aliases")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -104,9 +103,11 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise RopewalkError(f"the key in line {line} is a list or a mapping; a key is a word")
+                raise RopewalkError(f"the key in line {line} is a list or a mapping; a key must be a word")
             if key.value in seen:
-                raise RopewalkError(f"the key {key.value} stands twice, again in line {line}")
+                raise RopewalkError(
+                    f"the key {key.value} occurs twice, the second time in line {line}; remove one"
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -116,19 +117,20 @@ class _StrictLoader(yaml.SafeLoader):
         except (RopewalkError, yaml.YAMLError):
             raise
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            # What PyYAML raises for a day that no month has, a number of 5,000 digits, or a tag that does not fit.
+            # PyYAML raises these for impossible dates, numbers of 5,000 digits, and tags that do not match the value.
             raise RopewalkError(
-                f"the value {str(node.value)[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} is no "
+                f"the value {str(node.value)[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} is not a valid "
                 f"{node.tag.rpartition(':')[2]}; quote it if it is meant as text"
             ) from error
         if isinstance(value, str) and ("\0" in value or (not value.isascii() and not _is_utf8(value))):
             raise RopewalkError(
-                f"the text {value[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} holds a NUL or half of a character"
+                f"the text {value[:MOST_SHOWN]!r} in line {node.start_mark.line + 1} contains a NUL character or an "
+                "unpaired surrogate"
             )
         return value
 
 
-# YAML 1.1 reads 1:30 as ninety; here it is a text, which no number's key takes.
+# YAML 1.1 reads 1:30 as the number 90. These patterns leave it as text, which numeric keys refuse.
 _NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)",
     "tag:yaml.org,2002:float": r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
@@ -152,14 +154,16 @@ def _is_utf8(text: str) -> bool:
 
 
 def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for, each alias counted as all that it repeats.
+    """Number of values in a node, with aliases expanded.
 
     Raises:
-        RopewalkError: if it holds itself.
+        RopewalkError: if the node contains itself.
     """
     if id(node) in known:
         if not known[id(node)]:
-            raise RopewalkError(f"the alias in line {node.start_mark.line + 1} stands for what it is part of")
+            raise RopewalkError(
+                f"the alias in line {node.start_mark.line + 1} refers to a value that contains it; remove the alias"
+            )
         return known[id(node)]
     known[id(node)] = 0
     below = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -169,14 +173,14 @@ def _values_in(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """YAML with every value written out, so that a run can be repeated under later defaults."""
+    """YAML with every value written out, so that later changes of defaults do not affect a repeated run."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def _override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise RopewalkError(f"--set takes key=value, got {override!r}")
+        raise RopewalkError(f"--set needs key=value, got {override!r}")
     value = _yaml(text, f"the value of --set {key}")
     *parents, last = key.split(".")
     target: Any = values
@@ -187,18 +191,20 @@ def _override(values: dict[str, Any], override: str) -> None:
     elif isinstance(target, dict):
         target[last] = value
     else:
-        raise RopewalkError(f"--set {override!r}: {'.'.join(parents)} holds a value, not keys")
+        raise RopewalkError(f"--set {override!r}: {'.'.join(parents)} is a value and has no keys")
 
 
 def _child(target: Any, part: str, override: str) -> Any:
     if isinstance(target, list):
         return target[_index(target, part, override)]
     if not isinstance(target, dict):
-        raise RopewalkError(f"--set {override!r}: there is nothing below {part}")
+        raise RopewalkError(f"--set {override!r}: there is no key {part}, because its parent is a value")
     return target.setdefault(part, {})
 
 
 def _index(target: list[Any], part: str, override: str) -> int:
     if not part.isdecimal() or int(part) >= len(target):
-        raise RopewalkError(f"--set {override!r}: {part} is no index into a list of {len(target)}")
+        raise RopewalkError(
+            f"--set {override!r}: {part} is not an index of a list of {len(target)} entries, counted from 0"
+        )
     return int(part)

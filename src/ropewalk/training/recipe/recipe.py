@@ -1,4 +1,4 @@
-"""Recipe: everything that decides a run, as a person writes it. Unknown keys are refused."""
+"""Recipe: all settings of a run, as written in YAML. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _kind(value: Any) -> str:
 ParallelOrAuto = Annotated[
     Annotated[Literal["auto"], Tag("_auto")] | Annotated[Parallel, Tag("_degrees")], Discriminator(_kind)
 ]
-"""Told apart by hand, so that an error is about what was meant and not about both."""
+"""The discriminator selects one variant, so that an error is about that variant and not about both."""
 
 
 class Change(Settings):
@@ -255,7 +255,7 @@ class Recipe(Settings):
         last = self.stages[-1].rope.limiting.method
         if self.short_context is not None and last != "longrope":
             raise ValueError(
-                f"short_context searches the short factors of longrope, and the last stage's rope is {last!r}; leave "
+                f"short_context searches the short factors of longrope, but the last stage's rope is {last!r}; leave "
                 "it out, or end with a longrope stage"
             )
         return self

@@ -1,4 +1,4 @@
-"""The recipe's part on RoPE: the method of a stage, and how factors are searched for."""
+"""RoPE section of a stage in a recipe: the method and its parameters, and settings of searches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ropewalk.rope.target import check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Layer types that have a RoPE of their own in some checkpoint; the first limit the context."""
+"""Layer types that have their own RoPE in some checkpoints; layers of the first type limit the context."""
 SEEDS = 3
-"""PI, NTK and YaRN; of the short factors one less."""
+"""Number of seeds of a search: PI, NTK and YaRN; a search of short factors has one less."""
 
 
 class ShortContext(ShortFactorSearch):
@@ -54,7 +54,7 @@ class Search(LongFactorSearch):
 
 
 def _told(name: str, owners: Sequence[type[RopeMethod]]) -> str:
-    """What the reference says of a parameter: whose it is, and what it is or has by default."""
+    """Description of a parameter in docs/recipes.md: its methods, and its meaning or default."""
     default = next((f.default for f in fields(owners[0]) if f.name == name), None)
     said = dict.fromkeys(text for owner in owners if (text := owner.parameters[name]))
     if not said and isinstance(default, float):
@@ -63,7 +63,7 @@ def _told(name: str, owners: Sequence[type[RopeMethod]]) -> str:
 
 
 def _parameters() -> dict[str, Any]:
-    """A field for each parameter of the methods, of the type that it has there; None leaves it to the method."""
+    """One field per method parameter, with the parameter's type; None means the method's default."""
     owners: dict[str, list[type[RopeMethod]]] = {}
     for method in dict.fromkeys(trainable_methods().values()):
         for name in method.parameters:
@@ -131,13 +131,13 @@ class Rope(_Parameters):
 
     @property
     def by_layer_type(self) -> dict[str, Rope]:
-        """What is said of each layer type; empty where all is said of the layers that limit the context."""
+        """Settings by layer type; empty if the recipe names no layer types."""
         said = {name: getattr(self, name) for name in LAYER_TYPES}
         return {name: rope for name, rope in said.items() if rope is not None}
 
     @property
     def limiting(self) -> Rope:
-        """What is said of the layers that limit the context."""
+        """Settings of the layers that limit the context."""
         by_layer = self.by_layer_type
         return by_layer.get(LAYER_TYPES[0], Rope(method="default")) if by_layer else self
 
@@ -148,7 +148,7 @@ class Rope(_Parameters):
             return {"method": value}
         if not isinstance(value, dict) or value.get("method") not in trainable_methods():
             return value
-        # Of a method that was registered after this class was made.
+        # Parameters of methods that were registered after this class was created.
         brought = {
             key: value[key]
             for key in METHODS[value["method"]].parameters
@@ -159,7 +159,7 @@ class Rope(_Parameters):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Layer types alone where they are named; else as recipes were written before there were some keys."""
+        """Write only layer types if they are given; otherwise omit unset later keys, as earlier versions did."""
         said: dict[str, Any] = handler(self)
         if by_layer := self.by_layer_type:
             return {name: said[name] for name in by_layer}
@@ -178,11 +178,11 @@ class Rope(_Parameters):
         return name
 
     def parameter(self, name: str) -> Any:
-        """What is said of one parameter of a method; None where nothing is."""
+        """Value of one method parameter; None if it is not set."""
         return self.method_parameters().get(name)
 
     def method_parameters(self) -> dict[str, Any]:
-        """What is said of the method's parameters, by name; None where nothing is."""
+        """Values of all method parameters by name; None for those that are not set."""
         named = {name for method in METHODS.values() for name in method.parameters}
         said = {name: getattr(self, name) for name in type(self).model_fields if name in named}
         return said | (self.parameters or {})
@@ -215,7 +215,7 @@ class Rope(_Parameters):
         return self
 
     def _check_of_windows(self) -> None:
-        """Raise for what only layers that limit the context can have: no distance grows in a layer with a window."""
+        """Raise for settings that layers with a window cannot have: no distance in them grows with the context."""
         here, none_derived = (
             LAYER_TYPES[1],
             "no distance in these layers grows with the context, so none is derived",

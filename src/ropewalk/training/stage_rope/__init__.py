@@ -1,4 +1,4 @@
-"""What a stage's RoPE is: given, from a factor table, searched for, or chosen; one decision, in one place."""
+"""RoPE of a stage: given in the recipe, read from a factor table, searched, or chosen among candidates (``auto``)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ropewalk.training.stage_rope.search import SearchRope
 
 
 def stage_ropes(recipe: Recipe, tables: Sequence[Factors | None] = ()) -> list[StageRope]:
-    """The RoPE of each stage of a recipe, to be asked before the run and in it.
+    """RoPE decisions of all stages of a recipe; both the checks before a run and the run itself use them.
 
     Args:
-        recipe: as it was written.
-        tables: the factor table of each stage that names one.
+        recipe: the recipe.
+        tables: factor table of each stage; None for stages that name none.
     """
     named = tables or (None,) * len(recipe.stages)
     return [_stage_rope(recipe, number, table) for number, table in enumerate(named)]

@@ -1,4 +1,4 @@
-"""What an ``auto`` stage chooses: the base of lowest loss before the stage's training, kept for resumed runs."""
+"""``auto``: choose the base with the lowest loss before a stage's training, and record it for resumed runs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Choice:
     """The base that a stage trains with.
 
     Attributes:
-        stage: counted from 0.
-        name: the candidate's name.
-        method: its method.
-        rows: how many rows it was measured on.
-        text: what they are made of, ``held-out`` or ``training``.
-        results: of all candidates, as ``ProbedSetting.to_json`` gives them, best first.
+        stage: index of the stage, counted from 0.
+        name: name of the candidate.
+        method: RoPE method of the candidate.
+        rows: number of rows that the loss was measured on.
+        text: origin of the rows, ``held-out`` or ``training``.
+        results: results of all candidates from ``ProbedSetting.to_json``, best first.
     """
 
     stage: int
@@ -58,7 +58,7 @@ class Choice:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Choice:
-        """What :meth:`to_json` wrote."""
+        """Inverse of :meth:`to_json`."""
         method = Default(value["rotary_dim"], value["rope_theta"])
         return cls(
             value["stage"], value["name"], method, value["rows"], value["text"], tuple(value["results"])
@@ -67,7 +67,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class AutoRope(StageRope):
-    """A base that is chosen among candidates by their loss right before the stage."""
+    """A base chosen among candidates by their loss right before the stage's training."""
 
     def candidates(self, before: Before) -> dict[str, Default]:
         """The bases to choose from, by name.
@@ -175,7 +175,7 @@ class AutoRope(StageRope):
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
-    """One sentence on a choice as :meth:`Choice.to_json` gives it: which candidate won, and by how much."""
+    """One sentence on a choice from :meth:`Choice.to_json`: which candidate won, and by how much."""
     best, *others = choice["results"]
     rows = f"{choice['rows']} {choice['text']} row{'s' if choice['rows'] > 1 else ''}"
     start = (
@@ -194,7 +194,7 @@ def _behind(result: Mapping[str, Any]) -> str:
 
 
 def choices_in(output: Path) -> dict[int, Choice]:
-    """What the stages of a run chose so far, by the stage's number.
+    """Choices that a run has recorded so far, by index of the stage.
 
     Raises:
         RopewalkError: if the file is damaged.

@@ -1,7 +1,7 @@
-"""One decision of a stage's RoPE: which methods it may come to, what is settled already, and the decision itself.
+"""StageRope: bounds on a stage's RoPE before the run, and the decision in the run.
 
-A stage gives its method, names a factor table, searches for factors, or chooses a base (``auto``); each is one class.
-The checks before a run and the run itself ask the same object.
+A stage gives its method, names a factor table, searches for factors, or chooses a base (``auto``); each is a subclass.
+The checks before a run and the run itself use the same object.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ropewalk.training.resolved import AtStage, ResolvedRecipe, RopeAt
 
 
 def factors_file(name: str) -> str:
-    """File of a table in a run's folder; the log of its search has the suffix ``.jsonl``."""
+    """File name of a factor table in a run's folder; the log of its search has the suffix ``.jsonl``."""
     return f"factors-{name}.json"
 
 
 def stage_name(number: int) -> str:
-    """Name of a stage in files, the first being 1."""
+    """Name of a stage in file names, counted from 1."""
     return f"stage{number + 1}"
 
 
 @dataclass(frozen=True)
 class Before:
-    """What a stage begins with, as far as its RoPE is concerned.
+    """RoPE of the model when a stage starts.
 
     Attributes:
-        method: of the checkpoint, or of the stage before.
-        length: tokens that the model is trained for.
-        origin: method and length that a recommended base is derived from. Bases that are recommended one after another
-            all follow from what came before the first of them, so that a run in more stages ends with the same base.
+        method: method of the checkpoint, or of the previous stage.
+        length: trained length of the model at that time, tokens.
+        origin: method and length from which a recommended base is derived. Consecutive recommended bases share one
+            origin, that of the first of them, so the final base does not depend on the number of stages.
         checkpoint: method and trained length of the recipe's model.
     """
 
@@ -51,22 +51,22 @@ class Before:
 
     @classmethod
     def first(cls, checkpoint: RopeAt) -> Before:
-        """What the first stage begins with."""
+        """State before the first stage."""
         return cls(*checkpoint, checkpoint, checkpoint)
 
     def after(self, stage: Stage, method: RopeMethod) -> Before:
-        """What the next stage begins with, after a stage that has got its method."""
+        """State before the next stage, given the method of this one."""
         origin = self.origin if takes_recommended_base(stage.rope.limiting) else (method, stage.context)
         return replace(self, method=method, length=stage.context, origin=origin)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a stage trains with.
+    """RoPE that a stage trains with.
 
     Attributes:
-        method: its RoPE.
-        found: what the run's summary says of how it was found: ``choice`` or ``search``; empty where it was given.
+        method: RoPE method.
+        found: entry ``choice`` or ``search`` of the run's summary; empty if the method was given.
     """
 
     method: RopeMethod
@@ -79,7 +79,7 @@ class StageRope(ABC):
 
     Attributes:
         recipe: the whole recipe.
-        number: of the stage, counted from 0.
+        number: index of the stage, counted from 0.
     """
 
     recipe: Recipe
@@ -87,20 +87,20 @@ class StageRope(ABC):
 
     @property
     def stage(self) -> Stage:
-        """What the recipe says of the stage."""
+        """The stage's section of the recipe."""
         return self.recipe.stages[self.number]
 
     @property
     def searches(self) -> bool:
-        """Whether its factors are not known before the run."""
+        """Whether the stage searches for factors in the run."""
         return False
 
     @abstractmethod
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
-        """The methods with the smallest and with the largest base that the stage may get; equal where it is known.
+        """Methods with the smallest and the largest base that the stage may get; equal if the base is known.
 
         Args:
-            low, high: what it begins with where the stages before got the smallest, or the largest, base.
+            low, high: state before the stage if earlier stages got the smallest, or the largest, base.
 
         Raises:
             RopewalkError: if the stage cannot have its method.
@@ -108,46 +108,46 @@ class StageRope(ABC):
 
     @abstractmethod
     def provisional(self, before: Before) -> tuple[RopeMethod, str]:
-        """A method to verify the recipe with before the run, and a remark on where it comes from."""
+        """A method with which the recipe can be verified before the run, and a remark on its origin."""
 
     def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-        """Raise for what the stage could not do when the run comes to it.
+        """Raise now if the stage would fail when the run reaches it.
 
         Args:
-            trained: tokens that the model is trained for by then.
-            at: what there is; its weights do not matter.
-            outdated: files in the run's folder that will make room.
+            trained: trained length of the model at the stage, tokens.
+            at: state of the run at the stage; its weights are not used.
+            outdated: files in the run's folder that will be moved away.
 
         Raises:
-            RopewalkError: with what to do about it.
+            RopewalkError: with advice on what to change.
         """
         return None
 
     @abstractmethod
     def settled(self, before: Before, resolved: ResolvedRecipe, output: Path, begun: bool) -> Decision | None:
-        """The decision where nothing has to be measured for it; None where something has.
+        """The decision if it needs no measurement, otherwise None.
 
         Args:
-            before: what the stage begins with.
+            before: state before the stage.
             resolved: the recipe.
-            output: folder of the run, in which an earlier decision may lie.
-            begun: whether the stage has been trained on already; it is never measured for again then.
+            output: folder of the run, which may contain an earlier decision.
+            begun: whether the stage has already been trained; its decision is never measured again.
 
         Raises:
-            RopewalkError: if the decision of a stage that has begun is gone, or what lies there is another's.
+            RopewalkError: if the decision of a stage that has started is missing, or belongs to another recipe.
         """
 
     def measured(self, before: Before, at: AtStage) -> Decision:
-        """Decide by measuring; the result is on disk before this returns. Every process calls this.
+        """Decide by measurement, and write the result to disk before returning; every rank must call this method.
 
         Raises:
-            RopewalkError: if there is too little to measure on.
-            RunFailure: if nothing has a finite loss.
+            RopewalkError: if there are too few documents to measure on.
+            RunFailure: if no candidate has a finite loss.
         """
         raise NotImplementedError(f"{type(self).__name__} is settled without measuring")
 
     def decide(self, before: Before, at: AtStage) -> Decision:
-        """The stage's RoPE: as settled, or measured now. Every process calls this."""
+        """The stage's decision, already settled or measured now; every rank must call this method."""
         output = at.output
         settled = at.context.world.on_rank_0(lambda: self.settled(before, at.resolved, output, False))
         return settled if settled is not None else self.measured(before, at)
@@ -155,14 +155,13 @@ class StageRope(ABC):
 
 @dataclass(frozen=True)
 class StageBounds:
-    """What is known of a stage's RoPE before a run.
+    """Bounds on a stage's RoPE that are known before a run.
 
     Attributes:
-        low, high: the methods with the smallest and with the largest base that it may get; a search for factors has 1s
-            in their place. In between nothing new can happen: every rule gives a larger base for a larger one, so what
-            is refused for neither end is refused for none.
-        method: the method where nothing is left to choose or to find for it.
-        origin: what its recommended base is, or would be, derived from; None where that is not known yet.
+        low, high: methods with the smallest and the largest base that the stage may get; factors to be searched are
+            1s. Checking both ends suffices, because every rule is monotonic in the base.
+        method: the method if it is known before the run; otherwise None.
+        origin: method and length from which its recommended base is derived; None if they are not known yet.
     """
 
     low: RopeMethod
@@ -172,10 +171,10 @@ class StageBounds:
 
 
 def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBounds]:
-    """What is known of each stage's RoPE before a run.
+    """Bounds on the RoPE of all stages before a run.
 
     Args:
-        ropes: of all stages.
+        ropes: RoPE decisions of all stages.
         checkpoint: method and trained length of the recipe's model.
 
     Raises:
@@ -183,7 +182,7 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
     """
     low = high = Before.first(checkpoint)
     found: list[StageBounds] = []
-    # Whether factors that a search will find are in the method, and in what the next base is derived from.
+    # Whether the method, or the origin of the next recommended base, contains factors that a search has yet to find.
     searched = origin_searched = False
     for rope in ropes:
         stage = rope.stage
@@ -194,7 +193,7 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
         _refuse_ambiguous(stage, low.method, rope.number)
         ends = rope.bounds(low, high)
         origin = low.origin if low.origin == high.origin and not origin_searched else None
-        # A later stage replaces the long factors, or keeps those that were found.
+        # A later stage with method default keeps the factors found; any other method replaces them.
         searched = rope.searches or (searched and stage.rope.limiting.method == "default")
         if not takes_recommended_base(stage.rope.limiting):
             origin_searched = searched
@@ -205,12 +204,12 @@ def bounds_of(ropes: Sequence[StageRope], checkpoint: RopeAt) -> list[StageBound
 
 
 def takes_recommended_base(rope: Rope) -> bool:
-    """Whether a stage leaves its base to :func:`ropewalk.rope.theory.recommended_theta`."""
+    """Whether the stage's base comes from :func:`ropewalk.rope.theory.recommended_theta`."""
     return rope.method == "theta" and rope.rope_theta == "auto"
 
 
 def refuse_start_tokens(rope: Rope) -> None:
-    """Raise for start tokens, which no config can hold."""
+    """Raise for start tokens, which a transformers config cannot express."""
     start_tokens = rope.parameter("start_tokens")
     if start_tokens:
         raise RopewalkError(
@@ -222,15 +221,15 @@ def refuse_start_tokens(rope: Rope) -> None:
 def refuse_other_rope(
     checkpoint: Path, method: RopeMethod, rope: StageRope, others: Mapping[str, RopeMethod]
 ) -> None:
-    """A version of ropewalk that decides on another base than the one before must not train on with it.
+    """Raise if a stage would resume with another RoPE, for example after an update of ropewalk changed a rule.
 
-    Shards hold no config, so nothing can be said of a checkpoint of several processes.
+    Sharded checkpoints contain no config, so they are not checked.
 
     Args:
-        checkpoint: of the stage.
-        method: that the stage comes to now.
-        rope: the stage's.
-        others: that the stage comes to for layer types which do not limit the context.
+        checkpoint: latest checkpoint of the stage.
+        method: RoPE method that the stage gets now.
+        rope: RoPE decision of the stage.
+        others: RoPE that the stage gives to layer types that do not limit the context.
 
     Raises:
         RopewalkError: if the checkpoint was trained with other frequencies.

@@ -1,4 +1,4 @@
-"""A stage that gives its RoPE: a method with its parameters, or a factor table."""
+"""Stages whose RoPE is given in the recipe, as a method with parameters or as a factor table."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ropewalk.training.stage_rope.base import (
 
 @dataclass(frozen=True)
 class _Settled(StageRope):
-    """RoPE that follows from what the stage begins with, and nothing else."""
+    """RoPE that follows from the recipe and from the RoPE before the stage, without a measurement."""
 
     @abstractmethod
     def method(self, before: Before) -> RopeMethod:
         """The stage's method.
 
         Raises:
-            RopewalkError: if the method, its parameters or the table do not fit; the message says what would.
+            RopewalkError: if the method, its parameters or the table are invalid; the message says what is valid.
         """
 
     def bounds(self, low: Before, high: Before) -> tuple[RopeMethod, RopeMethod]:
@@ -52,7 +52,7 @@ class _Settled(StageRope):
 
 @dataclass(frozen=True)
 class GivenRope(_Settled):
-    """A method with its parameters; what is not given is derived."""
+    """A method with its parameters; parameters that are not given are derived."""
 
     def method(self, before: Before) -> RopeMethod:
         rope, context = self.stage.rope.limiting, self.stage.context
@@ -76,10 +76,10 @@ class GivenRope(_Settled):
 
 @dataclass(frozen=True)
 class TableRope(_Settled):
-    """The factors of a table that the recipe names.
+    """LongRoPE factors from a table that the recipe names.
 
     Attributes:
-        table: as it was read.
+        table: content of the table.
     """
 
     table: Factors
@@ -104,7 +104,7 @@ class TableRope(_Settled):
         return method
 
     def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-        """A resumed run must train with the factors that it began with."""
+        """Raise if the table has changed since the run started: a resumed run must train with the same factors."""
         name = factors_file(stage_name(self.number))
         kept = at.output / name
         if name in outdated or not kept.is_file() or read_factors(kept) == self.table:
@@ -116,22 +116,23 @@ class TableRope(_Settled):
 
 
 def _short_factor(current: RopeMethod) -> tuple[float, ...]:
-    """What short factors are where nobody says: those of the checkpoint, or 1s."""
+    """Default short factors: those of the checkpoint, or 1s if it has none."""
     return current.short_factor if isinstance(current, LongRope) else (1.0,) * (current.rotary_dim // 2)
 
 
 def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
-    """The recipe whose stages take their factors from tables, as if each said ``rope: {method: longrope, factors: …}``.
+    """The recipe with factor tables assigned to stages, as if each had ``rope: {method: longrope, factors: …}``.
 
-    A table belongs to the stage whose context is its target length; one table of a recipe of one stage to that stage,
-    if it reaches as far.
+    A table is assigned to the stage whose context equals its target length. With one table and one stage, a longer
+    target length is accepted.
 
     Args:
-        recipe: as it was read.
+        recipe: the recipe.
         tables: files of factor tables.
 
     Raises:
-        RopewalkError: if a table is none, fits no stage or several, or another one has its stage already.
+        RopewalkError: if a file is not a factor table, matches no stage or several stages, or if two tables match the
+            same stage.
     """
     taken: dict[int, str | Path] = {}
     for path in tables:
@@ -154,7 +155,7 @@ def with_tables(recipe: Recipe, tables: Sequence[str | Path]) -> Recipe:
 
 
 def _with_table(rope: Rope, path: str | Path) -> dict[str, Any]:
-    """What a stage says of RoPE once its factors are from a table; other layer types keep what is said of them."""
+    """The stage's rope section with factors from a table; sections of other layer types are kept."""
     longrope = {"method": "longrope", "factors": str(path)}
     return {**rope.model_dump(), "full_attention": longrope} if rope.by_layer_type else longrope
 

@@ -1,4 +1,4 @@
-"""RoPE of the layer types that do not limit the context: what a recipe gives them, stage by stage."""
+"""RoPE of layer types that do not limit the context, stage by stage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The searches of a run: factors for a stage, or for the original length; found once, and kept for resumed runs.
+"""Searches in a run, for a stage's factors or for short factors; tables are kept for resumed runs.
 
-They measure on held-out documents that the run's evaluation does not take.
+A search measures on held-out documents that the run's evaluation does not use.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _BOS, _EOS = -1, -2
 
 @dataclass(frozen=True)
 class WantedRows:
-    """What a search wants to measure on.
+    """Rows that a search needs.
 
     Attributes:
-        label: what it is, for people.
-        settings: what the recipe says of it.
-        target_length: tokens, searched for.
-        trained_length: tokens, trained for.
+        label: name of the search in messages.
+        settings: settings of the search in the recipe.
+        target_length: length that the factors are for, tokens.
+        trained_length: trained length of the model, tokens.
     """
 
     label: str
@@ -71,21 +71,21 @@ class WantedRows:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether rows of the trained length are wanted too."""
+        """Whether the search also needs rows of the trained length, for its short penalty."""
         return isinstance(self.settings, LongFactorSearch) and self.settings.short_penalty > 0
 
 
 def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
-    """The rows of a search: of held-out documents that the evaluation does not take, from the last one on.
+    """Rows for a search, from held-out documents that the evaluation does not use, starting with the last document.
 
-    The result is judged by others of these, and by the evaluation's only where these are used up.
+    The result is judged on further documents of this kind, or on those of the evaluation if none are left.
 
     Args:
-        wanted: how many, and of what length.
-        at: the run; training rows of the stage serve where nothing is held out.
+        wanted: number and length of the rows.
+        at: state of the run; without held-out documents, the stage's training rows are used.
 
     Raises:
-        RopewalkError: if the documents do not fill so many rows.
+        RopewalkError: if the documents do not fill enough rows.
     """
     resolved, packed, target = at.resolved, at.rows, wanted.target_length
     count = wanted.settings.documents
@@ -96,7 +96,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
         try:
             return _held_out_rows(wanted, resolved, documents, taken)
         except RopewalkError:
-            # Of sources no more is read than ought to be enough, and the evaluation may have taken most of it.
+            # Only as many documents as usually suffice were read from the sources; read more and try again.
             if len(documents) == known:
                 raise
             known, limit = len(documents), 2 * limit
@@ -114,17 +114,17 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
 
 
 def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None) -> frozenset[int]:
-    """Which held-out documents, counted from 0, a run's evaluation reads, whole or as rows of them, at any length.
+    """Indices of the held-out documents that a run's evaluation reads, as documents or in rows, at any length.
 
     Args:
         resolved: the recipe.
-        validation: packed rows whose held-out documents the run measures on.
+        validation: packed rows whose held-out documents the run evaluates on.
     """
     documents = validation_documents(resolved, validation)
     if not documents:
         return frozenset()
     bos, eos = _special(resolved)
-    # The rows that the evaluation makes, of documents whose every token is the document's number.
+    # Build the evaluation's rows from documents whose tokens are all the document's index, and read the indices back.
     numbered = [np.full(len(document), number) for number, document in enumerate(documents)]
     marks = (None if bos is None else _BOS, None if eos is None else _EOS)
     found: set[int] = set()
@@ -138,9 +138,9 @@ def evaluated_documents(resolved: ResolvedRecipe, validation: PackedRows | None)
 
 
 def check_short_rows(at: AtStage, outdated: Collection[str]) -> None:
-    """Raise for a search of short factors whose documents are too few: before the run, and not after its last stage.
+    """Raise before the run if the documents do not suffice for the search of short factors after its last stage.
 
-    A search whose table lies in the run's folder already, and is not ``outdated``, needs no documents any more.
+    A search whose table is in the run's folder, and not ``outdated``, needs no documents.
     """
     resolved = at.resolved
     settings, length = resolved.recipe.short_context, resolved.original_length
@@ -171,7 +171,7 @@ def _held_out_rows(
             f"{label}: {error}; the text is what data.validation_documents or data.validation_sources holds out"
         ) from error
     if others is None or len(others.rows) < count:
-        # What the result is judged by chooses nothing: it may be what the evaluation takes too.
+        # Judging the result selects nothing, so it may share documents with the evaluation.
         last = [document for number, document in backwards if number in taken]
         again, more = search_rows([*free, *last], target, *special, count, count)
         if rows_digest(again.rows) == rows_digest(rows.rows):
@@ -182,7 +182,7 @@ def _held_out_rows(
 def _too_few(
     wanted: WantedRows, resolved: ResolvedRecipe, documents: Sequence[Ids], free: Sequence[Ids]
 ) -> str:
-    """What to say where the evaluation leaves too little for a search."""
+    """Error message for an evaluation that leaves too few documents for a search."""
     recipe, count, length = resolved.recipe, wanted.settings.documents, wanted.target_length
     special = _special(resolved)
     added = sum(each is not None for each in special)
@@ -191,11 +191,11 @@ def _too_few(
     except RopewalkError:
         filled = 0
     tokens, left = (sum(len(document) + added for document in each) for each in (documents, free))
-    # A row that goes on with a document begins with a token of its own, as the first one does.
+    # One more token per row, because each row that continues a document starts with its own special token.
     evaluated = recipe.evaluation.rows * (resolved.target + 1)
     searched = count * (length + 1)
     missing = max(searched - left, evaluated + searched - tokens, 0)
-    # One more for the document that the evaluation takes a part of.
+    # One more, because the evaluation may use only a part of its last document.
     more = math.ceil(missing * len(documents) / tokens) + 1
     if recipe.data.validation_sources:
         where = "give more in data.validation_sources"
@@ -211,22 +211,22 @@ def _too_few(
 
 
 def _special(resolved: ResolvedRecipe) -> tuple[int | None, int | None]:
-    """BOS and EOS as rows of the evaluation have them: EOS only where there is no BOS."""
+    """BOS and EOS ids as in the evaluation's rows: EOS is used only if the tokenizer has no BOS."""
     bos, eos = resolved.tokenizer.bos_token_id, resolved.tokenizer.eos_token_id
     return bos, eos if bos is None else None
 
 
 @dataclass(frozen=True)
 class FactorSearch:
-    """One search of a run.
+    """One search in a run.
 
     Attributes:
-        name: of its files, ``stage1`` or ``short``.
-        label: what it is, for people.
-        goal: what candidates are measured for.
-        settings: what the recipe says.
+        name: name in its files, such as ``stage1`` or ``short``.
+        label: name of the search in messages.
+        goal: RoPE and target length that candidates are measured for.
+        settings: settings of the search in the recipe.
         weights: checkpoint of the run to measure on; None for the recipe's model.
-        stage: whose RoPE other layer types have while it lasts, counted from 0; -1 for the last one.
+        stage: index of the stage whose RoPE other layer types use during the search; -1 for the last stage.
     """
 
     name: str
@@ -238,21 +238,21 @@ class FactorSearch:
 
     @property
     def wanted(self) -> WantedRows:
-        """What it measures on."""
+        """Rows that the search needs."""
         return WantedRows(self.label, self.settings, self.goal.target_length, self.goal.trained_length)
 
 
 def search_factors(search: FactorSearch, at: AtStage) -> Factors:
-    """The factor table of a search, which is on disk before this returns.
+    """Run a search and return its factor table, which is written to disk first.
 
-    A search that was cut off goes on from its log. Every process holds the whole model while it lasts.
+    An interrupted search resumes from its log. Every process loads the whole model for the search.
 
     Args:
-        search: which.
-        at: the run; all of its processes call this alike.
+        search: the search.
+        at: state of the run; every rank must call this function.
 
     Raises:
-        RopewalkError: if there is too little to measure on, or the log is of another search.
+        RopewalkError: if there are too few documents to measure on, or the log belongs to another search.
     """
     world, reporter = at.context.world, at.context.told
     path = at.output / factors_file(search.name)
@@ -269,7 +269,7 @@ def search_factors(search: FactorSearch, at: AtStage) -> Factors:
 
 @dataclass(frozen=True)
 class SearchRope(StageRope):
-    """Factors that are searched for right before the stage."""
+    """LongRoPE factors that are searched right before the stage's training."""
 
     @property
     def searches(self) -> bool:
@@ -277,7 +277,7 @@ class SearchRope(StageRope):
 
     @property
     def settings(self) -> Search:
-        """How the recipe says to search."""
+        """Settings of the search in the recipe."""
         assert self.stage.rope.limiting.search is not None
         return self.stage.rope.limiting.search
 
@@ -287,7 +287,7 @@ class SearchRope(StageRope):
             raise RopewalkError(
                 f"stages.{self.number}.rope: a search measures through ropewalk's rotary module; set exact_rope: true"
             )
-        # 1s stand in the place of the factors.
+        # The factors are unknown before the run; 1s suffice to check everything else.
         ones = Candidate((1.0,) * (low.checkpoint[0].rotary_dim // 2))
         first, second = (self.goals(before)[1].extended(ones) for before in (low, high))
         return first, second
@@ -300,11 +300,13 @@ class SearchRope(StageRope):
         )
 
     def goals(self, before: Before) -> tuple[Goal, Goal]:
-        """What the search measures candidates for, and what its result becomes a part of.
+        """The goal that candidates are measured for, and the goal that the result is applied to.
+
+        They differ if the search measures on the recipe's model instead of the current weights.
 
         Raises:
-            RopewalkError: if factors would come on top of another scaling, or the length needs none; or if the
-                recipe's model, where it is to be measured, has other frequencies than the stage begins with.
+            RopewalkError: if the model is already scaled by another method, or the length needs no scaling; or if the
+                recipe's model has other frequencies than the model before the stage.
         """
         context, attention_factor = self.stage.context, self.stage.rope.limiting.parameter("attention_factor")
         try:
@@ -324,7 +326,7 @@ class SearchRope(StageRope):
         return own, goal
 
     def check(self, trained: int, at: AtStage, outdated: Collection[str]) -> None:
-        """The documents must suffice: now, and not after the stages before."""
+        """Raise before the run if the documents do not suffice for the search."""
         own = trained if self.settings.weights == "current" else at.resolved.trained_length
         wanted = WantedRows(f"stage {self.number + 1}", self.settings, self.stage.context, own)
         _check_rows(stage_name(self.number), wanted, at, outdated)
@@ -348,31 +350,32 @@ class SearchRope(StageRope):
 
 
 def checkpoint_digest(path: Path) -> str:
-    """SHA-256 of a checkpoint of a run, which is the one in the tables of searches on it.
+    """SHA-256 of a checkpoint of a run, as recorded in the tables of searches on it.
 
-    That of any model where one process wrote it; where several wrote shards, over these files as it records them.
+    For a single-process checkpoint it is the digest of the model; for shards, a digest of the recorded file digests.
     """
     files = read_record(path).files
     return model_digest(str(path)) or digest([[name, files[name].sha256] for name in sorted(files)])
 
 
 def candidate_of(table: Factors) -> Candidate:
-    """The factors of a search's table as a candidate."""
+    """Candidate with the best factors of a search's table."""
     assert table.best is not None
     return Candidate(table.best.rescale_factors, table.best.start_tokens)
 
 
 def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool) -> Factors | None:
-    """The table that a search has left in the run's folder; None where there is none.
+    """Read the table that a search wrote to the run's folder; None if there is none.
 
     Args:
-        search: which.
-        recipe: of the run.
+        search: the search.
+        recipe: recipe of the run.
         output: folder of the run.
-        begun: whether the work that comes after the search has begun; it is never done again then.
+        begun: whether later work already depends on the table, so that the search must not be repeated.
 
     Raises:
-        RopewalkError: if the table is damaged, of another search, or gone after the work on it has begun.
+        RopewalkError: if the table is damaged or belongs to another search, or if later work depends on it and it is
+            missing.
     """
     path = output / factors_file(search.name)
     if not path.is_file():
@@ -405,7 +408,7 @@ def kept_factors(search: FactorSearch, recipe: Recipe, output: Path, begun: bool
 
 
 def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) -> dict[str, Any]:
-    """What decides a search: a log with another first line is another search's."""
+    """Inputs that determine a search; a log with another first line belongs to another search."""
     return {
         "model": model_digest(resolved.model) or resolved.model,
         "weights": None if search.weights is None else search.weights.name,
@@ -419,7 +422,7 @@ def _header(search: FactorSearch, resolved: ResolvedRecipe, data: SearchData) ->
 
 def _find(search: FactorSearch, at: AtStage, data: SearchData, ledger: Ledger) -> SearchOutcome:
     resolved = at.resolved
-    # Whole in each process: forwards are what the processes share.
+    # Load the whole model in each process: the processes divide the forward passes, not the model.
     alone = RunContext()
     model = load_for_run(
         resolved,
@@ -450,7 +453,7 @@ def _write(search: FactorSearch, resolved: ResolvedRecipe, outcome: SearchOutcom
 
 
 def search_summary(table: Factors, file: str) -> dict[str, Any]:
-    """What a run's summary says of a search."""
+    """Entry of a search in the run's summary."""
     assert table.best is not None
     assert table.search is not None
     return {
@@ -467,7 +470,7 @@ def search_summary(table: Factors, file: str) -> dict[str, Any]:
 
 
 def describe_search(found: Mapping[str, Any]) -> str:
-    """What a search found as :func:`search_summary` gives it, what it had to beat, and what to mind, without a stop."""
+    """Describe an entry of :func:`search_summary`: result, baselines and cautions, without a final full stop."""
     sentence = (
         f"factors for {found['target_length']:,} tokens from a search of {found['forwards']:,} forwards on "
         f"{found['rows']} {found['text']}: perplexity {_compared(found['perplexity'], found['baselines'])}"
@@ -475,7 +478,7 @@ def describe_search(found: Mapping[str, Any]) -> str:
     judged = found["held_out"]
     if judged is not None:
         sentence += f"; on rows it did not see {_compared(judged['best'], judged['baselines'])}"
-    # Summaries of earlier versions have none.
+    # Summaries of earlier versions have no cautions.
     return ". ".join([sentence, *(caution.removesuffix(".") for caution in found.get("cautions", ()))])
 
 
