@@ -90,6 +90,16 @@ CHANGED_SENTENCES: dict[str, str] = {
         "error: --dtypes: cannot audit dtype 'float8'; choose from bfloat16, float16, float32 (see "
         "ropewalk audit --help)"
     ),
+    "an override without a value": "error: --set needs key=value, got 'output'",
+    "an unknown RoPE method in a recipe": (
+        "error: recipe ../inputs/recipe.yaml: stages.0.rope.method: Input should be 'default', 'theta', 'linear', "
+        "'ntk', 'yarn', 'llama3', 'longrope', 'proportional' or 'auto', got 'yarm'"
+    ),
+    "nothing to resume": "error: nothing to resume in run: there is no such run; leave out --resume",
+    "a short context without longrope": (
+        "error: recipe ../inputs/recipe.yaml: short_context searches the short factors of longrope, but the last "
+        "stage's rope is 'theta'; leave it out, or end with a longrope stage"
+    ),
     "no shift but the one compared with": (
         "error: give a shift other than delta2, 16 tokens, to compare with it (see ropewalk audit --help)"
     ),
