@@ -23,7 +23,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
-SLOW = ("python.md", "extending.md")
+SLOW = ("audit-a-checkpoint.md", "extending.md", "python.md")
 
 
 def blocks(language: str) -> list:
