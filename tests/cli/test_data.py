@@ -43,7 +43,7 @@ def test_pack_then_stats(corpus: Path, tokenizer: str, tmp_path: Path) -> None:
     assert printed.splitlines()[-1] == str(tmp_path / "out")
     assert "nothing to do" in call("pack", *arguments)[1]
     printed, _ = call("stats", tmp_path / "out")
-    assert "1 row" in printed
+    assert "1 sequence" in printed
 
 
 def test_pack_prints_its_manifest_as_json(corpus: Path, tokenizer: str, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_is_printed(search, tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert lines[0] == "Perplexity at 128 tokens, before training"
-    assert lines[1].split() == ["RoPE", "2", "search", "rows", "2", "held-out", "rows"]
+    assert lines[1].split() == ["RoPE", "2", "search", "sequences", "2", "held-out", "sequences"]
     assert [line.split("  ")[0] for line in lines[2:6]] == ["factors found (n̂ = 4)", "PI", "NTK", "YaRN"]
     assert "40 forward passes" in printed.out
     assert "stopped by the budget" in printed.out
