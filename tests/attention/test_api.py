@@ -82,7 +82,7 @@ def test_an_engine_that_cannot_raises_and_names_one_that_can(call, message):
     ("shapes", "message"),
     [
         (((1, 3, 10, 8), (1, 2, 10, 8), (1, 2, 10, 8)), "num_heads 3 is not a multiple of num_kv_heads 2"),
-        (((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8)), "describes 10 tokens, the tensors hold 9"),
+        (((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8)), "describes 10 tokens, but the tensors have 9"),
         (((1, 2, 10, 8), (1, 2, 12, 8), (1, 2, 12, 8)), "as many keys as queries"),
         (((2, 10, 8), (2, 10, 8), (2, 10, 8)), "query must be"),
         (((1, 2, 10, 8), (1, 2, 10, 4), (1, 2, 10, 8)), "do not fit query"),

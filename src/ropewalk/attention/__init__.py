@@ -1,6 +1,6 @@
-"""Packed rows and attention over them: one layout, one meaning, several engines.
+"""Packed rows and attention over them: one layout, one definition of visibility, several engines.
 
-Names are imported on first use: settings read the choices and must not load torch.
+Names are imported on first use: the settings read the choices and must not load torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""attend: one call for every engine; it checks, dispatches, and never falls back."""
+"""``attend``: one entry point for all engines. It validates, dispatches, and never falls back silently."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def attend(
         query: ``[batch, num_heads, length, head_dim]``, RoPE already applied.
         key: ``[batch, num_kv_heads, length, head_dim]``; num_heads is a multiple of num_kv_heads.
         value: ``[batch, num_kv_heads, length, value_dim]``, same dtype and device.
-        layout: one layout for every row of the batch, or one a row.
-        engine: ``reference``, ``segments``, ``flex``, ``varlen``, or ``auto``, which takes what
-            :func:`ropewalk.attention.resolve_engine` says. A named engine never falls back to another.
-        options: scale, soft cap, window or chunks, and sinks of the layer; Llama's if not given.
+        layout: one layout for all rows of the batch, or a sequence with one layout for each row.
+        engine: ``reference``, ``segments``, ``flex``, ``varlen``, or ``auto``, which selects an engine with
+            :func:`ropewalk.attention.resolve_engine`. A named engine never falls back to another.
+        options: scale, soft cap, window or chunks, and sinks of the layer; the default is Llama's attention.
 
     Returns:
-        ``[batch, num_heads, length, value_dim]`` in the dtype of the input.
+        ``[batch, num_heads, length, value_dim]`` in the dtype of the inputs.
 
     Raises:
         RopewalkError: if shapes, dtypes or layouts contradict each other.
-        EngineError: if the engine cannot do this; the message names one that can.
+        EngineError: if the engine cannot run these inputs; the message names an engine that can.
 
     Example:
         >>> q = k = v = torch.randn(1, 2, 6, 8)
@@ -78,13 +78,13 @@ def prepare(
     device: torch.device,
     localities: Iterable[Locality] = (EVERYTHING,),
 ) -> None:
-    """Make what :func:`attend` needs of these rows before it is called, so that no step waits for it.
+    """Build what :func:`attend` needs for these rows ahead of time, so that no training step waits for it.
 
     Args:
-        layouts: of the rows that will be one batch, in its order.
-        engine: that will run, as :func:`ropewalk.attention.check_engine` says.
-        device: of the queries.
-        localities: of the layers.
+        layouts: layouts of the rows that will form one batch, in batch order.
+        engine: engine that will run, as returned by :func:`ropewalk.attention.check_engine`.
+        device: device of the queries.
+        localities: the different windows and chunks of the model's layers.
     """
     for locality in localities:
         _plan(tuple(layouts), engine, device, locality)
@@ -93,7 +93,9 @@ def prepare(
 def _layouts_of(layout: PackedLayout | Sequence[PackedLayout], batch: int) -> tuple[PackedLayout, ...]:
     layouts = (layout,) * batch if isinstance(layout, PackedLayout) else tuple(layout)
     if len(layouts) != batch:
-        raise RopewalkError(f"got {len(layouts)} layouts for a batch of {batch} rows; give one, or one a row")
+        raise RopewalkError(
+            f"got {len(layouts)} layouts for a batch of {batch} rows; give one layout, or one for each row"
+        )
     return layouts
 
 
@@ -105,8 +107,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
             )
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise RopewalkError(
-                f"{name} is {tensor.dtype} on {tensor.device}, query is {query.dtype} on {query.device}: "
-                "they must agree"
+                f"{name} is {tensor.dtype} on {tensor.device}, but query is {query.dtype} on {query.device}; "
+                "use the same dtype and device for all three"
             )
     if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
         raise RopewalkError(
@@ -122,7 +124,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, layouts: tuple[Pac
     for layout in layouts:
         if layout.total_length != query.shape[2]:
             raise RopewalkError(
-                f"the layout describes {layout.total_length} tokens, the tensors hold {query.shape[2]}"
+                f"the layout describes {layout.total_length} tokens, but the tensors have {query.shape[2]}"
             )
 
 
@@ -133,12 +135,12 @@ def _say_once(engine: str, device: torch.device) -> None:
 
 @kept
 def _plan(layouts: tuple[PackedLayout, ...], engine: str, device: torch.device, locality: Locality) -> Any:
-    """Index tensors and block masks, made once a batch of rows: every layer finds them here again."""
+    """Index tensors and block masks, computed once for each batch: all layers of a locality share them."""
     return _module(engine).plan(layouts, device, locality)
 
 
 def _module(engine: str) -> ModuleType:
-    # Imported when asked for: flex pulls in torch's compiler, which a CPU user never needs.
+    # Imported on demand: flex loads torch's compiler, which a CPU user never needs.
     from importlib import import_module
 
     return import_module(f"ropewalk.attention.engines.{engine}")

@@ -1,21 +1,21 @@
-"""Names to choose from: patterns, positions, engines. Settings are made of them, so nothing here imports torch."""
+"""Names to choose from: patterns, positions, engines. Settings use them, so this module must not import torch."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 Pattern = Literal["full", "intra_document", "anchor"]
-"""Which tokens of a packed row see each other; ``PackedLayout`` says exactly which."""
+"""Which tokens of a packed row attend to each other; :class:`PackedLayout` gives the exact rule."""
 
 Positions = Literal["continuous", "reset"]
-"""RoPE positions of a packed row: counted over the row, or from anew in each document."""
+"""RoPE positions of a packed row: continuous over the row, or restarting in each document."""
 
 EngineName = Literal["reference", "segments", "flex", "varlen"]
-"""What computes attention over packed rows; ``engines.capabilities`` says which can do what."""
+"""Implementation of attention over packed rows; ``engines.capabilities`` says what each one supports."""
 
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 POSITIONS: tuple[Positions, ...] = get_args(Positions)
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 Limit = Literal["windows", "dual_chunk_attention"]
-"""What a model's config may say of its attention that bounds a context, and that a user may decide to take away."""
+"""Limits on the context that a model's config may set in its attention and that a user may choose to remove."""

@@ -1,4 +1,4 @@
-"""PackedLayout: which token of a packed row belongs to which document, and what it may see."""
+"""PackedLayout: the document of each token in a packed row, and the tokens that it can attend to."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ropewalk.attention.options import EVERYTHING, Locality
 from ropewalk.errors import RopewalkError
 
 NO_DOCUMENT = -1
-"""``document_ids`` of the anchor tokens: they stand before the first document and belong to none."""
+"""``document_ids`` of the anchor tokens, which come before the first document and belong to none."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLayout:
-    """Everything that says which token of one packed row belongs where; nothing else may carry it.
+    """Documents, positions and visibility of one packed row. All three are read from here and nowhere else.
 
     Query *i* sees key *j* iff *j <= i* in order **and** (``pattern`` is ``full``, **or** they share a
     document, **or** *j* is one of the first ``anchor_length`` tokens and ``pattern`` is ``anchor``).
-    "In order" is storage order; where a document is stored in several segments (interleaved chunks), its
-    segments are stored in the document's own order, so storage order and document order agree inside it.
-    A layer with a window or in chunks (:class:`Locality`) applies it inside each run, :attr:`run_index`.
+    "In order" is storage order. A document may be stored in several segments (interleaved chunks); they are
+    stored in the document's own order, so storage order and document order agree within a document.
+    A layer with a window or chunks (:class:`Locality`) applies them inside each run, see :attr:`run_index`.
 
-    The anchor stands *before* the first segment: ``cu_seqlens[0] == anchor_length``, and its tokens belong
-    to no document (``document_ids == -1``), so that only the pattern ``anchor`` lets documents see it. Under
-    ``intra_document`` the anchor tokens see each other and nothing sees them.
+    The anchor comes before the first segment: ``cu_seqlens[0] == anchor_length``. Its tokens belong to no
+    document (``document_ids == -1``), so documents see them only under the pattern ``anchor``. Under
+    ``intra_document`` the anchor tokens see each other, and no other token sees them.
 
     Attributes:
         cu_seqlens: int32 ``[num_segments + 1]`` on the CPU, strictly increasing token offsets of the
-            segments in the row; the first is ``anchor_length``, the last is the row's length.
+            segments in the row; the first is ``anchor_length``, the last is the length of the row.
         segment_documents: int32 ``[num_segments]``, the document of each segment, numbered from 0.
-        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they say nothing of visibility.
+        position_ids: int64 ``[total_length]``, RoPE positions in tokens; they do not affect visibility.
         anchor_length: number of leading tokens that every document sees under the pattern ``anchor``.
         pattern: ``full``, ``intra_document`` or ``anchor``.
 
@@ -99,13 +99,13 @@ class PackedLayout:
         """A row of whole documents, one segment each.
 
         Args:
-            lengths: tokens of each document, the anchor not counted, all at least 1.
+            lengths: tokens of each document without the anchor, all at least 1.
             pattern: ``full``, ``intra_document`` or ``anchor``.
             anchor_length: leading tokens before the first document; the row has
                 ``anchor_length + sum(lengths)`` tokens.
             positions: ``continuous`` (0, 1, 2, … over the row) or ``reset`` (restart in each document: at
-                ``anchor_length`` under the pattern ``anchor``, as if the anchor stood before each document,
-                else at 0).
+                ``anchor_length`` under the pattern ``anchor``, as if the anchor came before each document,
+                and at 0 otherwise).
 
         Example:
             >>> PackedLayout.from_lengths([3, 2]).cu_seqlens.tolist()
@@ -122,11 +122,11 @@ class PackedLayout:
         anchor_length: int = 1,
         positions: Positions = "continuous",
     ) -> PackedLayout:
-        """A row of segments where a document may have several (interleaved chunks).
+        """A row of segments, several of which may belong to one document (interleaved chunks).
 
         Args:
             lengths: tokens of each segment in storage order, all at least 1.
-            documents: the document of each segment; equal numbers mean one document.
+            documents: document number of each segment; segments with equal numbers form one document.
             pattern, anchor_length, positions: as in :meth:`from_lengths`.
         """
         if len(lengths) == 0:
@@ -146,6 +146,7 @@ class PackedLayout:
         if positions == "continuous":
             position_ids = torch.arange(total)
         else:
+            # Under ``anchor`` each document continues the anchor's positions, as if it directly followed it.
             start = anchor_length if pattern == "anchor" else 0
             parts = [torch.arange(anchor_length)]
             next_position: dict[int, int] = {}
@@ -158,7 +159,7 @@ class PackedLayout:
 
     @property
     def total_length(self) -> int:
-        """Tokens of the row, the anchor included."""
+        """Number of tokens in the row, including the anchor."""
         return self.position_ids.numel()
 
     @property
@@ -175,17 +176,17 @@ class PackedLayout:
 
     @cached_property
     def document_order(self) -> Tensor:
-        """int64 ``[total_length]``: storage indices sorted by (document, order), the anchor first."""
+        """int64 ``[total_length]``: storage indices sorted by (document, order), with the anchor first."""
         return torch.argsort(self.document_ids, stable=True)
 
     @property
     def storage_in_order(self) -> Tensor:
-        """int64 ``[total_length]``: :attr:`document_order`, but storage order itself where all is one run."""
+        """int64 ``[total_length]``: :attr:`document_order`, or plain storage order if the whole row is one run."""
         return torch.arange(self.total_length) if self.pattern == "full" else self.document_order
 
     @cached_property
     def document_lengths(self) -> Tensor:
-        """int64: tokens of each document in ascending document number, the anchor not counted."""
+        """int64: tokens of each document in ascending document number, without the anchor."""
         lengths: Tensor = torch.unique(self.document_ids[self.anchor_length :], return_counts=True)[1]
         return lengths
 
@@ -196,9 +197,10 @@ class PackedLayout:
 
     @cached_property
     def run_index(self) -> Tensor:
-        """int64 ``[total_length]``: the place of each token in its run, from 0.
+        """int64 ``[total_length]``: index of each token in its run, from 0.
 
-        A run is the whole row under ``full``, else a document, with the anchor in front of it under ``anchor``.
+        A run is the whole row under ``full``, a document under ``intra_document``, and the anchor followed by a
+        document under ``anchor``.
         """
         if self.pattern == "full":
             return torch.arange(self.total_length)
@@ -212,12 +214,12 @@ class PackedLayout:
         return index
 
     def dense_mask(self, locality: Locality = EVERYTHING) -> Tensor:
-        """bool ``[total_length, total_length]``: whether query (row) sees key (column). The definition.
+        """bool ``[total_length, total_length]``: whether query (row) sees key (column). This defines visibility.
 
-        Memory is quadratic in the row's length: for oracles and pictures, not for training.
+        Memory is quadratic in the length of the row. Use it for oracles and figures, not for training.
 
         Args:
-            locality: of the layer; it counts inside a run.
+            locality: window or chunk of the layer, applied inside each run.
         """
         index = torch.arange(self.total_length)
         allowed: Tensor = index[None, :] <= index[:, None]
@@ -235,7 +237,7 @@ class PackedLayout:
 
 
 IGNORED = -100
-"""Label of a position whose target is not trained on, as in transformers and torch."""
+"""Label of a position without a training target, as in transformers and torch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,9 +247,9 @@ class Row:
     Attributes:
         input_ids: int64 ``[total_length]``.
         labels: int64 ``[total_length]``, already shifted: ``labels[t]`` is the target *of* position t, or
-            ``IGNORED``. Shifted on the whole row, so a shard of the row is a plain slice.
+            ``IGNORED``. The shift is done on the whole row, so a shard of the row is a plain slice.
         layout: the row's PackedLayout.
-        padding: tokens at its end that only fill it up.
+        padding: number of tokens at the end that only fill the row.
     """
 
     input_ids: Tensor
@@ -257,16 +259,16 @@ class Row:
 
 
 def next_token_labels(input_ids: Tensor, layout: PackedLayout, trained: Tensor | None = None) -> Tensor:
-    """Shifted targets that never cross from one document into another.
+    """Shifted targets that never cross a document boundary.
 
     The target of a token is the next token *of its own document*, which for an interleaved document may lie
-    in a later segment. A document's last token has none, and neither has the anchor: its successor belongs to
-    the first document, and no other document would train its first token from it.
+    in a later segment. The last token of a document has no target. The anchor has none either: its successor
+    belongs to the first document, and no other document would train its first token from the anchor.
 
     Args:
         input_ids: int64 ``[total_length]``.
         layout: the row's layout.
-        trained: bool ``[total_length]``, False where a token must not be a target (a domain tag, say).
+        trained: bool ``[total_length]``, False for tokens that must not be a target, such as domain tags.
 
     Returns:
         int64 ``[total_length]`` with ``IGNORED`` where there is no target.
@@ -286,11 +288,11 @@ Made = TypeVar("Made")
 
 
 def kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Let a function compute once for the same arguments; what it made dies with its first argument.
+    """Cache a function's result for as long as its first argument lives.
 
-    The first argument, or the first item of a tuple, owns the result; items of tuples are compared by identity and not
-    kept alive. The indices of one batch of long rows are 100 MB on a device: a cache that outlives rows would hold
-    gigabytes, and one of so many entries would lose the plans of a step's first rows while its last ones are prepared.
+    The first argument, or the first item of a tuple, owns the result. Items of tuples are compared by identity and
+    are not kept alive. The indices of one batch of long rows take 100 MB on a device. A cache that outlives its rows
+    would hold gigabytes, and an LRU cache would drop the plans of a step's first rows while preparing its last ones.
     """
     found: WeakKeyDictionary[Any, dict[Any, Made]] = WeakKeyDictionary()
 

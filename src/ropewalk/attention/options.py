@@ -1,4 +1,4 @@
-"""AttentionOptions: what one layer asks of its attention beyond queries, keys, values and the layout."""
+"""AttentionOptions: the parameters of one layer's attention besides queries, keys, values and the layout."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Locality:
-    """How far back a query of a layer sees inside its run.
+    """How far back a query of a layer sees within its run.
 
-    A run is the sequence on which the model would compute the same by itself: the whole row under ``full``, a document
-    under ``intra_document``, the anchor followed by a document under ``anchor``. So an anchor leaves the window as any
-    other token does.
+    A run is a sequence that the model could process alone with the same result: the whole row under ``full``, a
+    document under ``intra_document``, the anchor followed by a document under ``anchor``. The anchor therefore slides
+    out of a window like any other token.
 
     Attributes:
-        window: tokens that a query sees, itself included (Mistral, Gemma); None for all before it.
-        chunk: a run is cut into chunks of so many tokens, and a query sees those of its own (Llama 4); None for none.
+        window: number of tokens that a query sees, including itself (Mistral, Gemma); None for no window.
+        chunk: tokens per chunk; runs are cut into chunks, and a query sees only its own (Llama 4); None for no chunks.
 
     Raises:
         RopewalkError: if either is less than 1.
@@ -40,25 +40,26 @@ class Locality:
 
     @property
     def reach(self) -> int | None:
-        """The most tokens that a query sees, itself included; None for all."""
+        """The most tokens that a query sees, including itself; None if unlimited."""
         return min((each for each in (self.window, self.chunk) if each is not None), default=None)
 
     def within(self, length: int) -> Locality:
-        """What is left of it in runs of so many tokens: a window that holds them all is none."""
+        """The locality that remains in runs of this length: a limit that covers the whole run becomes None."""
         window = None if self.window is None or self.window >= length else self.window
         chunk = None if self.chunk is None or self.chunk >= length else self.chunk
         return Locality(window, chunk)
 
 
 EVERYTHING = Locality()
-"""Of a layer whose queries see all of their run before them."""
+"""No window and no chunks: a query sees all earlier tokens of its run."""
 
 
 def stacked_reach(layers: Sequence[Locality], length: int) -> int:
-    """Tokens that reach the last query of a run through a stack of layers, itself included: an upper limit.
+    """Number of tokens whose information can reach the last query through a stack of layers: an upper bound.
 
-    A layer passes on what its keys have from the layers below, so a stack of windows reaches further than one of them:
-    ``L`` windows of ``w`` tokens reach ``1 + L·(w - 1)``. Chunks of one size never reach beyond a chunk.
+    The count includes the query's own token. A layer passes on what its keys received from the layers below, so a stack
+    of windows reaches further than one: ``L`` windows of ``w`` tokens reach ``1 + L·(w - 1)``. Chunks of one size
+    never reach beyond a chunk.
 
     Args:
         layers: how far back each layer sees, first to last.
@@ -68,6 +69,7 @@ def stacked_reach(layers: Sequence[Locality], length: int) -> int:
         >>> stacked_reach([Locality(window=4096)] * 32, 131072)
         131041
     """
+    # Walk from the last layer down: `earliest` is the first token whose state still matters to the query.
     earliest = length - 1
     for layer in reversed(layers):
         if layer.window is None and layer.chunk is None:
@@ -80,13 +82,13 @@ def stacked_reach(layers: Sequence[Locality], length: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """What one layer asks of its attention.
+    """Parameters of one layer's attention.
 
     Attributes:
-        scale: multiplier of q·k; 1/sqrt(head_dim) if None.
+        scale: multiplier of q·k; None for 1/sqrt(head_dim).
         softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2); None for none.
-        window, chunk: how far back a query sees in its run, as of :class:`Locality`; None for all of it.
-        sinks: ``[num_heads]``, a learned score for each head that takes part in the softmax and has no value
+        window, chunk: how far back a query sees within its run, see :class:`Locality`; None for no limit.
+        sinks: ``[num_heads]``, one learned score for each head that enters the softmax without a value
             (gpt-oss); None for none.
     """
 
@@ -98,23 +100,23 @@ class AttentionOptions:
 
     @cached_property
     def locality(self) -> Locality:
-        """How far back a query sees, as a value that plans are kept by."""
+        """Window and chunk as one hashable value, which keys the cache of plans."""
         return Locality(self.window, self.chunk)
 
     def scale_of(self, head_dim: int) -> float:
-        """The multiplier of q·k for heads of this width."""
+        """The multiplier of q·k for this head_dim."""
         return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
 
     def of_heads(self, heads: slice) -> AttentionOptions:
-        """For some of the heads: each has a sink of its own."""
+        """The same options for a subset of the heads: each head has its own sink."""
         return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
     def of_runs(self) -> AttentionOptions:
-        """For runs that are cut into chunks already."""
+        """The same options for runs that are already cut into chunks."""
         return replace(self, chunk=None)
 
     def check_sinks(self, query: Tensor) -> None:
-        """Raise if there are sinks, and not one for each head of ``[batch, num_heads, length, head_dim]``."""
+        """Raise unless there are no sinks, or one for each head of ``[batch, num_heads, length, head_dim]``."""
         if self.sinks is not None and self.sinks.shape != query.shape[1:2]:
             raise RopewalkError(
                 f"attention sinks must be [num_heads] = [{query.shape[1]}], got {tuple(self.sinks.shape)}"
@@ -122,9 +124,9 @@ class AttentionOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scores go into the softmax as they are: what torch's fused kernels compute."""
+        """Whether scores enter the softmax unchanged, as torch's fused kernels compute it."""
         return self.softcap is None and self.sinks is None
 
 
 PLAIN = AttentionOptions()
-"""Of a layer of Llama: everything before a query, scaled by the root of the head's width."""
+"""The options of a Llama layer: causal attention over the whole run, scaled by 1/sqrt(head_dim)."""

@@ -1,7 +1,7 @@
-"""What attention over packed rows must give: float64 oracles, and the error that rounding allows an engine.
+"""Float64 oracles of attention over packed rows, and the error that rounding allows an engine.
 
-An engine is held against attention by its definition in float64. How far it may be off is measured, not chosen: twice
-the error of plain attention in the engine's dtype, and one rounding of the numbers that a result is computed from.
+Each engine is compared with attention as defined, in float64. Its error budget is measured rather than chosen: twice
+the error of plain attention in the engine's dtype, plus one rounding of the numbers that a result is computed from.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ropewalk.attention.options import PLAIN, AttentionOptions
 # Shapes: B rows, H query heads, K key/value heads, T tokens of a row, D head dim, V value dim.
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of ``[B, H, T, D]`` queries, ``[B, K, T, D]`` keys and ``[B, K, T, V]`` values: ``[B, H, T, V]``."""
+"""A function of ``[B, H, T, D]`` queries, ``[B, K, T, D]`` keys and ``[B, K, T, V]`` values to ``[B, H, T, V]``."""
 
 Values = tuple[Tensor, ...]
-"""The output, and the gradients of queries, keys and values where there are any."""
+"""The output, followed by the gradients of queries, keys and values if they were computed."""
 
 
 def oracle_attention(
@@ -35,17 +35,17 @@ def oracle_attention(
     layouts: Sequence[PackedLayout],
     options: AttentionOptions = PLAIN,
 ) -> Tensor:
-    """Attention by the layouts' definition, in the dtype of its inputs; give float64 for an oracle.
+    """Attention as the layouts define it, in the dtype of its inputs. Pass float64 for an oracle.
 
-    Args and returns: as :func:`ropewalk.attend`, one layout a row.
+    Arguments and return value are those of :func:`ropewalk.attend`, with one layout for each row.
     """
     return plain_attention(q, k, v, _visible(layouts, options, q.device), options)
 
 
 def repeated_anchor_attention(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout) -> Tensor:
-    """Anchor attention of one row as AnchorContext computes it: the anchor stands before every document.
+    """Anchor attention of one row as AnchorContext computes it, with the anchor in front of every document.
 
-    Independent of the mask and of the engines: each document is run by itself behind a copy of the anchor.
+    Independent of the mask and of the engines: each document is run separately behind a copy of the anchor.
     """
     output = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     anchor = torch.arange(layout.anchor_length)
@@ -65,13 +65,13 @@ def fused_attention(
     layouts: Sequence[PackedLayout],
     options: AttentionOptions = PLAIN,
 ) -> Tensor:
-    """Plain attention that rounds where a fused kernel rounds, and nowhere else; the error of this is the budget's.
+    """Plain attention that rounds only where a fused kernel rounds. Its error is the basis of the error budget.
 
-    Scores and their softmax are float32 or wider. What enters a matrix product is rounded to the dtype of the inputs:
-    weights in the forward pass, gradients of the scores in the backward. Scores of 100 that are
-    rounded to bfloat16 are no attention any more.
+    Scores and their softmax are float32 or wider. The operands of a matrix product are rounded to the dtype of the
+    inputs: weights in the forward pass, gradients of the scores in the backward pass. Scores are not rounded: at a
+    score of 100 the spacing of bfloat16 is 0.5, which would change the softmax entirely.
 
-    Args and returns: as :func:`oracle_attention`.
+    Arguments and return value are those of :func:`oracle_attention`.
     """
     dtype, groups = q.dtype, q.shape[1] // k.shape[1]
     wide = torch.promote_types(dtype, torch.float32)
@@ -80,27 +80,27 @@ def fused_attention(
     if scores.requires_grad:
         scores.register_hook(lambda grad: grad.to(dtype).to(wide))
     weights = softmax_of(scores, _visible(layouts, options, q.device), options)
-    # The rounding has no gradient of its own.
+    # Straight-through: the forward pass sees rounded weights, the backward pass differentiates the exact ones.
     rounded = weights + (weights.to(dtype).to(wide) - weights).detach()
     return (rounded @ v.repeat_interleave(groups, dim=1)).to(dtype)
 
 
 def cotangent_of(q: Tensor, v: Tensor) -> Tensor:
-    """What the backward of q, k, v is given: ``[B, H, T, V]``, the same at every call and on every rank.
+    """The gradient of the output that starts the backward pass: ``[B, H, T, V]``, equal in every call and rank.
 
-    In the queries' dtype, so that its rounding is nobody's error.
+    It has the queries' dtype, so that rounding it does not count as an engine's error.
     """
     shape = (*q.shape[:3], v.shape[-1])
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(q.device, q.dtype)
 
 
 def values_of(attention: Attention, inputs: Sequence[Tensor], cotangent: Tensor | None) -> Values:
-    """Output of an attention, and the gradients of its inputs.
+    """Output of an attention function and the gradients of its inputs.
 
     Args:
-        attention: to run.
+        attention: function to run.
         inputs: q, k and v.
-        cotangent: of the output, or None for an attention without a backward.
+        cotangent: gradient of the output, or None for an attention without a backward pass.
     """
     leaves = [x.detach().requires_grad_(cotangent is not None) for x in inputs]
     output = attention(*leaves)
@@ -113,15 +113,16 @@ class AttentionErrors:
     """Largest deviations from the float64 oracle, of an engine and of plain attention in the same dtype.
 
     Attributes:
-        engine: for output and gradients of q, k, v in turn.
-        plain: the same for plain attention in the engine's dtype, :func:`fused_attention`.
-        unit: one rounding, in that dtype, of the largest value that each is computed from: what "equal" can
-            mean at best. For the gradients of q and k these are the products of cotangent and value before
-            their mean is taken away: where the two cancel, the difference is all rounding. For that of v it is the
-            sum over queries without its signs, for the same reason, and half a rounding for each level of a
-            pairwise sum, since no kernel sums all queries of a group exactly. Where the largest score
-            is beyond 4, a rounding is half a unit in its last place, in float32 or wider: weights come from scores, and
-            in a fused backward from a log-sum-exp of that size, which are rounded to the nearest.
+        engine: errors of the engine's output, then of the gradients of q, k and v.
+        plain: the same errors of plain attention in the engine's dtype, see :func:`fused_attention`.
+        unit: one rounding, in that dtype, of the largest value that each result is computed from; no implementation
+            can be expected to come closer. For the gradients of q and k these values are the products of cotangent
+            and value before their mean is subtracted: where the two cancel, only rounding remains. For the gradient
+            of v it is the sum over queries of absolute values, for the same reason, with half a rounding for each
+            level of a pairwise sum, since no kernel sums all queries of a group exactly. If the largest score
+            exceeds 4, one rounding is half a unit in the last place of that score in float32 or wider: weights are
+            computed from scores, and in a fused backward pass from a log-sum-exp of that size, both rounded to
+            nearest.
     """
 
     engine: tuple[float, ...]
@@ -130,12 +131,12 @@ class AttentionErrors:
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """How far the engine may be off: ``2 * plain + unit``."""
+        """Error budget of the engine for each result: ``2 * plain + unit``."""
         return tuple(2 * p + u for p, u in zip(self.plain, self.unit, strict=True))
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Share of its budget, error and budget, of what uses most of it."""
+        """The largest share of a budget that is used, with the error and the budget of that result."""
         return max(
             (error / budget if error else 0.0, error, budget)
             for error, budget in zip(self.engine, self.budgets, strict=True)
@@ -143,17 +144,17 @@ class AttentionErrors:
 
     @property
     def worst_share(self) -> float:
-        """The largest error as a share of the budget; at most 1 is within it."""
+        """The largest error as a share of its budget; at most 1 means within the budget."""
         return self.worst[0]
 
 
 @dataclass(frozen=True, eq=False)
 class ExactAttention:
-    """What attention of some rows must give, and what rounding allows an engine in the dtype of their queries.
+    """Exact attention of some rows, and the rounding that an engine in the dtype of their queries is allowed.
 
     Attributes:
         values: float64 output and gradients.
-        plain, unit: as of :class:`AttentionErrors`.
+        plain, unit: error and rounding as in :class:`AttentionErrors`.
     """
 
     values: Values
@@ -168,13 +169,13 @@ class ExactAttention:
         options: AttentionOptions = PLAIN,
         gradients: bool = True,
     ) -> ExactAttention:
-        """Compute it.
+        """Compute the exact values and the errors of plain attention.
 
         Args:
             inputs: q, k and v as for :func:`ropewalk.attend`, in the dtype of the engine to judge.
-            layouts: one a row.
-            options: as for attend.
-            gradients: whether the engine has a backward.
+            layouts: one layout for each row.
+            options: attention parameters of the layer.
+            gradients: whether the engine has a backward pass.
         """
         q, cotangent = inputs[0], cotangent_of(inputs[0], inputs[2]) if gradients else None
 
@@ -190,13 +191,13 @@ class ExactAttention:
         sources = [0.0]
         if wide_cotangent is not None:
             sources += _gradient_sources(oracle, wide_inputs, wide_cotangent, options.scale_of(q.shape[-1]))
-        # Of a weight, by the score or log-sum-exp that it is taken from: an error there is relative to the weight.
+        # An error of a score or log-sum-exp is a relative error of the weight, so it counts like rounding the weight.
         rounding = max(torch.finfo(q.dtype).eps, _score_rounding(inputs, layouts, options))
         unit = (rounding * max(float(x.abs().max()), size) for x, size in zip(exact, sources, strict=True))
         return cls(exact, _largest_errors(values_of(plain, inputs, cotangent), exact), tuple(unit))
 
     def errors_of(self, found: Values) -> AttentionErrors:
-        """How far an engine's output and gradients are off, and may be."""
+        """The errors of an engine's output and gradients, with the errors that are allowed."""
         return AttentionErrors(_largest_errors(found, self.values), self.plain, self.unit)
 
 
@@ -209,14 +210,14 @@ def attention_errors(
     options: AttentionOptions = PLAIN,
     gradients: bool = True,
 ) -> AttentionErrors:
-    """Hold an engine against the float64 oracle, output and gradients.
+    """Compare an engine's output and gradients with the float64 oracle.
 
     Args:
-        engine: the attention to test, of q, k, v.
-        q, k, v: as for :func:`ropewalk.attend`, in the dtype to test in.
-        layouts: one a row.
-        options: as for attend.
-        gradients: whether the engine has a backward.
+        engine: attention function of q, k and v to test.
+        q, k, v: as for :func:`ropewalk.attend`, in the dtype to test.
+        layouts: one layout for each row.
+        options: attention parameters of the layer.
+        gradients: whether the engine has a backward pass.
 
     Example:
         >>> from functools import partial
@@ -232,12 +233,13 @@ def attention_errors(
 def _gradient_sources(
     oracle: Attention, inputs: Sequence[Tensor], cotangent: Tensor, scale: float
 ) -> list[float]:
-    """The largest values that the gradients of q, k and v are computed from."""
+    """The largest values from which the gradients of q, k and v are computed."""
     q, k, v = inputs
     products = float(cotangent.norm(dim=-1).max() * v.norm(dim=-1).max()) * abs(scale)
     queries = q.shape[2] * q.shape[1] // k.shape[1]
     values = v.detach().requires_grad_()
     (summed,) = torch.autograd.grad(oracle(q, k, values), values, cotangent.abs())
+    # Rounding grows with the depth of a pairwise sum, log2 of the summands; half a rounding for each level.
     levels = max(1.0, math.log2(queries) / 2)
     return [products * float(k.abs().max()), products * float(q.abs().max()), float(summed.max()) * levels]
 
@@ -245,18 +247,19 @@ def _gradient_sources(
 def _score_rounding(
     inputs: Sequence[Tensor], layouts: Sequence[PackedLayout], options: AttentionOptions
 ) -> float:
-    """Half a unit in the last place of the largest score that any query sees, as a kernel holds it."""
+    """Half a unit in the last place of the largest visible score, in the dtype in which a kernel stores scores."""
     q, k, _ = inputs
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.detach().double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q.detach().double() @ keys.transpose(-2, -1) * options.scale_of(q.shape[-1])
     seen = scores.abs().masked_fill(~_visible(layouts, options, q.device), 0.0)
     largest = min(float(seen.max()), math.inf if options.softcap is None else options.softcap)
+    # frexp returns a mantissa in [0.5, 1): the unit in the last place is eps * 2^(exponent - 1), and this is its half.
     return float(torch.finfo(wide).eps) * 2.0 ** (math.frexp(largest)[1] - 2)
 
 
 def _largest_errors(found: Values, exact: Values) -> tuple[float, ...]:
-    # NaN must not slip through a maximum.
+    # max() may drop a NaN, so it is counted as an infinite error.
     return tuple(
         float((a.double().to(b.device) - b).abs().nan_to_num(nan=math.inf).max())
         for a, b in zip(found, exact, strict=True)
@@ -264,7 +267,7 @@ def _largest_errors(found: Values, exact: Values) -> tuple[float, ...]:
 
 
 def _visible(layouts: Sequence[PackedLayout], options: AttentionOptions, device: torch.device) -> Tensor:
-    """bool ``[rows, 1, T, T]``: which query sees which key."""
+    """bool ``[rows, 1, T, T]``: whether a query sees a key."""
     return torch.stack([layout.dense_mask(options.locality) for layout in layouts]).unsqueeze(1).to(device)
 
 

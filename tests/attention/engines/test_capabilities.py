@@ -13,13 +13,21 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
     ("engine", "options", "message"),
     [
         ("varlen", {"dtype": torch.float32}, "needs bfloat16 or float16, got torch.float32; use engine flex"),
-        ("varlen", {"softcap": 50.0}, r"no soft cap \(softcap=50.0\); use engine flex"),
-        ("varlen", {"sinks": True}, "varlen has no attention sinks.*; use engine flex"),
+        ("varlen", {"softcap": 50.0}, r"not support a soft cap \(softcap=50.0\); use engine flex"),
+        ("varlen", {"sinks": True}, "varlen does not support attention sinks.*; use engine flex"),
         ("varlen", {"head_dim": 288}, "up to 256, got 288 and 288; use engine segments"),
         ("varlen", {"head_dim": 100}, "a multiple of 8 up to 256, got 100 and 100; use engine flex"),
-        ("varlen", {"value_dim": 32}, "equal head and value widths.*got 64 and 32; use engine flex"),
-        ("varlen", {"capability": (7, 5)}, "capability 8.0 or later, this one has 7.5; use engine segments"),
-        ("flex", {"capability": (7, 5)}, "capability 8.0 or later, this one has 7.5; use engine segments"),
+        ("varlen", {"value_dim": 32}, "equal head dimensions.*got 64 and 32; use engine flex"),
+        (
+            "varlen",
+            {"capability": (7, 5)},
+            "capability 8.0 or later, but this one has 7.5; use engine segments",
+        ),
+        (
+            "flex",
+            {"capability": (7, 5)},
+            "capability 8.0 or later, but this one has 7.5; use engine segments",
+        ),
         ("flex", {"dtype": torch.float64}, "float16 on CUDA, got torch.float64; use engine segments"),
         (
             "flex",
@@ -30,7 +38,7 @@ from ropewalk.attention import ENGINES, AttentionSpec, check_engine, resolve_eng
         ("flex", {"head_dim": 192, "value_dim": 128, "capability": (8, 6)}, "192 and 128 .* capability 8.6"),
         ("flex", {"head_dim": 512}, "no tiles .* 512 and 512 in torch.bfloat16"),
         ("flex", {"device": "cpu"}, "flex has no backward on cpu.*; use engine segments"),
-        ("varlen", {"device": "cpu"}, "varlen needs CUDA, the tensors are on cpu; use engine segments"),
+        ("varlen", {"device": "cpu"}, "varlen needs CUDA, but the tensors are on cpu; use engine segments"),
         (
             "flash",
             {},

@@ -238,7 +238,7 @@ def test_gradients_by_finite_differences():
             "cpu",
             torch.bfloat16,
             {},
-            r"engine varlen needs CUDA, the tensors are on cpu; use engine segments",
+            r"engine varlen needs CUDA, but the tensors are on cpu; use engine segments",
         ),
         (
             "varlen",
@@ -247,9 +247,15 @@ def test_gradients_by_finite_differences():
             {},
             r"needs bfloat16 or float16, got torch.float32; use engine seg",
         ),
-        ("varlen", "cuda", torch.bfloat16, {"softcap": 50.0}, r"has no soft cap \(softcap=50.0\)"),
+        (
+            "varlen",
+            "cuda",
+            torch.bfloat16,
+            {"softcap": 50.0},
+            r"does not support a soft cap \(softcap=50.0\)",
+        ),
         ("varlen", "cuda", torch.bfloat16, {"head_dim": 320}, r"a multiple of 8 up to 256, got 320 and 320"),
-        ("varlen", "cuda", torch.bfloat16, {"value_dim": 32}, r"equal head and value widths.*got 64 and 32"),
+        ("varlen", "cuda", torch.bfloat16, {"value_dim": 32}, r"equal head dimensions.*got 64 and 32"),
         ("fast", "cuda", torch.bfloat16, {}, r"unknown attention engine 'fast'"),
     ],
 )

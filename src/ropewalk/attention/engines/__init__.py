@@ -1,1 +1,1 @@
-"""The engines that compute attention over packed rows, one module each, and what each of them can do."""
+"""The engines that compute attention over packed rows, one module each, and a table of their capabilities."""

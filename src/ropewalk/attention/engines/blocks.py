@@ -1,8 +1,8 @@
 """Which blocks of the attention matrix a packed layout touches, in closed form.
 
-``create_block_mask`` evaluates the mask for all T² pairs. A packed row does not need that: for each block of
-queries the keys it touches run from the start of its first token's document to itself, plus the anchor's
-blocks. Finding them takes time and memory proportional to their number; the tables that a kernel reads
+``create_block_mask`` evaluates the mask for all T² pairs. A packed row does not need that: the keys that a block
+of queries touches are the anchor's blocks and those from the start of its first token's document to the block
+itself. Finding them takes time and memory proportional to their number. The tables that a kernel reads
 (:func:`padded_lists`) have an entry for every pair of blocks, touched or not.
 """
 
@@ -26,8 +26,8 @@ class TouchedBlocks:
 
     Attributes:
         partial: int64 ``[n, 2]``, (query block, key block) pairs in which some pairs of tokens are visible.
-        full: int64 ``[m, 2]``, pairs in which all are.
-        num_blocks: blocks along each side, the last one possibly incomplete.
+        full: int64 ``[m, 2]``, (query block, key block) pairs in which all pairs of tokens are visible.
+        num_blocks: number of blocks along each side; the last one may be incomplete.
     """
 
     partial: Blocks
@@ -36,12 +36,12 @@ class TouchedBlocks:
 
 
 def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = EVERYTHING) -> TouchedBlocks:
-    """The blocks of a row whose documents are contiguous (sort an interleaved one by document first).
+    """The touched blocks of a row whose documents are contiguous. Sort an interleaved row by document first.
 
     Args:
         layout: a layout whose tokens are taken in (document, order) order.
         block_size: tokens along each side of a block.
-        locality: of the layer.
+        locality: window or chunk of the layer.
     """
     total = layout.total_length
     spans = Spans.of(layout, locality)
@@ -50,8 +50,8 @@ def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = E
     last_token = np.minimum(first_token + block_size, total) - 1
     first_span, last_span = spans.span_of(first_token), spans.span_of(last_token)
 
-    # Own keys of a query block: from the oldest that its first token sees to the block itself. A block below the
-    # diagonal is full where the last token, too, sees all of it, and the whole query block is of one span.
+    # Own keys of a query block: from the oldest key that its first token sees up to the block itself. A block below the
+    # diagonal is full if the last token also sees all of it and the query block lies within one span.
     low = spans.first_seen(first_token)[1] // block_size
     own_query, own_key = _ranges(low, np.arange(1, num_blocks + 1))
     of_last = spans.first_seen(last_token)[1]
@@ -64,11 +64,11 @@ def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = E
     queries = np.concatenate([shared_query[before_own], own_query])
     keys = np.concatenate([shared_key[before_own], own_key])
     full = np.concatenate([np.zeros(before_own.sum(), dtype=bool), own_full])
-    # A block of shared keys alone is full where every token of the query block sees the oldest of them.
+    # A block of shared keys only is full if every token of the query block sees the oldest of them.
     full |= (
         (keys * block_size >= newest[queries]) & ((keys + 1) * block_size <= shared_end) & (keys < queries)
     )
-    # The shared keys of a query block stand before its own, and both in order.
+    # Shared keys come before own keys, and each list is sorted, so a stable sort by query block sorts the pairs.
     order = _stable_order(queries)
     pairs = np.stack([queries, keys], axis=1)[order]
     return TouchedBlocks(pairs[~full[order]], pairs[full[order]], num_blocks)
@@ -77,18 +77,18 @@ def touched_blocks(layout: PackedLayout, block_size: int, locality: Locality = E
 def _shared_blocks(
     spans: Spans, first_token: Ints, last_token: Ints, block_size: int
 ) -> tuple[Ints, Ints, Ints, int]:
-    """The keys that several spans share, as query blocks see them.
+    """The keys that several spans share, as the query blocks see them.
 
     Returns:
-        Query and key block of each pair; for each query block a key from which on all its tokens see the shared ones,
-        the row's length where some see none; and the end of the shared keys.
+        Query and key block of each pair; for each query block the first key from which all its tokens see the shared
+        keys, or the length of the row if some tokens see none; and the end of the shared keys.
     """
     first_span, last_span = spans.span_of(first_token), spans.span_of(last_token)
     sharing = spans.shared_end > spans.shared_start
     if not sharing.any():
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.full_like(first_token, spans.starts[-1]), 0
-    # Spans that share see the same keys from their first token. A query block sees those that its own first token
-    # sees, and if such a span begins in it, those that this span's does.
+    # All spans with shared keys see the same ones from their first token. A query block sees those that its first
+    # token sees and, if a span with shared keys begins inside the block, those that the span's first token sees.
     example = int(sharing.argmax())
     end = int(spans.shared_end[example])
     from_start = spans.first_seen(spans.starts[example : example + 1])[0][0]
@@ -97,7 +97,7 @@ def _shared_blocks(
     oldest = np.where(count[last_span + 1] > count[first_span + 1], np.minimum(oldest, from_start), oldest)
     pairs = _ranges(oldest // block_size, np.where(oldest < end, -(-end // block_size), 0))
     # The first span has the shared keys as its own. No token of a block is further from the start of its span than
-    # this, and no run has more keys in front, so a window has left nothing from here on.
+    # `furthest`, and no run has more keys in front, so from here on the window has not excluded any shared key.
     count = np.concatenate([np.zeros(1, np.int64), (sharing | (spans.starts[:-1] == 0)).cumsum()])
     all_share = count[last_span + 1] - count[first_span] == last_span - first_span + 1
     newest = np.full_like(oldest, spans.shared_start[example])
@@ -108,7 +108,7 @@ def _shared_blocks(
 
 
 def _ranges(low: Blocks, high: Blocks) -> tuple[Blocks, Blocks]:
-    """For each i the pairs (i, low[i]), …, (i, high[i] - 1), as two flat arrays."""
+    """The pairs (i, low[i]), …, (i, high[i] - 1) for each i, as two flat arrays."""
     counts = np.maximum(high - low, 0)
     rows = np.repeat(np.arange(len(low), dtype=np.int64), counts)
     inside = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -140,6 +140,6 @@ def padded_lists(
 
 
 def _stable_order(blocks: Blocks) -> npt.NDArray[np.intp]:
-    """Stable argsort of block numbers; numpy sorts 16-bit ones by radix, ten times as fast."""
+    """Stable argsort of block numbers; numpy radix-sorts 16-bit integers, which is ten times faster."""
     small = len(blocks) == 0 or blocks.max() < 2**16
     return np.argsort(blocks.astype(np.uint16) if small else blocks, kind="stable")

@@ -1,4 +1,4 @@
-"""Which engine can do what: one predicate for ``auto``, for checks before a run, and for the ring.
+"""Capabilities of each engine: one predicate for ``auto``, for checks before a run, and for context parallelism.
 
 The limits of the CUDA engines are those of torch 2.13's sources: ``varlen`` is FlashAttention 2
 (``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``), ``flex`` a Triton kernel
@@ -16,10 +16,10 @@ from ropewalk.attention.choices import ENGINES, EngineName
 from ropewalk.errors import EngineError
 
 PREFERRED: tuple[EngineName, ...] = ("varlen", "flex", "segments")
-"""What ``auto`` takes on a GPU: the first of these that can. The last one always can."""
+"""Engines that ``auto`` tries on a GPU, in this order. The last one supports everything."""
 
 Capability = tuple[int, int]
-"""Compute capability of a GPU, as ``torch.cuda.get_device_capability`` gives it."""
+"""Compute capability of a GPU, as returned by ``torch.cuda.get_device_capability``."""
 LEAST_CAPABILITY: Capability = (8, 0)
 HALVES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -28,18 +28,18 @@ LEAST_FLEX_WIDTH = 16
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What decides which engines can run.
+    """The properties of a call that decide which engines can run it.
 
     Attributes:
-        device: of queries, keys and values. Tensors on ``meta`` stand for a GPU's.
-        dtype: theirs.
-        head_dim: width of a head of queries and keys.
-        value_dim: width of a head of values; ``head_dim`` if None.
-        softcap: soft cap of the scores, None for none.
+        device: device of queries, keys and values. Tensors on ``meta`` are treated as on a GPU.
+        dtype: dtype of queries, keys and values.
+        head_dim: head dimension of queries and keys.
+        value_dim: head dimension of values; None for ``head_dim``.
+        softcap: soft cap of the scores; None for none.
         sinks: whether heads have learned sinks.
-        backward: whether gradients are wanted.
-        ring: whether a rank has a part of the queries and the keys that they see (``parallel.ring``).
-        capability: the GPU's; that of ``device`` if None, and 8.0 where this machine has no GPU to ask.
+        backward: whether gradients are needed.
+        ring: whether each rank has only part of the queries and the keys that they see (``parallel.ring``).
+        capability: compute capability of the GPU; None for that of ``device``, or 8.0 if this machine has no GPU.
     """
 
     device: torch.device | str
@@ -54,7 +54,7 @@ class AttentionSpec:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of a head of queries and keys, and of values."""
+        """Head dimension of queries and keys, and of values."""
         return self.head_dim, self.value_dim or self.head_dim
 
     @property
@@ -63,14 +63,14 @@ class AttentionSpec:
 
     @property
     def gpu(self) -> Capability:
-        """The compute capability to go by."""
+        """The compute capability to check against."""
         return self.capability or _capability_of(torch.device(self.device))
 
 
 def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
-    """Why an engine cannot do this, as a sentence that goes on from its name; None if it can."""
+    """The reason why an engine cannot run this, as a phrase that continues its name; None if it can run it."""
     if spec.ring and engine in ("reference", "flex"):
-        return "needs all keys of a row at once, and parallel.ring brings those that a rank's queries see"
+        return "needs all keys of a row at once, but parallel.ring brings only the keys that a rank's queries see"
     if engine in ("reference", "segments"):
         return None
     if engine == "flex" and not spec.on_gpu:
@@ -80,31 +80,31 @@ def why_not(engine: EngineName, spec: AttentionSpec) -> str | None:
             else None
         )
     if not spec.on_gpu:
-        return f"needs CUDA, the tensors are on {spec.device}"
+        return f"needs CUDA, but the tensors are on {spec.device}"
     found = _why_not_varlen(spec) if engine == "varlen" else _why_not_flex(spec)
     if found is None and spec.gpu < LEAST_CAPABILITY:
         least = _dotted(LEAST_CAPABILITY)
-        return f"needs a GPU of compute capability {least} or later, this one has {_dotted(spec.gpu)}"
+        return f"needs a GPU of compute capability {least} or later, but this one has {_dotted(spec.gpu)}"
     return found
 
 
 def resolve_engine(spec: AttentionSpec) -> EngineName:
-    """The engine that ``auto`` stands for: segments on a CPU; on a GPU the first of varlen, flex and segments that can
-    do this. The last one always can."""
+    """The engine that ``auto`` selects: segments on a CPU; on a GPU the first of varlen, flex and segments that can
+    run this. Segments always can."""
     if not spec.on_gpu:
         return "segments"
     return next(engine for engine in PREFERRED if why_not(engine, spec) is None)
 
 
 def check_engine(engine: str, spec: AttentionSpec) -> EngineName:
-    """The engine that will run; ask before a run starts, and nothing stops it halfway.
+    """The engine that will run. Call this before a run starts, so that an unsupported engine cannot stop it later.
 
     Args:
-        engine: an engine's name, or ``auto``.
-        spec: what it is to do.
+        engine: name of an engine, or ``auto``.
+        spec: properties of the attention to run.
 
     Raises:
-        EngineError: if there is no such engine, or it cannot do this; the message says why, and which one can.
+        EngineError: if the engine does not exist or cannot run this; the message says why, and which one can.
     """
     require_engine_name(engine)
     able = resolve_engine(spec)
@@ -127,11 +127,11 @@ def _why_not_varlen(spec: AttentionSpec) -> str | None:
     if spec.dtype not in HALVES:
         return f"needs bfloat16 or float16, got {spec.dtype}"
     if spec.softcap is not None:
-        return f"has no soft cap (softcap={spec.softcap})"
+        return f"does not support a soft cap (softcap={spec.softcap})"
     if spec.sinks:
-        return "has no attention sinks: its kernel gives no gradient through the sum that they enter"
+        return "does not support attention sinks: its kernel gives no gradient through their part of the softmax sum"
     if head_dim != value_dim or head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        limits = f"equal head and value widths, a multiple of 8 up to {MAX_HEAD_DIM}"
+        limits = f"equal head dimensions of keys and values, a multiple of 8 up to {MAX_HEAD_DIM}"
         return f"needs {limits}, got {head_dim} and {value_dim}"
     return None
 
@@ -141,24 +141,24 @@ def _why_not_flex(spec: AttentionSpec) -> str | None:
     if spec.dtype not in (torch.float32, *HALVES):
         return f"needs float32, bfloat16 or float16 on CUDA, got {spec.dtype}"
     if min(spec.widths) < LEAST_FLEX_WIDTH:
-        return f"needs head and value widths of at least {LEAST_FLEX_WIDTH} on CUDA, got {head_dim} and {value_dim}"
+        return f"needs head dimensions of at least {LEAST_FLEX_WIDTH} on CUDA, got {head_dim} and {value_dim}"
     if not _tiles_fit(max(spec.widths), spec.dtype, spec.gpu):
         return (
-            f"has no tiles for head and value widths of {head_dim} and {value_dim} in {spec.dtype} that fit the shared "
+            f"has no tiles for head dimensions of {head_dim} and {value_dim} in {spec.dtype} that fit the shared "
             f"memory of a GPU of compute capability {_dotted(spec.gpu)}"
         )
     return None
 
 
 def _tiles_fit(width: int, dtype: torch.dtype, capability: Capability) -> bool:
-    """Whether torch's default tiles of this width fit a GPU; widths are rounded up to powers of two there.
+    """Whether torch's default tiles for this head dimension fit a GPU; torch rounds it up to a power of two.
 
-    GPUs for data centres (8.0, 9.0, 10.x) have 163 KiB of shared memory a block or more, the others of their
-    generations 99. Known to fail: a width of 192 on an 8.6 and an 8.9 (pytorch issue 180278).
+    Data-centre GPUs (8.0, 9.0, 10.x) have at least 163 KiB of shared memory per block, other GPUs of the same
+    generations 99 KiB. Known to fail: a head dimension of 192 on 8.6 and 8.9 (pytorch issue 180278).
     """
     row_bytes = (1 << (width - 1).bit_length()) * dtype.itemsize
     if capability in ((8, 0), (9, 0)) or capability[0] == 10:
-        # 256 itself has tiles of its own in every dtype.
+        # torch has smaller tiles for a head dimension of exactly 256, in every dtype.
         return row_bytes <= 512 or width == MAX_HEAD_DIM
     return row_bytes <= 256
 

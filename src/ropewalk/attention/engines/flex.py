@@ -1,4 +1,4 @@
-"""The flex engine: FlexAttention with a block mask built in closed form. CUDA; forward only on the CPU."""
+"""The flex engine: FlexAttention with a block mask built in closed form. CUDA, or forward only on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import EVERYTHING, AttentionOptions, Locality
 
 MOST_GRAPHS = 64
-"""Graphs that are compiled in one process; each takes seconds, and evaluations may have many lengths."""
+"""Most graphs compiled in one process; each takes seconds, and an evaluation may have many different lengths."""
 
 BLOCK_SIZE = 128
 """FlexAttention's own block size; the last block of a row may be incomplete."""
@@ -27,7 +27,7 @@ BLOCK_SIZE = 128
 
 @dataclass(frozen=True, eq=False)
 class FlexPlan:
-    """Attributes: the block mask; the sort by document, None where every row is in that order already."""
+    """Attributes: the block mask; the gather that sorts by document, None if every row is already sorted."""
 
     block_mask: BlockMask
     by_document: Gather | None
@@ -40,11 +40,11 @@ def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locali
 def block_mask_of(
     layouts: Sequence[PackedLayout], device: torch.device, locality: Locality = EVERYTHING
 ) -> BlockMask:
-    """A ``BlockMask`` with one batch entry a row, whose tokens are taken in (document, order).
+    """A ``BlockMask`` with one batch entry for each row, whose tokens are in (document, order) order.
 
-    Its four tables have an entry for every pair of blocks, as FlexAttention documents them: narrower ones are refused
-    by its compiled CPU kernel, and each width would be a graph of its own. That is 16 bytes a pair of blocks and row:
-    16 MiB for a row of 128K tokens, 1 GiB for one of 1M.
+    Its four tables have an entry for every pair of blocks, as FlexAttention documents them: its compiled CPU kernel
+    rejects narrower tables, and each width would need another graph. The cost is 16 bytes for each pair of blocks and
+    row: 16 MiB for a row of 128K tokens, 1 GiB for one of 1M.
     """
     blocks = [touched_blocks(layout, BLOCK_SIZE, locality) for layout in layouts]
     partial, full = [b.partial for b in blocks], [b.full for b in blocks]
@@ -66,7 +66,7 @@ def block_mask_of(
 def _mask_mod(
     layouts: Sequence[PackedLayout], device: torch.device, locality: Locality
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The rule of visibility for one pair of tokens; a full row is one whose tokens share a document."""
+    """The visibility rule for one pair of tokens; under ``full`` all tokens of a row share one document."""
     documents = torch.stack(
         [
             torch.zeros_like(layout.document_ids)
@@ -112,7 +112,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptio
         return_aux=AuxRequest(lse=True),
     )
     if options.sinks is not None:
-        # The softmax over one more score: exp(lse) of the sum is the keys' share, exp(sink) the sink's.
+        # With one more score in the softmax, the keys keep exp(lse) / (exp(lse) + exp(sink)) = sigmoid(lse - sink).
         share = torch.sigmoid(auxiliary.lse - options.sinks.to(auxiliary.lse.dtype)[:, None])
         out = out * share[..., None].to(out.dtype)
     return out if plan.by_document is None else unsort_rows(out, plan.by_document)
@@ -120,7 +120,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan, options: AttentionOptio
 
 @cache
 def _soft_cap(softcap: float) -> Callable[..., Tensor]:
-    """One function a value, so that a compiled kernel is found again."""
+    """One function object for each value: a new object would make torch compile the kernel again."""
 
     def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
@@ -134,9 +134,10 @@ def _kernel(device_type: str) -> Callable[..., Any]:
 
 
 def compiled(backend: str = "inductor") -> Callable[..., Any]:
-    """FlexAttention as torch compiles it: a graph for each length and number of rows, with gradients and without.
+    """FlexAttention compiled by torch: one graph for each length and number of rows, with and without gradients.
 
-    After eight graphs torch would run it uncompiled, which writes out the scores of all pairs; this one raises.
+    By default torch runs it uncompiled after eight graphs, which materialises the scores of all pairs. This version
+    raises an error instead.
     """
     kernel = torch.compile(flex_attention, dynamic=False, backend=backend)
 
@@ -149,8 +150,8 @@ def compiled(backend: str = "inductor") -> Callable[..., Any]:
 
 
 def _uncompiled(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """FlexAttention's dense evaluation: right for a check on a CPU, where it has no backward at all."""
+    """FlexAttention's dense evaluation, for checks on a CPU, where it has no backward pass."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        # It refuses inputs that require a gradient even where none is recorded.
+        # On the CPU it rejects inputs that require a gradient, even under no_grad.
         return flex_attention(q.detach(), k.detach(), v.detach(), **options)

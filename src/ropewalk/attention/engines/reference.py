@@ -1,4 +1,4 @@
-"""The reference engine: plain softmax attention with a dense mask. The oracle, never the default."""
+"""The reference engine: plain softmax attention with a dense mask. It is the oracle and never the default."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ropewalk.attention.options import AttentionOptions, Locality
 def plain_attention(
     q_BHTD: Tensor, k_BKTD: Tensor, v_BKTV: Tensor, visible: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Softmax attention in the dtype of its inputs, every score materialised.
+    """Softmax attention in the dtype of its inputs, with all scores materialised.
 
     Args:
         q_BHTD, k_BKTD, v_BKTV: queries, keys and values.
         visible: bool, broadcastable to ``[B, H, T, T]``; every query must see at least one key.
-        options: scale, soft cap and sinks; how far a query sees is for ``visible`` to say.
+        options: scale, soft cap and sinks; window and chunk must already be part of ``visible``.
 
     Returns:
         ``[B, H, T, V]``.
@@ -35,18 +35,19 @@ def plain_attention(
 
 
 def softmax_of(scores_BHTS: Tensor, visible: Tensor, options: AttentionOptions) -> Tensor:
-    """``[B, H, T, S]`` weights of scores that are scaled already: capped, masked, with the sinks in the sum."""
+    """``[B, H, T, S]`` weights of scores that are already scaled; applies soft cap, mask and sinks."""
     if options.softcap is not None:
         scores_BHTS = options.softcap * torch.tanh(scores_BHTS / options.softcap)
     scores_BHTS = scores_BHTS.masked_fill(~visible, -math.inf)
     if options.sinks is None:
         return scores_BHTS.softmax(dim=-1)
     sinks = options.sinks.to(scores_BHTS.dtype).view(1, -1, 1, 1).expand(*scores_BHTS.shape[:3], 1)
+    # A sink takes part in the softmax sum and is then dropped: it has no value.
     return torch.cat([scores_BHTS, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> Tensor:
-    """bool ``[rows, 1, T, T]``: the layouts' definition, evaluated densely."""
+    """bool ``[rows, 1, T, T]``: the dense masks of the layouts."""
     return torch.stack([layout.dense_mask(locality) for layout in layouts]).unsqueeze(1).to(device)
 
 

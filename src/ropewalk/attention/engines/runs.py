@@ -1,10 +1,10 @@
-"""Runs: the contiguous causal sequences that a packed layout decomposes into, and gathering them.
+"""Runs: the contiguous causal sequences into which a packed layout decomposes, and how to gather them.
 
-Whatever the pattern, a packed row is a set of *runs*: sequences in which plain causal attention is exactly
-what the layout asks for. Under ``full`` the row is one run; under ``intra_document`` each document is one;
-under ``anchor`` each document with the anchor put in front of it is one (the anchor sees only itself, so every
-copy of its query gives the same output, and one of them is kept). Gathering by index covers interleaved chunks
-too: attention does not care about storage order once positions are applied.
+Under every pattern a packed row is a set of *runs*: sequences in which plain causal attention is exactly what
+the layout asks for. Under ``full`` the row is one run. Under ``intra_document`` each document is a run. Under
+``anchor`` each document with the anchor in front of it is a run; the anchor sees only itself, so all copies of
+its queries give the same output, and one of them is kept. Gathering by index also covers interleaved chunks:
+attention does not depend on storage order once positions are applied.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ropewalk.attention.layout import PackedLayout
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """How a flattened batch moves into a buffer of runs, one after the other, and back; made once a row.
+    """Index tensors that move a flattened batch into a buffer of consecutive runs and back; built once for each row.
 
     Attributes:
         index: int64 ``[slots]``, the token in each slot.
-        slot: int64 ``[tokens]``, the slot that owns each token: where its output and its own gradient lie.
-        dropped: int64, the slots that own no token, because another run does.
-        repeats: pairs (tokens ``[n]``, slots ``[copies, n]``): tokens that stand in further slots as well.
+        slot: int64 ``[tokens]``, the slot that owns each token; its output and its own gradient are stored there.
+        dropped: int64, slots that hold a copy of a token that another slot owns.
+        repeats: pairs (tokens ``[n]``, slots ``[copies, n]``) of tokens that also occupy further slots.
     """
 
     index: Tensor
@@ -39,16 +39,16 @@ class Gather:
 def runs_of(
     layouts: Sequence[PackedLayout], device: torch.device, chunk: int | None = None
 ) -> tuple[list[int], Gather | None]:
-    """The runs of a batch of rows, row by row, documents in ascending order.
+    """The runs of a batch, row by row, with documents in ascending order.
 
     Args:
-        layouts: of the rows.
-        device: of the gather's tensors.
-        chunk: tokens of the chunks that runs are cut into, each a run of its own then; None for whole runs.
+        layouts: layouts of the rows.
+        device: device of the gather's tensors.
+        chunk: tokens per chunk, if runs are cut into chunks that become runs themselves; None for whole runs.
 
     Returns:
-        The tokens of each run; and the gather that lays them out one after the other, its index tensors on the device,
-        or None where the batch lies that way already.
+        The tokens of each run; and the gather that stores the runs one after the other, with index tensors on the
+        device, or None if the batch is already stored that way.
     """
     lengths: list[Tensor] = []
     indices: list[Tensor] = []
@@ -62,7 +62,7 @@ def runs_of(
             runs = torch.tensor([layout.total_length])
         elif layout.pattern == "anchor" and anchor:
             runs = layout.document_lengths + anchor
-            # Each document has the anchor in front of it; the first copy owns its tokens.
+            # Each document has a copy of the anchor in front of it; the first copy owns the anchor's tokens.
             copies = (runs.cumsum(0) - runs)[:, None] + torch.arange(anchor)
             documents = torch.ones(int(runs.sum()), dtype=torch.bool)
             documents[copies] = False
@@ -86,7 +86,7 @@ def runs_of(
         slots += len(order)
     tokens = torch.cat(lengths).tolist()
     if chunk is not None:
-        # Chunks of a run lie one after the other as they are.
+        # Chunks of a run are already stored one after the other.
         tokens = [min(chunk, run - start) for run in tokens for start in range(0, run, chunk)]
     if not repeats and not _any_interleaved(layouts):
         return tokens, None
@@ -104,14 +104,14 @@ def _gather(
 
 
 def gather_by(index: Tensor, device: torch.device) -> Gather | None:
-    """The gather into slots of which ``index`` says the token; every token stands in one slot or more.
+    """The gather into slots whose tokens ``index`` gives; every token occupies at least one slot.
 
     Args:
-        index: int64 ``[slots]``, on the CPU; its values are all of 0 to tokens - 1.
-        device: of the gather's own tensors.
+        index: int64 ``[slots]``, on the CPU; contains all values from 0 to tokens - 1.
+        device: device of the gather's tensors.
 
     Returns:
-        A gather in which the first slot of a token owns it; None where the tokens lie that way already.
+        A gather in which the first slot of a token owns it; None if the tokens are already in this order.
     """
     if torch.equal(index, torch.arange(len(index))):
         return None
@@ -132,10 +132,10 @@ def _any_interleaved(layouts: Sequence[PackedLayout]) -> bool:
 
 
 def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> Gather | None:
-    """The gather that puts every row's tokens into (document, order), or None where they all are.
+    """The gather that sorts each row's tokens by (document, order); None if all rows are sorted already.
 
-    Attention does not care about storage order once positions are applied, so an engine for contiguous
-    documents serves interleaved ones between this and its inverse.
+    Attention does not depend on storage order once positions are applied. An engine for contiguous documents
+    therefore also serves interleaved ones if it runs between this gather and its inverse.
     """
     if not _any_interleaved(layouts):
         return None
@@ -146,11 +146,11 @@ def sort_by_document(layouts: Sequence[PackedLayout], device: torch.device) -> G
 
 
 class _IntoRuns(torch.autograd.Function):
-    """``tokens[index]``, with a backward that gathers instead of adding by index.
+    """``tokens[index]``, with a backward pass that gathers instead of adding by index.
 
-    Each token is owned by one slot, so its gradient is a copy; only the anchors add up, and they do so in
-    float32 or better whatever the dtype, since an anchor collects from every document. An index_add would be
-    neither deterministic nor precise on a GPU.
+    One slot owns each token, so its gradient is a copy. Only anchors add up several gradients, one from each
+    document, and they do so in float32 or wider for every dtype. An index_add would be neither deterministic nor
+    precise on a GPU.
     """
 
     @staticmethod
@@ -166,13 +166,13 @@ class _IntoRuns(torch.autograd.Function):
         wide = torch.promote_types(result.dtype, torch.float32)
         for tokens, slots in gather.repeats:
             copies = grad.index_select(0, slots.flatten()).unflatten(0, slots.shape)
-            # In place: around a ring up to half of a row's keys stand in further slots.
+            # In place to save memory: in context parallelism up to half of a row's keys occupy further slots.
             result[tokens] = copies.sum(dim=0, dtype=wide).add_(result[tokens]).to(result.dtype)
         return result, None
 
 
 class _OutOfRuns(torch.autograd.Function):
-    """Each token's output from the slot that owns it; the other slots get a gradient of zero."""
+    """The output of each token from the slot that owns it; the other slots get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, slots: Tensor, gather: Gather) -> Tensor:
@@ -187,10 +187,10 @@ class _OutOfRuns(torch.autograd.Function):
 
 
 def into_runs(x_BHTD: Tensor, gather: Gather | None) -> Tensor:
-    """``[B, H, T, D]`` to ``[slots, H, D]``; without a gather no more than another view, where strides allow it."""
+    """``[B, H, T, D]`` to ``[slots, H, D]``; without a gather only another view if the strides allow it."""
     x_BTHD = x_BHTD.transpose(1, 2)
     if gather is None:
-        # Kernels read whole heads: their elements must lie side by side.
+        # Kernels read whole heads, so the elements of a head must be contiguous.
         return (
             x_BTHD.reshape(-1, *x_BTHD.shape[2:])
             if x_BTHD.stride(3) == 1
@@ -212,7 +212,7 @@ def out_of_runs(x_SHD: Tensor, gather: Gather | None, batch: int) -> Tensor:
 
 
 def sort_rows(x_BHTD: Tensor, gather: Gather) -> Tensor:
-    """``[B, H, T, D]`` with each row in (document, order), by :func:`sort_by_document`."""
+    """``[B, H, T, D]`` with each row sorted by (document, order), given :func:`sort_by_document`'s gather."""
     slots = into_runs(x_BHTD, gather)
     return slots.view(x_BHTD.shape[0], -1, *slots.shape[1:]).transpose(1, 2)
 

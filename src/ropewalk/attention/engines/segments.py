@@ -1,7 +1,7 @@
-"""The segments engine: one causal SDPA call a document. The CPU's default.
+"""The segments engine: one causal SDPA call for each document. It is the default on a CPU.
 
-Batching documents of similar length was tried and lost: padding costs more than the calls it saves, and a
-document's tensors stay in the cache between its gather, its product and its output (docs/log.md).
+Batching documents of similar length was tried and is slower: padding costs more than the saved calls, and the
+tensors of one document stay in the cache from its gather through its product to its output (docs/log.md).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
 
 SCORE_BYTES, CPU_SCORE_BYTES = 256 * 2**20, 4 * 2**20
-"""Bound on the scores or the mask of a block of queries; a single query's may exceed it. On a CPU they are twice as
-fast where they stay in its caches; a GPU wants large products."""
+"""Most bytes of scores or mask for a block of queries; a single query may exceed them. A CPU is twice as fast if the
+scores stay in its caches; a GPU needs large products."""
 LEAST_BLOCK = 64
-"""Queries of a block under a window: the products of fewer are slow (benchmarks/attention_cpu.py)."""
+"""Fewest queries in a block under a window: products of fewer queries are slow (benchmarks/attention_cpu.py)."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one row, in document order, falls apart.
+    """How one row, in document order, is cut into pieces.
 
     Attributes:
-        lengths: tokens of each piece; together the row.
-        shared: leading tokens of the first piece that stand in front of every other piece as well.
+        lengths: tokens of each piece; they add up to the row.
+        shared: leading tokens of the first piece that also precede every other piece.
     """
 
     lengths: tuple[int, ...]
@@ -41,14 +41,14 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class SegmentsPlan:
-    """Attributes: the sort by document, None where rows are in order; the cut of each row."""
+    """Attributes: the gather that sorts by document, None if rows are sorted; the cut of each row."""
 
     by_document: Gather | None
     cuts: tuple[Cut, ...]
 
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> SegmentsPlan:
-    """How rows are sorted and cut; how far a query sees is left to each run."""
+    """How rows are sorted and cut. The locality is not needed here: each run applies its own window or chunks."""
     return SegmentsPlan(sort_by_document(layouts, device), tuple(_cut(layout) for layout in layouts))
 
 
@@ -74,10 +74,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, plan: SegmentsPlan, options: AttentionO
 
 
 def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -> Tensor:
-    """Rows of one cut: the first piece as it is, the others behind the shared tokens of the first."""
+    """Attention of rows with the same cut: the first piece as it is, the others behind its shared tokens."""
     if len(cut.lengths) == 1:
         return _run(q, k, v, options)
-    # split, not slices: the backward of a slice writes a zero gradient as large as the whole.
+    # split instead of slices: the backward pass of a slice writes a zero gradient as large as the whole tensor.
     (q0, *qs), (k0, *ks), (v0, *vs) = (x.split(cut.lengths, dim=2) for x in (q, k, v))
     outputs = [_run(q0, k0, v0, options)]
     if not cut.shared:
@@ -86,14 +86,14 @@ def _row(q: Tensor, k: Tensor, v: Tensor, cut: Cut, options: AttentionOptions) -
     shared = [_wide(x.split([cut.shared, x.shape[2] - cut.shared], dim=2)[0]) for x in (q0, k0, v0)]
     for piece in zip(qs, ks, vs, strict=True):
         a, b, c = (torch.cat([s.to(x.dtype), x], dim=2) for s, x in zip(shared, piece, strict=True))
-        # The shared tokens' queries see only themselves, as in the first piece: their output is there already.
+        # The shared tokens' queries see only themselves, as in the first piece, so their output is already known.
         whole = _run(a, b, c, options)
         outputs.append(whole.split([cut.shared, whole.shape[2] - cut.shared], dim=2)[1])
     return torch.cat(outputs, dim=2)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Float32 or wider: the gradients of tokens that several products share add up in it."""
+    """Float32 or wider, because the gradients of tokens shared by several products add up in this dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -104,12 +104,12 @@ def causal_runs(
     runs: Sequence[tuple[int, int]],
     options: AttentionOptions,
 ) -> Tensor:
-    """Causal attention inside each run, whose last query sees its last key.
+    """Causal attention within each run, aligned so that the last query sees the last key.
 
     Args:
-        q_QHD, k_SKD, v_SKV: queries, and keys and values, of the runs one after the other.
-        runs: how many queries and keys each has; as many keys as queries, or more. One run at least.
-        options: as for :func:`ropewalk.attend`, but no chunks: they are runs of their own.
+        q_QHD, k_SKD, v_SKV: queries, keys and values of the runs, one run after the other.
+        runs: number of queries and of keys of each run, with at least as many keys as queries; at least one run.
+        options: as for :func:`ropewalk.attend`, but without chunks, which must be separate runs here.
 
     Returns:
         ``[Q, H, V]``.
@@ -125,7 +125,7 @@ def causal_runs(
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """A whole run, as many queries as keys: one call, or one for each of its chunks."""
+    """A whole run with as many queries as keys: one call, or one for each of its chunks."""
     local = options.locality.within(q.shape[2])
     if local.chunk is None:
         return _last_queries(q, k, v, options)
@@ -134,9 +134,9 @@ def _run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
 
 
 def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Causal attention of a run's last queries to its keys; where they need a mask, a block of queries at a time.
+    """Causal attention from a run's last queries to its keys, computed in blocks of queries if it needs a mask.
 
-    So neither a mask nor the scores of all queries are ever held, and what lies before a window is not computed.
+    Neither a mask nor the scores of all queries are ever stored, and nothing before a window is computed.
     """
     count, length = q.shape[2], k.shape[2]
     window = options.locality.within(length).window
@@ -149,7 +149,7 @@ def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
     size = _most_queries(q, length, options)
     if count == length <= size:
         return _block(q, k, v, _visible(count, length, length, q.device), options)
-    # Computed again in the backward, for the mask and the scores would be kept until then.
+    # Checkpointed: otherwise autograd would keep the mask and the scores of all blocks for the backward pass.
     wide_k, wide_v, end, outputs = _wide(k), _wide(v), length - count, []
     for block in q.split(size, dim=2):
         end += block.shape[2]
@@ -159,20 +159,20 @@ def _last_queries(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
 
 
 def _first_keys(q: Tensor, wide_k: Tensor, wide_v: Tensor, end: int, options: AttentionOptions) -> Tensor:
-    """A block of queries of which the last one sees the first ``end`` keys and no other."""
+    """A block of queries whose last query sees exactly the first ``end`` keys."""
     return _block(
         q, wide_k[:, :, :end], wide_v[:, :, :end], _visible(q.shape[2], end, end, q.device), options
     )
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, options: AttentionOptions) -> Tensor:
-    """A block of queries at a time, each with the keys of its windows: the work grows with the window, not the run.
+    """Process one block of queries at a time with the keys of its windows, so work grows with the window, not the run.
 
-    Keys are cut where blocks of queries end, and the pieces that a block sees are joined: gradients of all blocks
-    then take as long as the blocks.
+    Keys are split at the boundaries of query blocks, and the pieces that a block sees are concatenated. The gradients
+    of all blocks then take time proportional to the blocks, not to the run for each block.
     """
     count, length = q.shape[2], k.shape[2]
-    # A block of `size` queries is multiplied with `size + window` keys, of which each query sees `window`.
+    # A block of `size` queries is multiplied by `size + window` keys, of which each query sees `window`.
     size = min(_most_queries(q, window, options), max(LEAST_BLOCK, window // 4))
     unseen = max(0, length - count - window + 1)
     lead = length - count - unseen
@@ -193,25 +193,25 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, options: AttentionOp
         if options.is_plain:
             outputs.append(_block(*arguments))
         else:
-            # The scores would be kept until the backward.
+            # Checkpointed: otherwise autograd would keep the scores until the backward pass.
             outputs.append(checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(outputs, dim=2)
 
 
 def _most_queries(q: Tensor, seen: int, options: AttentionOptions) -> int:
-    """How many queries a block may have, each with so many keys, that its mask or its scores stay small."""
+    """The most queries in a block, each with ``seen`` keys, for which the mask or the scores stay small."""
     bound = CPU_SCORE_BYTES if q.device.type == "cpu" else SCORE_BYTES
     return max(1, bound // (seen * torch.float32.itemsize * (1 if options.is_plain else q.shape[1])))
 
 
 def _visible(count: int, length: int, window: int, device: torch.device) -> Tensor:
-    """bool ``[count, length]``: the last ``count`` queries of a run of ``length`` tokens see so many each."""
+    """bool ``[count, length]``: the last ``count`` queries of a run of ``length`` tokens, each with its window."""
     visible = torch.ones(count, length, dtype=torch.bool, device=device).tril(length - count)
     return visible if window >= length else visible.triu(length - count - window + 1)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, options: AttentionOptions) -> Tensor:
-    """Queries with the keys that any of them sees; keys and values may be wider than queries."""
+    """Attention of queries to the keys that any of them sees; keys and values may be wider than queries."""
     if not options.is_plain:
         return plain_attention(_wide(q), _wide(k), _wide(v), visible, options).to(q.dtype)
     return F.scaled_dot_product_attention(

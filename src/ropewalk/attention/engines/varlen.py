@@ -1,4 +1,4 @@
-"""The varlen engine: torch's own variable-length FlashAttention over the runs. CUDA, 16-bit floats."""
+"""The varlen engine: torch's variable-length FlashAttention over the runs. Requires CUDA and a 16-bit dtype."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ropewalk.attention.layout import PackedLayout
 from ropewalk.attention.options import AttentionOptions, Locality
 
 MAX_RUNS = 65535
-"""Runs of one call: FlashAttention numbers them by the second dimension of a CUDA grid."""
+"""Most runs in one call: FlashAttention numbers them by the second dimension of a CUDA grid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Offsets:
-    """Where runs start in a buffer in which they stand one after the other.
+    """Start offsets of runs that are stored one after the other in a buffer.
 
     Attributes:
-        slots: tokens of all of them.
+        slots: total number of tokens.
         cu_seqlens: int32 ``[runs + 1]`` slot offsets on the device.
-        max_seqlen: tokens of the longest.
+        max_seqlen: tokens of the longest run.
     """
 
     slots: int
@@ -41,14 +41,14 @@ class Offsets:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The runs of one call of the kernel: queries, and the keys that end with the queries' own."""
+    """The runs of one kernel call: queries, and keys whose last one is the last query's own."""
 
     queries: Offsets
     keys: Offsets
 
 
 def calls_of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> tuple[Call, ...]:
-    """The calls that runs of so many queries and keys take, one for most batches."""
+    """The kernel calls for runs with these numbers of queries and keys; one call for most batches."""
     starts = range(0, len(queries), MAX_RUNS)
     parts = [(queries[start : start + MAX_RUNS], keys[start : start + MAX_RUNS]) for start in starts]
     return tuple(Call(Offsets.of(q, device), Offsets.of(k, device)) for q, k in parts)
@@ -56,14 +56,14 @@ def calls_of(queries: Sequence[int], keys: Sequence[int], device: torch.device) 
 
 @dataclass(frozen=True, eq=False)
 class VarlenPlan:
-    """Attributes: the gather, None where runs lie one after the other already; the calls."""
+    """Attributes: the gather, None if runs are already stored one after the other; the kernel calls."""
 
     gather: Gather | None
     calls: tuple[Call, ...]
 
 
 def plan(layouts: Sequence[PackedLayout], device: torch.device, locality: Locality) -> VarlenPlan:
-    """The runs, cut into the layer's chunks; a window is the kernel's own."""
+    """The runs, cut into the layer's chunks. The kernel itself applies a window."""
     lengths, gather = runs_of(layouts, device, locality.chunk)
     return VarlenPlan(gather, calls_of(lengths, lengths, device))
 
@@ -78,7 +78,7 @@ def run(
 def causal_varlen(
     q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, calls: Sequence[Call], options: AttentionOptions
 ) -> Tensor:
-    """Causal attention inside each run, whose last query sees its last key: ``[Q, H, D]``."""
+    """Causal attention within each run, aligned at the last query and the last key: ``[Q, H, D]``."""
     if len(calls) == 1:
         return _kernel(q_QHD, k_SKD, v_SKD, calls[0], options)
     queries, keys = [call.queries.slots for call in calls], [call.keys.slots for call in calls]
@@ -105,7 +105,7 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: At
         call.queries.max_seqlen,
         call.keys.max_seqlen,
         scale=options.scale_of(q_QHD.shape[2]),
-        # Causal, aligned at the last query and the last key; the query itself is not counted.
+        # Causal and aligned at the last query and the last key; the left window size excludes the query itself.
         window_size=(-1 if window is None else window - 1, 0),
     )
     assert isinstance(output, Tensor)
@@ -114,5 +114,5 @@ def _kernel(q_QHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: Call, options: At
 
 @cache
 def _takes_fewer_kv_heads(kernel: Callable[..., Any]) -> bool:
-    """Whether keys and values may have fewer heads than queries: torch 2.11's kernel wants as many."""
+    """Whether the kernel accepts fewer key/value heads than query heads; that of torch 2.11 does not."""
     return "enable_gqa" in inspect.signature(kernel).parameters
